@@ -1,0 +1,61 @@
+# Two commands on a fresh machine with Python 3.11 (or later), pip and make:
+#   make demo    environment, installation, demo weights, then serve on 127.0.0.1:8000
+#   make test    environment, installation, demo weights, then every check and test
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+# The constraints are those of Python 3.11; a later Python works where 3.11 is missing.
+PYTHON ?= $(shell for p in python3.11 python3 python3.13 python3.12; do \
+	if $$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
+HOST ?= 127.0.0.1
+PORT ?= 8000
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := $(shell grep -E '^torch==' constraints.txt)
+
+.PHONY: help setup weights demo test lint format bench wheel clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later (with venv) is needed: set PYTHON=…"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(TORCH)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[demo,dev]'
+	@touch $@
+
+setup: $(STAMP)  ## make .venv and install the package into it, with what the demo and the tests need
+
+weights: setup  ## fetch and convert the demo weights (once)
+	$(BIN)/python -m omni_actors models pull demo
+
+demo: setup  ## serve the demo on HOST:PORT (127.0.0.1:8000); fetches weights that are missing
+	$(BIN)/python -m omni_actors serve --host $(HOST) --port $(PORT)
+
+lint: setup  ## ruff, format, types, import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## let ruff fix and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint weights  ## everything that has to hold: lint, types, import contract, tests
+	$(BIN)/python -m pytest
+
+bench: setup  ## the benchmarks, one after the other (each takes minutes; see benchmarks/)
+	for f in benchmarks/*.py; do $(BIN)/python "$$f"; done
+
+wheel: setup  ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:  ## remove what was built (the weights stay in their cache)
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
