@@ -199,6 +199,7 @@ def no_process_left() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo_weights() -> Path:
     """The folder with the demo's weights. Fetches what is missing; a failure to do so fails the test, never skips."""
-    from omni_actors.models.weights import ensure_demo
+    from omni_actors.models.weights import demo_folder, pull
 
-    return ensure_demo()
+    pull(("demo",))
+    return demo_folder()
