@@ -1,0 +1,387 @@
+"""The one-shot engine: models that turn one input into one output (recogniser, acoustic model, vocoder, encoder).
+
+An adapter cuts each request into *items*, what the model takes at once: an audio clip, a sentence, a window of frames.
+Each step runs one batch of compatible items, one from each of several requests. The engine never waits for a batch to
+fill: what can run now runs now. Requests take turns, so that one of a hundred sentences delays one of a single sentence
+by one item. Within a request items start, and their outputs leave, in order.
+
+An item starts only when its request has a credit on every edge. A batch that raises is run again item by item, and only
+the items that raise alone fail. A batch that runs out of memory is run again in halves.
+"""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.protocol.errors import ErrorInfo, OmniError, overloaded, stage_failed
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.request import Usage
+from omni_actors.worker.engine import Engine, Outbox, Work
+from omni_actors.worker.engines.outputs import OutputError, Piece, Result, Specs, add_usage, check_piece
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_BATCH = 8
+"""Items of one batch (``limits["max_batch"]``)."""
+
+DEFAULT_MAX_REQUESTS = 256
+"""Requests in the engine at once (``limits["max_requests"]``); one more is refused with 429."""
+
+RECOVERY_BATCHES = 64
+"""So many batches in a row without running out of memory raise a halved batch limit by one."""
+
+S = TypeVar("S")
+I = TypeVar("I")  # noqa: E741
+
+
+class GenerationAdapter(ABC, Generic[S, I]):
+    """A model family's side of a one-shot stage. ``S`` is its state of one request, ``I`` its item.
+
+    One thread calls everything. :class:`OmniError` anywhere is the request's own failure; any other exception is logged
+    with its traceback and becomes a 500 that names the stage. Neither touches another request.
+    """
+
+    tensors: ClassVar[Specs] = {}
+    """What emitted payloads must hold, by kind and tensor name. Every float tensor must be finite, declared or not."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+
+    @abstractmethod
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        """Load weights and warm up. Returns what the serving process should know (sample rate, voices, …)."""
+
+    @abstractmethod
+    def open(self, work: Work) -> tuple[S, Sequence[I]]:
+        """A new request: validate its sections (raise :class:`OmniError` with 400 and ``param``) and give its state
+        and the items that the sections alone make up. A request without ports gets no other."""
+
+    def feed(self, state: S, port: str, payload: Payload | None, end: bool) -> Sequence[I]:
+        """Input on a port, in order: the items that are complete now. Tensors are the adapter's own, writable."""
+        raise NotImplementedError(f"{type(self).__name__} takes no input on port {port!r}")
+
+    def batch_key(self, item: I) -> Hashable:
+        """Items with equal keys may run together. Asked once per item, when it is made."""
+        return None
+
+    @abstractmethod
+    def run(self, items: Sequence[I]) -> Sequence[Result | OmniError]:
+        """Run a batch: one result, or the item's own failure, for each item in order. It may be called again with the
+        same items after it raised, so it changes no state before it is sure to return."""
+
+    def finish(self, state: S) -> Sequence[Piece]:
+        """What follows the last output, when input has ended and every item is through."""
+        return ()
+
+    def close(self, state: S) -> None:
+        """The request leaves, by whichever way. Called once for each state that :meth:`open` gave."""
+
+
+@dataclass(slots=True)
+class _Queued:
+    item: Any
+    batch_key: Hashable
+    port: str | None = None  # set on a payload's last item: once that starts, the payload's credit goes back
+    alone: bool = False  # it was in a batch that raised
+
+
+@dataclass(slots=True)
+class _Request:
+    work: Work
+    state: Any
+    open_ports: set[str]
+    items: deque[_Queued] = field(default_factory=deque)
+    ready: deque[Piece] = field(default_factory=deque)  # finished pieces of the item that is leaving
+    lazy: Iterator[Piece] | None = None  # or where its next one comes from
+    finishing: bool = False
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def leaving(self) -> bool:
+        return bool(self.ready) or self.lazy is not None
+
+    @property
+    def drained(self) -> bool:
+        return not self.open_ports and not self.items and not self.leaving
+
+    def start(self, pieces: Iterable[Piece]) -> None:
+        if isinstance(pieces, Sequence):
+            self.ready.extend(pieces)
+        else:
+            self.lazy = iter(pieces)
+
+
+class GenerationEngine(Engine):
+    """Drives one :class:`GenerationAdapter`, named by ``hello.adapter``."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self.max_batch = max(1, hello.limits.get("max_batch", DEFAULT_MAX_BATCH))
+        self.max_requests = hello.limits.get("max_requests", DEFAULT_MAX_REQUESTS)
+        self._batch_limit = self.max_batch
+        self._good_batches = 0
+        self._requests: dict[int, _Request] = {}
+        # Those of them with something to do, in the order of their turns. One that waits for input is not here.
+        self._active: dict[int, _Request] = {}
+        self._batch_is_next = False
+        self._totals = dict.fromkeys(
+            ("batches", "items", "batch_size_sum", "finished", "failures", "aborted", "out_of_memory"), 0
+        )
+        self._adapter: GenerationAdapter[Any, Any]
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        self._adapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
+        return self._adapter.load(progress)
+
+    def admit(self, work: Work) -> None:
+        if len(self._requests) >= self.max_requests:
+            raise overloaded(f"Stage '{self.hello.stage}' holds {self.max_requests} requests already.")
+        try:
+            state, items = self._adapter.open(work)
+        except Exception as error:
+            self._totals["failures"] += 1
+            raise OmniError(self._explain(work, error)) from error
+        request = _Request(work, state, set(work.ports))
+        self._requests[work.key] = request
+        log.debug("request %s: admitted as %d", work.request_id, work.key)
+        self._enqueue(request, items)
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
+        request = self._requests.get(key)
+        if request is None:
+            return True
+        items: Sequence[Any] = ()
+        try:
+            if port not in request.open_ports:
+                raise RuntimeError(f"port {port!r} is not open")
+            items = self._adapter.feed(request.state, port, _own(payload), end)
+        except Exception as error:
+            self._give_up(request)
+            raise OmniError(self._explain(request.work, error)) from error
+        if end:
+            request.open_ports.discard(port)
+        self._enqueue(request, items, None if payload is None else port)
+        return not items
+
+    def abort(self, key: int) -> None:
+        request = self._requests.get(key)
+        if request is not None:
+            self._totals["aborted"] += 1
+            self._remove(request)
+
+    @property
+    def runnable(self) -> bool:
+        return bool(self._active)
+
+    def step(self, out: Outbox) -> bool:
+        # Pieces that can leave go before a new batch is begun, since that may take long; but an iterator that computes
+        # its pieces must not keep batches back for ever, so the two alternate.
+        if not self._batch_is_next and self._emit(out):
+            self._batch_is_next = True
+            return True
+        self._batch_is_next = False
+        return self._run_batch(out) or self._emit(out)
+
+    def counters(self) -> dict[str, float]:
+        """Gauges: ``requests`` held, items ``waiting`` for a batch, requests ``running`` (with output under way).
+        Counters: ``batches``, ``items`` that came through, ``batch_size_sum``, and how requests ended."""
+        return {
+            "requests": len(self._requests),
+            "waiting": sum(len(r.items) for r in self._requests.values()),
+            "running": sum(r.leaving for r in self._requests.values()),
+            **self._totals,
+        }
+
+    def close(self) -> None:
+        for request in list(self._requests.values()):
+            self._remove(request)
+
+    # -- one step's two halves
+
+    def _emit(self, out: Outbox) -> bool:
+        moved = False
+        for request in list(self._active.values()):
+            if request.leaving or request.drained:
+                moved |= self._advance(request, out)
+        return moved
+
+    def _advance(self, request: _Request, out: Outbox) -> bool:
+        """Send what can leave: every finished piece, or one that is yet to be made. Finishes a drained request."""
+        key, moved = request.work.key, False
+        try:
+            while request.leaving and out.ready(key):
+                lazy = request.lazy
+                piece = request.ready.popleft() if lazy is None else next(lazy, None)
+                moved = True
+                if piece is None:
+                    request.lazy = None
+                    continue
+                self._put(request, piece, out)
+                if lazy is not None:
+                    break
+            if request.drained and not request.finishing:
+                request.finishing = True
+                request.ready.extend(self._adapter.finish(request.state))
+                return self._advance(request, out) or moved
+        except Exception as error:
+            self._fail(request, error, out)
+            return True
+        if request.drained:
+            self._totals["finished"] += 1
+            self._remove(request)
+            out.finish(key, request.usage)
+            log.debug("request %s: finished", request.work.request_id)
+            return True
+        if not request.items and not request.leaving:
+            self._active.pop(key, None)
+        return moved
+
+    def _put(self, request: _Request, piece: Piece, out: Outbox) -> None:
+        check_piece(piece, request.work.key, self._adapter.tensors)
+        if piece.text is not None:
+            out.text(piece.text)
+        if piece.media is not None:
+            out.media(piece.media)
+        if piece.payload is not None:
+            out.emit(request.work.key, piece.payload)
+
+    def _run_batch(self, out: Outbox) -> bool:
+        batch = self._select(out)
+        if not batch:
+            return False
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("batch of %d: requests %s", len(batch), ", ".join(r.work.request_id for r in batch))
+        self._totals["batches"] += 1
+        self._totals["batch_size_sum"] += len(batch)
+        try:
+            results = self._adapter.run([r.items[0].item for r in batch])
+            if len(results) != len(batch):
+                raise OutputError(f"{len(results)} results for {len(batch)} items")
+        except Exception as error:
+            self._after_failed_batch(batch, error, out)
+            return True
+        self._recover()
+        for request, result in zip(batch, results, strict=True):
+            queued = request.items.popleft()
+            self._totals["items"] += 1
+            if queued.port is not None:
+                out.consumed(request.work.key, queued.port)
+            if isinstance(result, OmniError):
+                self._fail(request, result, out)
+                continue
+            request.usage = add_usage(request.usage, result.usage)
+            request.start(result.pieces)
+            self._to_the_back(request)
+            self._advance(request, out)
+        return True
+
+    def _select(self, out: Outbox) -> list[_Request]:
+        """The first request in turn that can run, and others whose next item may run with its own."""
+        batch: list[_Request] = []
+        batch_key: Hashable = None
+        for key, request in self._active.items():
+            if not request.items or request.leaving or not out.ready(key):
+                continue
+            head = request.items[0]
+            if not batch:
+                batch_key = head.batch_key
+            elif head.alone or head.batch_key != batch_key:
+                continue
+            batch.append(request)
+            if head.alone or len(batch) >= self._batch_limit:
+                break
+        return batch
+
+    # -- failures
+
+    def _after_failed_batch(self, batch: list[_Request], error: Exception, out: Outbox) -> None:
+        """A lone item fails; of several, each gets another try: alone, or (memory) in a smaller batch."""
+        memory = _out_of_memory(error)
+        if memory:
+            self._totals["out_of_memory"] += 1
+            self._good_batches = 0
+            self._batch_limit = max(1, min(self._batch_limit, len(batch)) // 2)
+            log.warning("stage %s ran out of memory: batches of at most %d now", self.hello.stage, self._batch_limit)
+        if len(batch) == 1:
+            self._fail(batch[0], error, out)
+        elif not memory:
+            names = ", ".join(r.work.request_id for r in batch)
+            log.warning("a batch of %d raised, each runs alone now: requests %s", len(batch), names, exc_info=error)
+            for request in batch:
+                request.items[0].alone = True
+
+    def _recover(self) -> None:
+        if self._batch_limit < self.max_batch:
+            self._good_batches += 1
+            if self._good_batches >= RECOVERY_BATCHES:
+                self._good_batches = 0
+                self._batch_limit += 1
+
+    def _fail(self, request: _Request, error: Exception, out: Outbox) -> None:
+        self._give_up(request)
+        out.fail(request.work.key, self._explain(request.work, error))
+
+    def _give_up(self, request: _Request) -> None:
+        self._totals["failures"] += 1
+        self._remove(request)
+
+    def _explain(self, work: Work, error: Exception) -> ErrorInfo:
+        """What the client learns; what only we may know goes to the log."""
+        if isinstance(error, OmniError):
+            return error.info
+        log.error("request %s: stage %s failed", work.request_id, self.hello.stage, exc_info=error)
+        if _out_of_memory(error):
+            return stage_failed(self.hello.stage, "Not enough memory for this input.").info
+        if isinstance(error, OutputError):
+            return stage_failed(self.hello.stage, f"Bad output: {error}.").info
+        return stage_failed(self.hello.stage).info
+
+    # -- the tables
+
+    def _enqueue(self, request: _Request, items: Sequence[Any], port: str | None = None) -> None:
+        try:
+            request.items.extend(_Queued(item, self._adapter.batch_key(item)) for item in items)
+            if items:
+                request.items[-1].port = port
+        except Exception as error:
+            self._give_up(request)
+            raise OmniError(self._explain(request.work, error)) from error
+        if request.items or request.drained:
+            self._active.setdefault(request.work.key, request)
+
+    def _to_the_back(self, request: _Request) -> None:
+        del self._active[request.work.key]
+        self._active[request.work.key] = request
+
+    def _remove(self, request: _Request) -> None:
+        del self._requests[request.work.key]
+        self._active.pop(request.work.key, None)
+        try:
+            if request.lazy is not None and (close := getattr(request.lazy, "close", None)) is not None:
+                close()
+            self._adapter.close(request.state)
+        except Exception:
+            log.exception("request %s: its state did not close", request.work.request_id)
+
+
+def _own(payload: Payload | None) -> Payload | None:
+    """A copy that outlives the step: what a link delivers may be a view into memory that is soon another's."""
+    if payload is None:
+        return None
+    return Payload(payload.kind, payload.meta, {n: t.copy() for n, t in payload.tensors.items()}, payload.dtypes)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    # By name and message: frameworks have their own types, and none of them is imported here.
+    return (
+        isinstance(error, MemoryError)
+        or any(c.__name__ == "OutOfMemoryError" for c in type(error).__mro__)
+        or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+    )

@@ -1,0 +1,134 @@
+"""What a one-shot model gives back, and the checks at the stage's boundary.
+
+A number that is not finite, or a tensor of the wrong type or shape, is caught here, where its request and stage are
+known, and not three stages later as noise in somebody's ear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from omni_actors.connectors.payload import Payload, pcm_payload
+from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.worker.engine import Work
+
+
+class OutputError(ValueError):
+    """A model's output breaks its own declaration. The message names what and where; it holds no values."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a tensor must be: numpy's dtype name (or ``bfloat16``) and a shape in which ``None`` fits any length."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+Specs = Mapping[str, Mapping[str, TensorSpec]]
+"""Payload kind → tensor name → spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One unit of output: at most one payload for the edges (one credit), and what the client sees with it."""
+
+    payload: Payload | None = None
+    media: MediaChunk | None = None
+    text: TextDelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one item became.
+
+    ``pieces`` leave in order. A sequence is finished work: all of it goes as soon as credits allow. An iterator may
+    still compute: the engine takes one piece from it per step, only when that piece can leave, and closes it when the
+    request is aborted. ``usage`` is added to the request's.
+    """
+
+    pieces: Iterable[Piece] = ()
+    usage: Usage = field(default_factory=Usage)
+
+
+def pcm16(samples: np.ndarray[Any, Any]) -> bytes:
+    """Float samples in [-1, 1], any shape, as little-endian signed 16-bit PCM in C order; louder ones are clipped.
+
+    Raises :class:`OutputError` when they are not floats or not finite.
+    """
+    if samples.dtype.kind != "f":
+        raise OutputError(f"audio samples are {samples.dtype}, not floats")
+    if not np.isfinite(samples).all():
+        raise OutputError("audio samples are not finite")
+    data: bytes = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
+    return data
+
+
+def audio_piece(work: Work, samples: np.ndarray[Any, Any], sample_rate: int, **meta: Any) -> Piece:
+    """Mono float32 samples, shape [n], in [-1, 1], for whoever wants them: the client, the next stage, or both."""
+    if samples.ndim != 1 or samples.dtype != np.float32:
+        raise OutputError(f"audio samples are {samples.dtype}{list(samples.shape)}, not float32[n]")
+    media = None
+    if work.visible:
+        media = MediaChunk(work.key, "audio", {"sample_rate": sample_rate, "channels": 1, **meta}, pcm16(samples))
+    return Piece(pcm_payload(samples, sample_rate, **meta) if work.routed else None, media)
+
+
+def check_piece(piece: Piece, key: int, specs: Specs) -> None:
+    """Raise :class:`OutputError` unless the piece belongs to ``key`` and is what it must be."""
+    if piece.payload is not None:
+        _check_payload(piece.payload, specs.get(piece.payload.kind, {}))
+    if piece.text is not None and piece.text.key != key:
+        raise OutputError("text of another request")
+    media = piece.media
+    if media is not None:
+        if media.key != key:
+            raise OutputError("media of another request")
+        if media.modality == "audio" and len(media.data) % (2 * media.meta["channels"]):
+            raise OutputError("audio that is not whole frames")
+
+
+def _check_payload(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
+    if missing := specs.keys() - payload.tensors.keys():
+        raise OutputError(f"payload '{payload.kind}' lacks tensor '{min(missing)}'")
+    for name, tensor in payload.tensors.items():
+        where = f"tensor '{name}' of payload '{payload.kind}'"
+        if not isinstance(tensor, np.ndarray):
+            raise OutputError(f"{where} is a {type(tensor).__name__}, not a numpy array")
+        if not tensor.flags.c_contiguous or tensor.dtype.kind in "OUSV":
+            raise OutputError(f"{where} is not a plain array in C order")
+        dtype = payload.dtypes.get(name, tensor.dtype.name)
+        spec = specs.get(name)
+        if spec is not None and (dtype != spec.dtype or not _fits(tensor.shape, spec.shape)):
+            want = ", ".join("n" if n is None else str(n) for n in spec.shape)
+            raise OutputError(f"{where} is {dtype}{list(tensor.shape)}, not {spec.dtype}[{want}]")
+        if not _finite(tensor, dtype):
+            raise OutputError(f"{where} is not finite")
+
+
+def _fits(shape: tuple[int, ...], want: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(want) and all(w is None or n == w for n, w in zip(shape, want, strict=True))
+
+
+def _finite(tensor: np.ndarray[Any, Any], dtype: str) -> bool:
+    if dtype == "bfloat16":  # uint16 bits: all ones in the exponent are infinities and NaNs
+        return not bool(((tensor & 0x7F80) == 0x7F80).any())
+    if tensor.dtype.kind not in "fc":
+        return True
+    return bool(np.isfinite(tensor).all())
+
+
+def add_usage(a: Usage, b: Usage) -> Usage:
+    """The sum, field by field."""
+    return Usage(
+        prompt_tokens=a.prompt_tokens + b.prompt_tokens,
+        cached_tokens=a.cached_tokens + b.cached_tokens,
+        completion_tokens=a.completion_tokens + b.completion_tokens,
+        audio_input_s=math.fsum((a.audio_input_s, b.audio_input_s)),
+        audio_output_s=math.fsum((a.audio_output_s, b.audio_output_s)),
+    )
