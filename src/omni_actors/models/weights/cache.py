@@ -1,0 +1,113 @@
+"""The cache directory: where weights lie, whether they are whole, and how they get there.
+
+A folder of weights appears under its final name by one rename, after everything in it is on disk; its marker file says
+what it was made from. So a folder with a matching marker is whole, whatever was killed when.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from omni_actors.models.weights.catalogue import Weights
+
+CACHE_VARIABLE = "OMNI_ACTORS_CACHE"
+MARKER = "omni_weights.json"
+
+State = Literal["ready", "outdated", "missing"]
+
+
+def cache_root() -> Path:
+    """The cache directory: ``$OMNI_ACTORS_CACHE``, else ``~/.cache/omni-actors`` (by ``$XDG_CACHE_HOME``)."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "omni-actors"
+
+
+def demo_folder() -> Path:
+    """The demo's model folder, with ``llm``, ``asr``, ``tts`` and ``vad`` in it when they have been pulled."""
+    return cache_root() / "demo"
+
+
+def folder_of(weights: Weights) -> Path:
+    return demo_folder() / weights.folder
+
+
+def marker_of(weights: Weights) -> dict[str, Any]:
+    """What the marker of an up-to-date folder says."""
+    return {
+        "name": weights.name,
+        "package": weights.package,
+        "version": weights.version,
+        "sha256": weights.sha256,
+        "recipe": weights.recipe,
+        "revision": weights.revision,
+        "licence": weights.licence,
+    }
+
+
+def state(weights: Weights) -> State:
+    """Whether the weights are in the cache, whole and made by this version of their recipe."""
+    try:
+        found = json.loads((folder_of(weights) / MARKER).read_bytes())
+    except (OSError, ValueError):
+        return "missing"
+    return "ready" if found == marker_of(weights) else "outdated"
+
+
+def size_on_disk(weights: Weights) -> int:
+    """Bytes of the files in the weights' folder; 0 when there is none."""
+    return sum(path.stat().st_size for path in folder_of(weights).rglob("*") if path.is_file())
+
+
+@contextmanager
+def locked(waiting: Callable[[], None]) -> Iterator[Path]:
+    """Hold the cache's lock and give its staging directory, empty of what dead processes left.
+
+    ``waiting`` is called once if another process holds the lock. The lock ends with its process, however it ends.
+    """
+    root = cache_root()
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        staging = root / "staging"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        try:
+            yield staging
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def install(weights: Weights, built: Path) -> None:
+    """Put the folder ``built`` (on the cache's file system) in place as these weights. Needs the lock."""
+    (built / MARKER).write_text(json.dumps(marker_of(weights), indent=2) + "\n")
+    for path in sorted(built.rglob("*"), reverse=True):
+        _fsync(path)
+    _fsync(built)
+    target = folder_of(weights)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        # A directory cannot replace a full one: move the old one away first. Killed in between, it is missing.
+        os.rename(target, built.with_name(built.name + ".old"))
+    os.rename(built, target)
+    _fsync(target.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

