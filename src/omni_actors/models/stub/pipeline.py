@@ -1,0 +1,32 @@
+"""Three stages that hand text on: everything a deployment has but a model."""
+
+from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+
+_ENGINE = "omni_actors.worker.engines.stub:StubEngine"
+_OPTIONS = {"step_s": 0.0, "load_s": 0.0}
+_DOC = {"step_s": "Seconds that a step with work takes.", "load_s": "Seconds that loading takes."}
+
+
+def _stage(name: str, *ports: Port) -> Stage:
+    return Stage(
+        name=name,
+        engine=_ENGINE,
+        adapter="",
+        ports=ports,
+        sections=("stub",),
+        emits="text",
+        defaults=_OPTIONS,
+        options_doc=_DOC,
+    )
+
+
+PIPELINE = Pipeline(
+    name="stub",
+    stages=(_stage("a"), _stage("b", Port("text", "text")), _stage("c", Port("text", "text"))),
+    edges=(Edge("a", "b.text", "text"), Edge("b", "c.text", "text")),
+    tasks=(
+        Task("echo", entries={"text": "a"}, outputs={"text": "c"}),
+        Task("tokens", entries={"text": "a"}, outputs={"text": "a"}),
+    ),
+    doc="Three stages without a model: a → b → c.",
+)

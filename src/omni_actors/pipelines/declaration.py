@@ -1,0 +1,107 @@
+"""Frozen declarations: what a pipeline is, independent of where it runs.
+
+A model family's ``pipeline.py`` builds one :class:`Pipeline` out of these. They name engines, adapters and bridges by
+dotted string (``package.module:attribute``), so that declaring a pipeline imports no model code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Mode = Literal["chunk", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A named input of a stage. An optional port may stay without a source in a request's subgraph."""
+
+    name: str
+    kind: str
+    required: bool = True
+    mode: Mode = "full"
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A component with one engine kind and one budget.
+
+    ``engine`` is a kind (``autoregressive``, ``generation``) that the platform resolves to a class, or a dotted name.
+    ``adapter`` is the family's class that the engine drives. ``sections`` are the request's parameter sections it
+    reads. ``emits`` is the modality a client may see of it (``text``, ``audio``, …), ``None`` for inner stages.
+    ``weight`` is its share of CPU threads beside stages that run at the same time. ``defaults`` are options of the
+    adapter that the overlay may change, with their documentation in ``options_doc``.
+    """
+
+    name: str
+    engine: str
+    adapter: str
+    ports: tuple[Port, ...] = ()
+    sections: tuple[str, ...] = ()
+    emits: str | None = None
+    model: str = ""
+    """Sub-folder (or file) of the model path that this stage loads; empty for the whole folder."""
+    weight: float = 1.0
+    defaults: dict[str, Any] = field(default_factory=dict)
+    options_doc: dict[str, str] = field(default_factory=dict)
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A typed link from ``source`` (stage) into ``target`` (``stage.port``).
+
+    ``capacity`` is how many chunks of one request may be under way. ``bridge`` is a dotted name of a zero-argument
+    factory of :class:`omni_actors.worker.bridge.Bridge`; it runs in the consumer's worker. ``on_death`` says what
+    follows when a consumer dies: resend what it had (``retain``) or restart upstream (``recompute``).
+    """
+
+    source: str
+    target: str
+    kind: str
+    mode: Mode = "full"
+    capacity: int = 64
+    bridge: str | None = None
+    connector: str = "shared_memory"
+    on_death: Literal["retain", "recompute"] = "recompute"
+
+    @property
+    def stage(self) -> str:
+        return self.target.split(".", 1)[0]
+
+    @property
+    def port(self) -> str:
+        return self.target.split(".", 1)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something a client may ask for.
+
+    ``entries`` maps each input modality to ``stage`` or ``stage.port`` where it enters; ``outputs`` maps each output
+    modality to the stage that emits it. The request's subgraph is what lies between.
+    """
+
+    name: str
+    entries: dict[str, str]
+    outputs: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A model's directed acyclic graph of stages, declared once."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    edges: tuple[Edge, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    architectures: tuple[str, ...] = ()
+    """Values of ``config.json``'s ``architectures`` that this pipeline serves."""
+    voices: tuple[str, ...] = ()
+    sample_rate: int | None = None
+    """Hz of its audio output."""
+    languages: tuple[str, ...] = ()
+    weights: str | None = None
+    """Dotted name of a function without arguments that gives the folder of its weights when no path is named."""
+    doc: str = ""

@@ -1,0 +1,331 @@
+"""The one way from a model's name to a frozen Plan: model → pipeline → overlay → strategy → command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from omni_actors.pipelines.declaration import Edge, Pipeline, Stage
+from omni_actors.pipelines.limits import limits_of
+from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
+from omni_actors.pipelines.plan import (
+    MEDIA_STAGE,
+    DeploymentLimits,
+    EdgePlan,
+    Origin,
+    Plan,
+    PlanError,
+    StagePlan,
+)
+from omni_actors.pipelines.registry import Registry
+from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, settings_schema
+from omni_actors.pipelines.strategy import Strategy, refusals
+from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
+from omni_actors.pipelines.threads import share_threads
+from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
+from omni_actors.platforms.platform import OmniPlatform
+from omni_actors.platforms.select import select
+
+DEMO = "omni-demo"
+START_TIMEOUT_S = 300.0
+STEP_TIMEOUT_S = 120.0
+
+MEDIA = Stage(
+    name=MEDIA_STAGE,
+    engine="omni_actors.media.engine:MediaEngine",
+    adapter="",
+    sections=("clips",),
+    weight=0.0,
+    doc="Decodes what clients send, encodes what they get, parses large bodies.",
+)
+MEDIA_CAPACITY = 8
+"""Decoded chunks of one request that may be under way to its entry stage."""
+
+BASE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Of every worker: models are folders by the time a worker starts, and a worker has one busy thread by design."""
+
+_DEFAULT = Origin("default")
+_DECLARED = Origin("declaration")
+
+
+@dataclass(slots=True)
+class Settings:
+    """What was set, by path, and the provenance of everything that is read here."""
+
+    given: dict[str, Setting]
+    provenance: dict[str, Origin]
+
+    def get(self, path: str, default: Any, origin: Origin = _DEFAULT) -> Any:
+        """The setting at ``path``, else the default; either way its origin is kept."""
+        found = self.given.get(path)
+        self.provenance[path] = found.origin if found else origin
+        return found.value if found else default
+
+    def where(self, path: str) -> str:
+        """For messages: where the value at ``path`` was set."""
+        return str(self.provenance[path])
+
+
+def resolve(
+    model: str | None = None,
+    *,
+    overlay: Path | None = None,
+    overrides: Sequence[str] = (),
+    platform: str | None = None,
+    served_name: str | None = None,
+    pipeline: str | None = None,
+    registry: Registry | None = None,
+) -> Plan:
+    """Everything that a deployment is, from what an operator says.
+
+    ``model`` is a pipeline's name, a model's folder, or ``None`` or ``demo`` for the built-in demo. ``pipeline`` forces
+    the pipeline that a folder is served by. What ``overlay`` sets is overruled by ``overrides`` (``path=value``), and
+    by ``platform`` and ``served_name``. Weights need not be there yet: see :func:`missing_weights`. Reads files and
+    environment, imports no model code. Raises :class:`PlanError` (or another :class:`OmniError`) that says what is
+    wrong and where.
+    """
+    registry = registry or Registry.installed()
+    early = peek_overlay(overlay, "model", "pipeline", "platform") if overlay else {}
+    chosen, folder, model_origin = _choose(model, pipeline, early, overlay, registry)
+    check_declaration(chosen)
+    device_platform = select(platform or early.get("platform"))
+    media = MEDIA if _has_audio(chosen) else None
+    schema = settings_schema(chosen, device_platform, media)
+    listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
+    settings = Settings({setting.path: setting for setting in listed}, {})
+
+    settings.provenance["pipeline"] = _DECLARED
+    settings.provenance["model"] = model_origin
+    default_name = Path(folder).name if folder and chosen.weights is None else chosen.name
+    name = settings.get("served_model_name", default_name, model_origin)
+    if served_name:
+        name = served_name
+        settings.provenance["served_model_name"] = Origin("command line", "--served-model-name")
+    settings.get("platform", device_platform.name, Origin("platform", "detected"))
+    if platform:
+        settings.provenance["platform"] = Origin("command line", f"--platform {platform}")
+
+    stages = _stages((*chosen.stages, *([media] if media else [])), folder, device_platform, settings)
+    plan = Plan(
+        name=chosen.name,
+        pipeline=chosen,
+        model=folder,
+        served_model_name=name,
+        platform=device_platform.name,
+        stages=stages,
+        edges=_edges(chosen, settings),
+        tasks=MappingProxyType({task.name: task for task in chosen.tasks}),
+        voices=chosen.voices,
+        sample_rate=chosen.sample_rate,
+        languages=chosen.languages,
+        limits=DeploymentLimits(
+            **{f.name: settings.get(f"limits.{f.name}", f.default) for f in fields(DeploymentLimits)}
+        ),
+        provenance=MappingProxyType(settings.provenance),
+    )
+    check_tasks(plan)
+    return plan
+
+
+def missing_weights(plan: Plan) -> list[str]:
+    """The folders and files that stages will load and that are not there."""
+    wanted = dict.fromkeys(stage.model for stage in plan.stages if stage.model)
+    return [path for path in wanted if not Path(path).exists()]
+
+
+def _choose(
+    model: str | None, forced: str | None, early: dict[str, str], overlay: Path | None, registry: Registry
+) -> tuple[Pipeline, str | None, Origin]:
+    """The pipeline, the folder of its weights (absolute) and where the choice of the model came from."""
+    origin = Origin("command line", model) if model else _DEFAULT
+    if model is None and "model" in early:
+        model, origin = early["model"], Origin("overlay", str(overlay))
+    forced = forced or (early.get("pipeline") if model is None or Path(model).exists() else None)
+    if model in (None, "demo") and forced is None:
+        model = DEMO
+    if model is None or (model in registry.targets and not _is_path(model)):
+        chosen = registry.load(forced or model or DEMO)
+        return chosen, _own_weights(chosen), origin
+    folder = Path(model).expanduser()
+    if not folder.exists():
+        known = [*registry.targets, "demo"]
+        raise PlanError(f"'{model}' is neither a pipeline nor a folder; {nearest(model, known)}")
+    chosen = registry.load(forced) if forced else _pipeline_of_folder(folder, registry)
+    return chosen, str(folder.resolve()), origin
+
+
+def _is_path(model: str) -> bool:
+    return "/" in model or model.startswith(".")
+
+
+def _own_weights(pipeline: Pipeline) -> str | None:
+    if pipeline.weights is None:
+        return None
+    module, _, attribute = pipeline.weights.partition(":")
+    return str(Path(getattr(import_module(module), attribute)()).absolute())
+
+
+def _pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
+    config = folder / "config.json"
+    try:
+        read = json.loads(config.read_text(encoding="utf-8"))
+        architectures = list(read.get("architectures") or [])
+    except (OSError, ValueError, AttributeError) as error:
+        raise PlanError(
+            f"'{folder}' is no model's folder: {error}. A folder without a config.json needs --pipeline NAME"
+        ) from None
+    for architecture in architectures:
+        if found := registry.for_architecture(architecture):
+            return found
+    if any(str(architecture).endswith("ForCausalLM") for architecture in architectures):
+        return registry.load("causal-lm")
+    named = ", ".join(map(str, architectures)) or "none named"
+    raise PlanError(f"no pipeline serves the architecture of {config} ({named}); choose one with --pipeline")
+
+
+def _has_audio(pipeline: Pipeline) -> bool:
+    return any(MEDIA_MODALITIES & (task.entries.keys() | task.outputs.keys()) for task in pipeline.tasks)
+
+
+def _stages(
+    declared: tuple[Stage, ...], folder: str | None, platform: OmniPlatform, settings: Settings
+) -> tuple[StagePlan, ...]:
+    replicas = {s.name: settings.get(f"stages.{s.name}.replicas", 1) for s in declared}
+    fixed = {
+        s.name: settings.given[f"stages.{s.name}.threads"].value
+        for s in declared
+        if f"stages.{s.name}.threads" in settings.given
+    }
+    weights = {s.name: s.weight for s in declared}
+    cores = platform.cores()
+    threads = share_threads(cores, weights, replicas, fixed)
+    shared = Origin("platform", f"{platform.name}, {cores} cores shared by weight")
+    found = []
+    for index, stage in enumerate(declared):
+        share = settings.get(f"stages.{stage.name}.threads", threads[stage.name], shared)
+        found.append(_stage(index, stage, folder, platform, settings, replicas[stage.name], share))
+    return tuple(found)
+
+
+def _stage(
+    index: int,
+    stage: Stage,
+    folder: str | None,
+    default_platform: OmniPlatform,
+    settings: Settings,
+    replicas: int,
+    threads: int,
+) -> StagePlan:
+    at = f"stages.{stage.name}"
+    name = settings.get(f"{at}.platform", default_platform.name, Origin("platform", default_platform.name))
+    platform = default_platform if name == default_platform.name else select(name)
+    by_platform = Origin("platform", platform.name)
+
+    kind = settings.get(f"{at}.engine", stage.engine, _DECLARED)
+    engine = kind if ":" in kind else platform.engine_for(kind)
+    settings.provenance[f"{at}.adapter"] = _DECLARED
+
+    dtype = settings.get(f"{at}.dtype", platform.default_dtype, by_platform)
+    if dtype not in platform.dtypes:
+        raise PlanError(
+            f"{settings.where(f'{at}.dtype')}: platform '{platform.name}' does not compute in '{dtype}'; "
+            f"{nearest(dtype, platform.dtypes)}"
+        )
+    strategy = Strategy(**{f.name: settings.get(f"{at}.strategy.{f.name}", 1) for f in fields(Strategy)})
+    for degree, reason in refusals(strategy):
+        raise PlanError(f"{settings.where(f'{at}.strategy.{degree}')}: stage '{stage.name}': {reason}")
+
+    options = {key: settings.get(f"{at}.options.{key}", default, _DECLARED) for key, default in stage.defaults.items()}
+    sampling = {
+        key: settings.get(f"{at}.sampling.{key}", None)
+        for key in SAMPLING_DEFAULTS
+        if f"{at}.sampling.{key}" in settings.given
+    }
+    if sampling:
+        options["sampling"] = sampling
+    limits = {key: settings.get(f"{at}.limits.{key}", limit.default) for key, limit in limits_of(stage.engine).items()}
+    platform_options = {
+        key: settings.get(f"platforms.{platform.name}.{key}", default, by_platform)
+        for key, default in platform.options.items()
+    }
+    devices = _devices(at, platform, settings)
+    environment = {**BASE_ENVIRONMENT, **platform.worker_environment(devices[0], threads, platform_options)}
+    environment.update(settings.get(f"{at}.environment", {}, by_platform))
+    return StagePlan(
+        name=stage.name,
+        index=index,
+        declaration=stage,
+        engine=engine,
+        adapter=stage.adapter,
+        model=_model(at, stage, folder, settings),
+        platform=platform.name,
+        devices=devices,
+        dtype=dtype,
+        threads=threads,
+        replicas=replicas,
+        balancer=settings.get(f"{at}.balancer", "least_queue"),
+        strategy=strategy,
+        options=MappingProxyType(options),
+        limits=MappingProxyType(limits),
+        start_timeout_s=settings.get(f"{at}.start_timeout_s", START_TIMEOUT_S),
+        step_timeout_s=settings.get(f"{at}.step_timeout_s", STEP_TIMEOUT_S),
+        environment=MappingProxyType(environment),
+    )
+
+
+def _devices(at: str, platform: OmniPlatform, settings: Settings) -> tuple[str, ...]:
+    one, many = settings.given.get(f"{at}.device"), settings.given.get(f"{at}.devices")
+    if one and many and one.origin.kind == many.origin.kind:
+        raise PlanError(f"{many.origin}: '{at}' has both device ({one.origin}) and devices; give one")
+    # The command line's word stands over the deploy file's, whichever of the two keys it uses.
+    setting = next((s for s in (one, many) if s and s.origin.kind == "command line"), one or many)
+    if setting is None:
+        settings.provenance[f"{at}.devices"] = Origin("platform", platform.name)
+        return (platform.devices()[0].name,)
+    settings.provenance[f"{at}.devices"] = setting.origin
+    devices: tuple[str, ...] = (setting.value,) if setting is one else setting.value
+    for device in devices:
+        try:
+            platform.check_device(device)
+        except Exception as error:
+            raise PlanError(f"{setting.origin}: '{at}': {error}") from None
+    return devices
+
+
+def _model(at: str, stage: Stage, folder: str | None, settings: Settings) -> str | None:
+    declared = str(Path(folder, stage.model)) if folder and stage.name != MEDIA_STAGE else None
+    path = settings.get(f"{at}.model", declared, _DECLARED)
+    return str(Path(path).expanduser().absolute()) if path else None
+
+
+def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
+    media = [Edge(MEDIA_STAGE, port, "pcm", capacity=MEDIA_CAPACITY) for port in _audio_ports(pipeline)]
+    found = []
+    for index, edge in enumerate((*pipeline.edges, *media)):
+        at = f"edges.{edge.target}" if edge.source != MEDIA_STAGE else f"edges.{edge.target} (media)"
+        found.append(
+            EdgePlan(
+                index=index,
+                source=edge.source,
+                target=edge.stage,
+                port=edge.port,
+                kind=edge.kind,
+                mode=settings.get(f"{at}.mode", edge.mode, _DECLARED),
+                capacity=settings.get(f"{at}.capacity", edge.capacity, _DECLARED),
+                bridge=edge.bridge,
+                connector=settings.get(f"{at}.connector", edge.connector, _DECLARED),
+                on_death=edge.on_death,
+            )
+        )
+    return tuple(found)
+
+
+def _audio_ports(pipeline: Pipeline) -> list[str]:
+    """Where decoded audio enters, each place once, in order of declaration."""
+    places = [task.entries[m] for task in pipeline.tasks for m in sorted(MEDIA_MODALITIES) if m in task.entries]
+    return list(dict.fromkeys(places))

@@ -1,0 +1,139 @@
+"""Reading settings: a deploy file (YAML) and ``--set`` options, through one closed schema.
+
+Either way a setting is a dotted path, a checked value and where it stands. Unknown keys, wrong values and keys given
+twice are refused with file and line (or the option's text) and the nearest known key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from omni_actors.pipelines.plan import Origin, PlanError
+from omni_actors.pipelines.schema import Group, Leaf
+from omni_actors.pipelines.validate import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    path: str
+    value: Any
+    origin: Origin
+
+
+def read_overlay(path: Path, schema: Group) -> list[Setting]:
+    """The settings of a deploy file, in its order. Raises :class:`PlanError` with file and line."""
+    document = _compose(path)
+    return [] if document is None else list(_walk(document, schema, (), str(path), {}))
+
+
+def peek_overlay(path: Path, *keys: str) -> dict[str, str]:
+    """Those top-level keys of a deploy file that must be known before its schema is: texts, unchecked otherwise."""
+    document = _compose(path)
+    if not isinstance(document, yaml.MappingNode):
+        return {}
+    return {
+        key.value: value.value
+        for key, value in document.value
+        if isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode) and key.value in keys
+    }
+
+
+def read_overrides(options: Sequence[str], schema: Group) -> list[Setting]:
+    """The settings of ``--set path=value`` options. The value is YAML, so ``[cuda:0, cuda:1]`` is a list."""
+    found = []
+    for option in options:
+        origin = Origin("command line", f"--set {option}")
+        path, separator, source = option.partition("=")
+        if not separator:
+            raise PlanError(f"{origin.where}: takes path=value, such as stages.llm.replicas=2")
+        node = schema_at(schema, tuple(path.strip().split(".")), (), origin.where)
+        if isinstance(node, Group):
+            raise PlanError(f"{origin.where}: '{path}' has keys below it; {nearest('', node.keys)}")
+        try:
+            value = yaml.safe_load(source)
+        except yaml.YAMLError as error:
+            raise PlanError(f"{origin.where}: the value is no YAML: {_problem(error)}") from None
+        found.append(Setting(path.strip(), _checked(node, value, path, origin.where), origin))
+    return found
+
+
+def schema_at(schema: Group, keys: tuple[str, ...], above: tuple[str, ...], where: str) -> Leaf | Group:
+    """What lies at ``keys`` below ``schema``; raises :class:`PlanError` with the nearest known key."""
+    node: Leaf | Group = schema
+    for key in keys:
+        place = f"{where}: " + (f"{'.'.join(above)}: " if above else "")
+        if isinstance(node, Leaf):
+            raise PlanError(f"{place}takes a value and has no key '{key}'")
+        if key not in node.keys:
+            raise PlanError(f"{place}unknown key '{key}'; {nearest(key, node.keys)}")
+        node = node.keys[key]
+        above = (*above, key)
+    return node
+
+
+def _compose(path: Path) -> yaml.Node | None:
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read the deploy file {path}: {error}") from None
+    try:
+        return yaml.compose(source, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise PlanError(f"{path}:{_line_of(error)}: no YAML: {_problem(error)}") from None
+
+
+def _walk(node: yaml.Node, schema: Group, above: tuple[str, ...], file: str, seen: dict[str, int]) -> Iterator[Setting]:
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+        return
+    if not isinstance(node, yaml.MappingNode):
+        raise PlanError(f"{file}:{_line(node)}: {'.'.join(above) or 'a deploy file'}: takes keys with values")
+    for key, value in node.value:
+        where = f"{file}:{_line(key)}"
+        if not isinstance(key, yaml.ScalarNode):
+            raise PlanError(f"{where}: a key is a text")
+        keys = tuple(key.value.split("."))
+        path = (*above, *keys)
+        found = schema_at(schema, keys, above, where)
+        if isinstance(found, Group):
+            yield from _walk(value, found, path, file, seen)
+            continue
+        name = ".".join(path)
+        if name in seen:
+            raise PlanError(f"{where}: '{name}' is given already in line {seen[name]}")
+        seen[name] = _line(key)
+        yield Setting(name, _checked(found, _construct(value, file), name, where), Origin("overlay", where))
+
+
+def _construct(node: yaml.Node, file: str) -> Any:
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise PlanError(f"{file}:{_line(node)}: {_problem(error)}") from None
+    finally:
+        loader.dispose()
+
+
+def _checked(leaf: Leaf, value: Any, path: str, where: str) -> Any:
+    try:
+        return leaf.check(value)
+    except ValueError as error:
+        raise PlanError(f"{where}: '{path}' {error}, not {value!r}") from None
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _line_of(error: yaml.YAMLError) -> int:
+    mark = getattr(error, "problem_mark", None)
+    return int(mark.line) + 1 if mark is not None else 1
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)

@@ -1,0 +1,197 @@
+"""The frozen Plan: a pipeline that is placed, sized and bounded. What every other room builds on.
+
+A Plan is made once by :func:`omni_actors.pipelines.factory.resolve` and never changes; a change of configuration is
+another Plan. Its mappings are read-only views. Nothing in it is lazy: every default is already filled in, and
+:attr:`Plan.provenance` says for every value where it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from omni_actors.pipelines.declaration import Mode, Pipeline, Stage, Task
+from omni_actors.pipelines.strategy import Strategy
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello
+
+MEDIA_STAGE = "media"
+"""Name of the implicit stage that decodes what clients send and encodes what they get."""
+
+Balancer = Literal["least_queue", "round_robin"]
+OriginKind = Literal["default", "declaration", "platform", "overlay", "command line"]
+
+
+class PlanError(OmniError):
+    """A deployment that cannot be: its message says what is wrong, where, and what would be right."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorInfo(message=message, type="configuration_error", code="bad_plan", status=500))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from. ``where`` is ``file:line``, the text of an option, or a platform's name."""
+
+    kind: OriginKind
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.where}" if self.where else self.kind
+
+
+def limit(default: Any, doc: str) -> Any:
+    """A field with a default and one sentence that ``explain`` prints beside it."""
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentLimits:
+    """Every capacity and deadline of the deployment as a whole. Bytes are bytes, ``_s`` are seconds."""
+
+    max_inflight: int = limit(1024, "Requests admitted and not yet released; over it the answer is 429.")
+    deadline_s: float = limit(600.0, "Budget of a request that brings none, from admission to its terminal event.")
+    max_body_bytes: int = limit(64 << 20, "Largest HTTP body, media included; over it the answer is 413.")
+    inline_body_bytes: int = limit(256 << 10, "JSON bodies over this are parsed in the media process.")
+    sink_bytes: int = limit(16 << 20, "Output that may wait for one slow client; over it its request is cancelled.")
+    max_clips: int = limit(16, "Media clips that one request may bring.")
+    max_clip_s: float = limit(600.0, "Longest media clip.")
+    query_timeout_s: float = limit(10.0, "Longest wait for a worker's answer to a question (counters, media work).")
+    stop_grace_s: float = limit(5.0, "What a worker gets to finish after a stop message, and again after SIGTERM.")
+    drain_s: float = limit(30.0, "What requests in flight get to finish when the server is asked to stop.")
+    restart_delay_s: float = limit(0.1, "Pause before a dead worker's first restart; doubles with each failure.")
+    restart_delay_max_s: float = limit(10.0, "Longest pause between two restarts of a worker.")
+
+    @classmethod
+    def docs(cls) -> dict[str, str]:
+        """One sentence per field."""
+        return {f.name: f.metadata["doc"] for f in fields(cls)}
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A stage as it will run.
+
+    ``engine`` and ``adapter`` are dotted names ``module:attribute`` (``adapter`` empty when the engine needs none).
+    ``model`` is an absolute path, ``None`` for a stage without weights. Replica ``r`` runs on
+    ``devices[r % len(devices)]``. ``options`` are the declaration's defaults with the overlay's changes merged in;
+    ``sampling`` (if given) lies there under the key ``sampling``. ``environment`` is what the worker's process gets on
+    top of its parent's.
+    """
+
+    name: str
+    index: int
+    declaration: Stage
+    engine: str
+    adapter: str
+    model: str | None
+    platform: str
+    devices: tuple[str, ...]
+    dtype: str
+    threads: int
+    replicas: int
+    balancer: Balancer
+    strategy: Strategy
+    options: Mapping[str, Any]
+    limits: Mapping[str, int]
+    start_timeout_s: float
+    """From process start to Ready; loading shows progress but does not extend it."""
+    step_timeout_s: float
+    """Longest single engine step; a worker that is silent for longer is replaced."""
+    environment: Mapping[str, str]
+
+    @property
+    def device(self) -> str:
+        """The device of replica 0."""
+        return self.devices[0]
+
+    def device_of(self, replica: int) -> str:
+        return self.devices[replica % len(self.devices)]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgePlan:
+    """An edge as it will run. ``index`` is its place in :attr:`Plan.edges`; ``target`` is the consuming stage."""
+
+    index: int
+    source: str
+    target: str
+    port: str
+    kind: str
+    mode: Mode
+    capacity: int
+    bridge: str | None
+    connector: str
+    on_death: Literal["retain", "recompute"]
+
+    def spec(self) -> EdgeSpec:
+        return EdgeSpec(
+            index=self.index,
+            source=self.source,
+            target=self.target,
+            port=self.port,
+            kind=self.kind,
+            mode=self.mode,
+            capacity=self.capacity,
+            bridge=self.bridge,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole deployment.
+
+    ``stages[i].index == i`` and ``edges[i].index == i``. The implicit stage :data:`MEDIA_STAGE` is among ``stages``
+    when a task takes or gives audio. ``provenance`` maps a dotted path (``stages.llm.threads``) to its origin.
+    """
+
+    name: str
+    pipeline: Pipeline
+    model: str | None
+    served_model_name: str
+    platform: str
+    stages: tuple[StagePlan, ...]
+    edges: tuple[EdgePlan, ...]
+    tasks: Mapping[str, Task]
+    voices: tuple[str, ...]
+    sample_rate: int | None
+    languages: tuple[str, ...]
+    limits: DeploymentLimits
+    provenance: Mapping[str, Origin]
+
+    def stage(self, name: str) -> StagePlan:
+        """The stage of that name; ``KeyError`` if there is none."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)
+
+    @property
+    def media(self) -> StagePlan | None:
+        """The implicit media stage, if this deployment has one."""
+        return next((s for s in self.stages if s.name == MEDIA_STAGE), None)
+
+    def hello(
+        self, stage: str, replica: int, incarnation: int, *, log_level: str = "INFO", parent_pid: int = 0
+    ) -> Hello:
+        """The whole configuration of one worker: all edges of its stage, whichever a request will use."""
+        it = self.stage(stage)
+        return Hello(
+            version=PROTOCOL_VERSION,
+            stage=it.name,
+            replica=replica,
+            incarnation=incarnation,
+            engine=it.engine,
+            adapter=it.adapter,
+            model=it.model,
+            device=it.device_of(replica),
+            dtype=it.dtype,
+            threads=it.threads,
+            options=dict(it.options),
+            limits=dict(it.limits),
+            inputs=tuple(e.spec() for e in self.edges if e.target == it.name),
+            outputs=tuple(e.spec() for e in self.edges if e.source == it.name),
+            log_level=log_level,
+            parent_pid=parent_pid,
+        )

@@ -1,0 +1,83 @@
+"""Which pipelines there are: this package's own, and those of plugins by entry point.
+
+A plugin's distribution declares entry points ``name = "package.module:PIPELINE"`` in the group :data:`GROUP`. Nothing is
+imported before it is asked for, but for :meth:`Registry.for_architecture`, which must look into all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.validate import nearest
+
+log = logging.getLogger(__name__)
+
+GROUP = "omni_actors.pipelines"
+
+BUILTINS = {
+    "omni-demo": "omni_actors.models.omni_demo.pipeline:PIPELINE",
+    "causal-lm": "omni_actors.models.causal_lm.pipeline:PIPELINE",
+    "stub": "omni_actors.models.stub.pipeline:PIPELINE",
+}
+"""Known without entry points, so that a checkout works before it is installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Pipelines by name, as dotted names that are imported when asked for."""
+
+    targets: dict[str, str]
+
+    @classmethod
+    def installed(cls, plugins: Iterable[EntryPoint] | None = None) -> Registry:
+        """The builtins and every installed plugin. A plugin that takes a name already given is one warning."""
+        targets = dict(BUILTINS)
+        for plugin in entry_points(group=GROUP) if plugins is None else plugins:
+            taken = targets.setdefault(plugin.name, plugin.value)
+            if taken != plugin.value:
+                log.warning(
+                    "pipeline plugin '%s' (%s) is ignored: %s has that name already", plugin.name, plugin.value, taken
+                )
+        return cls(targets)
+
+    def load(self, name: str) -> Pipeline:
+        """The pipeline of that name. Raises :class:`PlanError` if there is none or if its module is broken."""
+        if name not in self.targets:
+            raise PlanError(f"there is no pipeline '{name}'; {nearest(name, self.targets)}")
+        try:
+            return _import(self.targets[name])
+        except Exception as error:
+            raise PlanError(f"pipeline '{name}' ({self.targets[name]}) is broken: {error!r}") from error
+
+    def for_architecture(self, architecture: str) -> Pipeline | None:
+        """The pipeline that serves models of this architecture, ``None`` if there is none.
+
+        A broken pipeline is one warning; two that claim the same architecture are a :class:`PlanError`.
+        """
+        found = []
+        for name, target in self.targets.items():
+            try:
+                pipeline = _import(target)
+            except Exception as error:
+                log.warning("pipeline '%s' (%s) is broken and ignored: %r", name, target, error)
+                continue
+            if architecture in pipeline.architectures:
+                found.append(pipeline)
+        if len(found) > 1:
+            names = ", ".join(f"'{pipeline.name}'" for pipeline in found)
+            raise PlanError(f"pipelines {names} all serve {architecture}; choose one with --pipeline")
+        return found[0] if found else None
+
+
+def _import(target: str) -> Pipeline:
+    module, _, attribute = target.partition(":")
+    found = getattr(import_module(module), attribute)
+    if not isinstance(found, Pipeline):
+        raise TypeError(f"{target} is no Pipeline")
+    return found

@@ -1,0 +1,207 @@
+"""The closed schema of a deployment's settings: which keys there are, what they take, and what each means.
+
+It is made for one pipeline and one platform, since their stages, options and limits are its keys. A deploy file and
+``--set`` go through the same one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from omni_actors.pipelines.declaration import Edge, Pipeline, Stage
+from omni_actors.pipelines.limits import limits_of
+from omni_actors.pipelines.plan import DeploymentLimits
+from omni_actors.pipelines.strategy import STRATEGY_DOC
+from omni_actors.platforms.platform import OmniPlatform
+
+CONNECTORS = ("shared_memory",)
+SAMPLING_DEFAULTS = {
+    "temperature": (0.0, 2.0, "Randomness of the choice; 0 takes the likeliest token."),
+    "top_p": (0.0, 1.0, "Keep the likeliest tokens up to this much probability."),
+    "top_k": (-1, None, "Keep so many of the likeliest tokens; 0 or -1 keeps all."),
+    "min_p": (0.0, 1.0, "Drop tokens less likely than this share of the likeliest."),
+    "repetition_penalty": (0.0, None, "Over 1 makes tokens that were there already less likely."),
+}
+"""What a request leaves to the deployment when it says nothing: name → (least, most, meaning)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A key that takes a value. ``check`` returns the value to keep or raises ``ValueError`` saying what it takes."""
+
+    check: Callable[[Any], Any]
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A key with keys below it."""
+
+    keys: Mapping[str, Leaf | Group]
+    doc: str = ""
+
+
+def settings_schema(pipeline: Pipeline, platform: OmniPlatform, media: Stage | None) -> Group:
+    """Every key that a deploy file for this pipeline may have. ``media`` is the implicit stage, if there is one."""
+    stages = (*pipeline.stages, *([media] if media else []))
+    ports: dict[str, dict[str, Leaf | Group]] = {}
+    for edge in pipeline.edges:
+        ports.setdefault(edge.stage, {})[edge.port] = _edge(edge)
+    options: dict[str, Leaf | Group] = {
+        key: Leaf(like(default), platform.options_doc.get(key, "")) for key, default in platform.options.items()
+    }
+    edges: dict[str, Leaf | Group] = {stage: Group(keys) for stage, keys in ports.items()}
+    return Group(
+        {
+            "pipeline": Leaf(one_of(pipeline.name), "Name of the pipeline that this file is for; checked."),
+            "model": Leaf(text, "Folder of the weights, when the command line names none."),
+            "platform": Leaf(text, "Platform of every stage that names no other."),
+            "served_model_name": Leaf(text, "The name clients know the model by."),
+            "limits": Group(deployment_limits(), "Capacities and deadlines of the whole deployment."),
+            "stages": Group({stage.name: _stage(stage) for stage in stages}, "One key per stage."),
+            "edges": Group(edges, "One key per edge: the stage.port where it ends."),
+            "platforms": Group({platform.name: Group(options)}, "Options of the platform, under its own name."),
+        }
+    )
+
+
+def deployment_limits() -> dict[str, Leaf | Group]:
+    found: dict[str, Leaf | Group] = {}
+    for item in fields(DeploymentLimits):
+        assert item.default is not MISSING
+        if isinstance(item.default, float):
+            check = number(0.001)
+        else:
+            check = size if item.name.endswith("_bytes") else integer(1)
+        found[item.name] = Leaf(check, item.metadata["doc"])
+    return found
+
+
+def _stage(stage: Stage) -> Group:
+    keys: dict[str, Leaf | Group] = {
+        "engine": Leaf(text, "Engine kind, or module:Class."),
+        "model": Leaf(text, "Folder or file of this stage's weights, instead of its place in the model's folder."),
+        "platform": Leaf(text, "Platform of this stage."),
+        "device": Leaf(text, "Device of every replica."),
+        "devices": Leaf(strings, "Devices; replica r gets the r-th, counted around."),
+        "dtype": Leaf(text, "What the engine computes in."),
+        "threads": Leaf(integer(1), "CPU threads of each replica."),
+        "replicas": Leaf(integer(1), "Worker processes of this stage."),
+        "balancer": Leaf(one_of("least_queue", "round_robin"), "How requests are spread over replicas."),
+        "start_timeout_s": Leaf(number(0.1), "From process start to ready."),
+        "step_timeout_s": Leaf(number(0.1), "Longest single step; a worker silent for longer is replaced."),
+        "environment": Leaf(environment, "Environment variables of the workers."),
+        "strategy": Group(
+            {name: Leaf(integer(1), doc) for name, doc in STRATEGY_DOC.items()}, "Parallel degrees inside a replica."
+        ),
+        "limits": Group(
+            {k: Leaf(size if k.endswith("_bytes") else integer(0), v.doc) for k, v in limits_of(stage.engine).items()},
+            "Capacities of each replica.",
+        ),
+    }
+    if stage.defaults:
+        keys["options"] = Group(
+            {k: Leaf(like(v), stage.options_doc.get(k, "")) for k, v in stage.defaults.items()},
+            "The stage's own options.",
+        )
+    if "sampling" in stage.sections:
+        keys["sampling"] = Group(
+            {
+                name: Leaf(integer(int(least)) if name == "top_k" else number(least, most), doc)
+                for name, (least, most, doc) in SAMPLING_DEFAULTS.items()
+            },
+            "What requests get that say nothing.",
+        )
+    return Group(keys, stage.doc)
+
+
+def _edge(edge: Edge) -> Group:
+    return Group(
+        {
+            "mode": Leaf(one_of("chunk", "full"), "Hand on pieces as they come, or the whole at the end."),
+            "capacity": Leaf(integer(1), "Chunks of one request that may be under way."),
+            "connector": Leaf(one_of(*CONNECTORS), "How payloads travel."),
+        },
+        f"From stage {edge.source}.",
+    )
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("takes a text")
+    return value
+
+
+def strings(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
+        raise ValueError("takes a list of texts")
+    return tuple(value)
+
+
+def environment(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
+        raise ValueError("takes names with values")
+    if bad := [k for k, v in value.items() if not isinstance(v, str | int | float) or isinstance(v, bool)]:
+        raise ValueError(f"takes texts and numbers as values; put quotes around that of {bad[0]}")
+    return {k: str(v) for k, v in value.items()}
+
+
+def integer(least: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"takes a whole number of at least {least}")
+        return value
+
+    return check
+
+
+def number(least: float, most: float | None = None) -> Callable[[Any], float]:
+    def check(value: Any) -> float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        if not fits or not value >= least or (most is not None and value > most):
+            raise ValueError(f"takes a number of at least {least:g}" + (f" and at most {most:g}" if most else ""))
+        return float(value)
+
+    return check
+
+
+def one_of(*choices: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"takes {' or '.join(choices)}")
+        return str(value)
+
+    return check
+
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def size(value: Any) -> int:
+    """Bytes: a whole number, or a text such as ``64 MiB``."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
+        unit = _UNITS.get(match[2].upper())
+        value = int(match[1]) * unit if unit else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("takes a number of bytes, such as 67108864 or 64MiB")
+    return value
+
+
+def like(default: Any) -> Callable[[Any], Any]:
+    """A check that a value is of the same kind as ``default``. ``None`` takes anything."""
+    kind = type(default)
+
+    def check(value: Any) -> Any:
+        if default is None or (type(value) is kind):
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+        if kind is tuple and type(value) is list:
+            return tuple(value)
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a mapping"}
+        raise ValueError(f"takes {names.get(kind, 'a list')}, as its default {default!r} is")
+
+    return check

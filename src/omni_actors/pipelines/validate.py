@@ -1,0 +1,164 @@
+"""Whether a pipeline's declaration makes sense. Checked once, when a deployment is resolved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
+
+from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.pipelines.plan import MEDIA_STAGE, Plan, PlanError
+from omni_actors.pipelines.subgraph import MEDIA_MODALITIES, subgraph
+from omni_actors.protocol.errors import OmniError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The tail of a message about an unknown name: the nearest known one, or all of them."""
+    known = sorted(known)
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"known: {', '.join(known)}" if known else "none is known"
+
+
+def check_declaration(pipeline: Pipeline) -> None:
+    """Raises :class:`PlanError` with every fault of the declaration, one per line."""
+    if faults := list(_faults(pipeline)):
+        raise PlanError("\n".join(f"pipeline '{pipeline.name}': {fault}" for fault in faults))
+
+
+def check_tasks(plan: Plan) -> None:
+    """Raises :class:`PlanError` if some input or output of a task is of no use in any combination.
+
+    Needs the whole graph with its media stage, so it works on the plan.
+    """
+    faults = []
+    for task in plan.tasks.values():
+        served: set[str] = set()
+        used: set[str] = set()
+        reasons: dict[str, str] = {}
+        for inputs in _subsets(task.entries):
+            for output in task.outputs:
+                try:
+                    subgraph(plan, task.name, inputs, (output,))
+                except OmniError as error:
+                    reasons.setdefault(output, error.info.message)
+                else:
+                    served.add(output)
+                    used.update(inputs)
+        faults += [
+            f"task '{task.name}': output '{output}' cannot be reached: {reasons[output]}"
+            for output in task.outputs
+            if output not in served
+        ]
+        if len(served) == len(task.outputs):
+            faults += [
+                f"task '{task.name}': input '{modality}' leads to no output"
+                for modality in task.entries
+                if modality not in used
+            ]
+    if faults:
+        raise PlanError("\n".join(f"pipeline '{plan.name}': {fault}" for fault in faults))
+
+
+def _faults(pipeline: Pipeline) -> Iterator[str]:
+    stages = {stage.name: stage for stage in pipeline.stages}
+    if not stages:
+        yield "it has no stage"
+    for name in _twice(stage.name for stage in pipeline.stages):
+        yield f"two stages are called '{name}'"
+    for name in _twice(task.name for task in pipeline.tasks):
+        yield f"two tasks are called '{name}'"
+    for stage in pipeline.stages:
+        yield from _stage_faults(stage)
+    sound = True
+    for edge in pipeline.edges:
+        for fault in _edge_faults(edge, stages):
+            sound = False
+            yield fault
+    for target in _twice(edge.target for edge in pipeline.edges):
+        yield f"two edges lead into '{target}'; a port takes one"
+    if sound:
+        graph: dict[str, list[str]] = {name: [] for name in stages}
+        for edge in pipeline.edges:
+            graph[edge.stage].append(edge.source)
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            yield f"its edges make a cycle: {' → '.join(reversed(error.args[1]))}"
+    if not pipeline.tasks:
+        yield "it has no task, so nothing can be asked of it"
+    for task in pipeline.tasks:
+        yield from _task_faults(task, stages)
+
+
+def _stage_faults(stage: Stage) -> Iterator[str]:
+    if not stage.name.isidentifier():
+        yield f"stage name '{stage.name}' is no identifier"
+    if stage.name == MEDIA_STAGE:
+        yield f"a stage may not be called '{MEDIA_STAGE}': that is the built-in one"
+    if stage.weight < 0:
+        yield f"stage '{stage.name}': its weight is negative"
+    for name in _twice(port.name for port in stage.ports):
+        yield f"stage '{stage.name}': two ports are called '{name}'"
+    for name in stage.options_doc.keys() - stage.defaults.keys():
+        yield f"stage '{stage.name}': option '{name}' is documented but has no default"
+
+
+def _edge_faults(edge: Edge, stages: dict[str, Stage]) -> Iterator[str]:
+    label = f"edge '{edge.source} → {edge.target}'"
+    if edge.source not in stages:
+        yield f"{label}: there is no stage '{edge.source}'; {nearest(edge.source, stages)}"
+    if edge.capacity < 1:
+        yield f"{label}: capacity must be at least 1"
+    port = yield from _port(label, edge.target, stages)
+    if port is not None and edge.bridge is None and edge.kind != port.kind:
+        yield (
+            f"{label}: it carries '{edge.kind}', the port takes '{port.kind}', and no bridge turns one into the other"
+        )
+
+
+def _task_faults(task: Task, stages: dict[str, Stage]) -> Iterator[str]:
+    if not task.entries or not task.outputs:
+        yield f"task '{task.name}' needs at least one entry and one output"
+    for modality, where in task.entries.items():
+        label = f"task '{task.name}', input '{modality}'"
+        if "." in where:
+            port = yield from _port(label, where, stages)
+            if port is not None and modality in MEDIA_MODALITIES and port.kind != "pcm":
+                yield f"{label}: decoded audio is of kind 'pcm', '{where}' takes '{port.kind}'"
+        elif where not in stages:
+            yield f"{label}: there is no stage '{where}'; {nearest(where, stages)}"
+        elif modality in MEDIA_MODALITIES:
+            yield f"{label}: it is delivered to a port; name one of '{where}' as '{where}.PORT'"
+    for modality, where in task.outputs.items():
+        label = f"task '{task.name}', output '{modality}'"
+        if where not in stages:
+            yield f"{label}: there is no stage '{where}'; {nearest(where, stages)}"
+        elif stages[where].emits != modality:
+            yield f"{label}: stage '{where}' emits {stages[where].emits or 'nothing'} that a client may see"
+
+
+def _port(label: str, where: str, stages: dict[str, Stage]) -> Generator[str, None, Port | None]:
+    """Yields what is wrong with ``stage.port``; its value (of ``yield from``) is the port, if there is one."""
+    name, _, wanted = where.partition(".")
+    if name not in stages:
+        yield f"{label}: there is no stage '{name}'; {nearest(name, stages)}"
+        return None
+    ports = {port.name: port for port in stages[name].ports}
+    if wanted not in ports:
+        yield f"{label}: stage '{name}' has no port '{wanted}'; {nearest(wanted, ports)}"
+        return None
+    return ports[wanted]
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _subsets(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    names = tuple(names)
+    for size in range(1, len(names) + 1):
+        yield from combinations(names, size)
