@@ -1,0 +1,1 @@
+"""Actors on trio: supervised tasks with mailboxes, and processes that nothing survives."""
