@@ -1,0 +1,150 @@
+"""Shared memory between workers: sealed memfd slabs, one copy on write, none on read.
+
+The producer owns an :class:`Arena`. A slab is a memfd that it maps writable, then seals against shrinking, growing and
+any later writable mapping: a consumer can neither truncate it (no SIGBUS) nor write to it. Slabs are cut into slots
+of one power-of-two size class, so that a freed slot serves the next payload of its class without a page fault and
+nothing fragments. The kernel frees a slab when the last process that maps it is gone; nothing has a name to leak.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass
+
+F_ADD_SEALS = 1033
+F_SEAL_SEAL = 0x01
+F_SEAL_SHRINK = 0x02
+F_SEAL_GROW = 0x04
+F_SEAL_FUTURE_WRITE = 0x10
+
+MIN_CLASS = 128 << 10
+SLAB_BYTES = 4 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Slab:
+    id: int
+    fd: int
+    memory: mmap.mmap
+    slot_bytes: int
+    slots: int
+    used: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A place for one payload. ``readers`` counts the routes that have not acknowledged it."""
+
+    slab: Slab
+    offset: int
+    readers: int = 1
+
+    def view(self, nbytes: int) -> memoryview:
+        return memoryview(self.slab.memory)[self.offset : self.offset + nbytes]
+
+
+class Arena:
+    """A producer's slabs under a byte budget.
+
+    ``allocate`` always succeeds: whoever puts asks ``pressed`` before it starts on a payload, and a request that holds
+    no slot is promised one whatever the budget says, so that no request can be starved by the others' backlog.
+    ``release`` gives a slot back; empty slabs beyond the budget are closed.
+    """
+
+    def __init__(self, budget: int = 256 << 20) -> None:
+        self.budget = budget
+        self.bytes = 0
+        self.used_bytes = 0
+        self._free: dict[int, list[Slot]] = {}
+        self._slabs: dict[int, Slab] = {}
+        self._next = 0
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the budget is used up: only requests that hold nothing may put."""
+        return self.used_bytes >= self.budget
+
+    def allocate(self, nbytes: int) -> Slot:
+        slot_bytes = MIN_CLASS if nbytes <= MIN_CLASS else 1 << (nbytes - 1).bit_length()
+        free = self._free.setdefault(slot_bytes, [])
+        if not free:
+            size = max(SLAB_BYTES, slot_bytes)
+            if self.bytes + size > self.budget:
+                self._trim(size)
+            self._grow(slot_bytes, size)
+        slot = free.pop()
+        slot.readers = 1
+        slot.slab.used += 1
+        self.used_bytes += slot_bytes
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """One reader is done with the slot; the last one frees it."""
+        slot.readers -= 1
+        if slot.readers:
+            return
+        slot.slab.used -= 1
+        self.used_bytes -= slot.slab.slot_bytes
+        self._free[slot.slab.slot_bytes].append(slot)
+        if self.bytes > self.budget:
+            self._trim(0)
+
+    def fd(self, slab: int) -> int:
+        return self._slabs[slab].fd
+
+    def close(self) -> None:
+        for slab in self._slabs.values():
+            os.close(slab.fd)
+        self._slabs.clear()
+        self._free.clear()
+        self.bytes = 0
+
+    def _grow(self, slot_bytes: int, size: int) -> None:
+        fd = os.memfd_create("omni-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size)
+            memory = mmap.mmap(fd, size)
+            fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+        except BaseException:
+            os.close(fd)
+            raise
+        slab = Slab(self._next, fd, memory, slot_bytes, size // slot_bytes)
+        self._next += 1
+        self._slabs[slab.id] = slab
+        self._free[slot_bytes].extend(Slot(slab, i * slot_bytes) for i in range(slab.slots))
+        self.bytes += size
+
+    def _trim(self, wanted: int) -> None:
+        """Close empty slabs until ``wanted`` more bytes fit the budget (or none is empty)."""
+        for slab in [s for s in self._slabs.values() if not s.used]:
+            if self.bytes + wanted <= self.budget:
+                return
+            del self._slabs[slab.id]
+            free = self._free[slab.slot_bytes]
+            free[:] = [slot for slot in free if slot.slab is not slab]
+            self.bytes -= slab.slot_bytes * slab.slots
+            os.close(slab.fd)
+
+
+class SlabViews:
+    """A consumer's read-only mappings of one producer's slabs."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def add(self, slab: int, fd: int) -> None:
+        """Map a slab by its descriptor, which is closed here."""
+        try:
+            self._maps[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+
+    def view(self, slab: int, offset: int, nbytes: int) -> memoryview:
+        """Bytes of a payload, read-only. Raises :class:`KeyError` for a slab that was never announced and
+        :class:`ValueError` for a range outside it."""
+        memory = self._maps[slab]
+        if offset < 0 or offset + nbytes > len(memory):
+            raise ValueError(f"range {offset}+{nbytes} lies outside slab {slab}")
+        return memoryview(memory)[offset : offset + nbytes]

@@ -1,0 +1,253 @@
+"""The orchestrator: admits requests, binds them to replicas, and knows when they are complete.
+
+It never sees a tensor and never acts per chunk: at admission it tells every stage of the request's subgraph what to do
+and where to send its output; from then on data flows from worker to worker, and the record advances on what the
+workers report.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from omni_actors.actors.process import Launcher, open_launcher
+from omni_actors.orchestrator.deadlines import Deadlines
+from omni_actors.orchestrator.record import RequestStream
+from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
+from omni_actors.pipelines.subgraph import Key, Subgraph, subgraph
+from omni_actors.protocol.codec import frame, raw
+from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, overloaded, stage_unavailable
+from omni_actors.protocol.frames import Submit
+from omni_actors.protocol.request import Request
+from omni_actors.stages.pool import StageHealth, StagePool
+from omni_actors.stages.replica import StageReplica
+
+log = logging.getLogger("omni_actors.orchestrator")
+
+_BATCH_ABOVE = 4
+"""With more requests than this in flight, frames of one turn of the loop share a write; below it each goes at once,
+since a wake-up more would cost a lone request more latency than the write saves."""
+
+
+class StartupError(OmniError):
+    """A stage's first start failed: the deployment cannot serve."""
+
+
+class Orchestrator:
+    """Made by :func:`open_orchestrator`. Everything public may be called from any task of its trio loop."""
+
+    def __init__(self, plan: Plan, launcher: Launcher, *, log_level: str = "INFO") -> None:
+        self.plan = plan
+        self.fed = trio.lowlevel.ParkingLot()
+        self.changed = trio.lowlevel.ParkingLot()
+        """Woken whenever a replica's state or progress changes."""
+        self.inflight: dict[int, RequestStream] = {}
+        """Admitted and not yet released, by key."""
+        self.refused = 0
+        self.admitted = 0
+        self.draining = False
+        self.pools: dict[str, StagePool] = {
+            stage.name: StagePool(
+                stage,
+                tuple(
+                    StageReplica(
+                        plan,
+                        stage,
+                        index,
+                        launcher,
+                        log_level=log_level,
+                        on_ready=self._wire,
+                        on_change=self._change,
+                    )
+                    for index in range(stage.replicas)
+                ),
+            )
+            for stage in plan.stages
+        }
+        self.deadlines: Deadlines[RequestStream] = Deadlines(self._expire)
+        self._slots: dict[int, int] = {}
+        self._keys = itertools.count()
+        self._links = itertools.count()
+        self._ids = itertools.count(1)
+        self._run_id = secrets.token_hex(4)
+        self._subgraphs: dict[Key, Subgraph] = {}
+        self._neighbours = {
+            stage.name: {edge.source for edge in plan.edges if edge.target == stage.name}
+            | {edge.target for edge in plan.edges if edge.source == stage.name}
+            for stage in plan.stages
+        }
+
+    # ---- requests
+
+    def open(self, request: Request) -> RequestStream:
+        """A request, to be entered with ``async with``: see :class:`RequestStream`."""
+        return RequestStream(self, request, request.id or f"req-{self._run_id}-{next(self._ids)}")
+
+    def subgraph(self, request: Request) -> Subgraph:
+        """What a request needs. Raises the client's mistake (400)."""
+        return subgraph(self.plan, request.task, request.inputs, request.outputs, self._subgraphs)
+
+    def _admit(self, record: RequestStream) -> None:
+        request = record.request
+        limits = self.plan.limits
+        if self.draining:
+            raise OmniError(
+                ErrorInfo(message="The server is shutting down.", type="unavailable_error", code="draining", status=503)
+            )
+        if len(self.inflight) >= limits.max_inflight:
+            self.refused += 1
+            raise overloaded(f"{limits.max_inflight} requests are in flight already.")
+        graph = self.subgraph(request)
+        replicas = {part.stage.name: self.pools[part.stage.name].bind(request.affinity) for part in graph.parts}
+        key = next(self._keys)
+        now = trio.current_time()
+        record.begin(key, graph, replicas, now)
+        self.inflight[key] = record
+        self.admitted += 1
+        budget = limits.deadline_s if request.deadline_s is None else min(request.deadline_s, limits.deadline_s)
+        self._slots[key] = self.deadlines.add(record, now + budget)
+        sections = {name: raw(value) for name, value in request.params.items()}
+        if request.media:
+            sections["clips"] = raw([clip.id for clip in request.media])
+        later = len(self.inflight) > _BATCH_ABOVE
+        log.debug("admitted key=%d task=%s", key, request.task, extra={"request": record.id})
+        # Consumers first: a chunk then seldom meets a worker that does not know its request yet.
+        for part in reversed(graph.parts):
+            replica = replicas[part.stage.name]
+            routes = tuple(
+                (edge.index, replica.links[edge.target, replicas[edge.target].index]) for edge in part.outputs
+            )
+            submit = Submit(
+                key,
+                record.id,
+                {name: sections[name] for name in part.sections if name in sections},
+                part.ports,
+                routes,
+                part.visible,
+            )
+            replica.submit(key, record, frame(submit), later=later)
+
+    def _terminal(self, record: RequestStream) -> None:
+        slot = self._slots.pop(record.key, None)
+        if slot is not None:
+            self.deadlines.discard(record, slot)
+        self.fed.unpark_all()
+
+    def _released(self, record: RequestStream) -> None:
+        self.inflight.pop(record.key, None)
+        if self.draining and not self.inflight:
+            self.changed.unpark_all()
+
+    @staticmethod
+    def _expire(record: RequestStream) -> None:
+        record.fail(deadline_exceeded().info)
+
+    # ---- replicas
+
+    def _wire(self, replica: StageReplica) -> None:
+        """A replica is ready: link it to every live replica of its neighbour stages.
+
+        Both ends' frames go out before any Submit that uses the link, on the same ordered channels, so nobody waits.
+        """
+        for name in sorted(self._neighbours[replica.stage.name]):
+            for other in self.pools[name].replicas:
+                if other.live and other is not replica:
+                    ours, theirs = socket.socketpair()
+                    link = next(self._links)
+                    replica.wire(link, other, ours.detach())
+                    other.wire(link, replica, theirs.detach())
+
+    def _change(self) -> None:
+        self.changed.unpark_all()
+
+    def health(self) -> dict[str, StageHealth]:
+        """Per stage: live and wanted replicas, states, restarts, last error."""
+        return {name: pool.health() for name, pool in self.pools.items()}
+
+    @property
+    def ready(self) -> bool:
+        """Whether every stage has a live replica."""
+        return all(health.live for health in self.health().values())
+
+    async def wait_ready(self) -> None:
+        """Wait until every replica has been ready once. Raises :class:`StartupError` naming the stage whose first
+        start failed. Bounded by the stages' start timeouts."""
+        while True:
+            replicas = [replica for pool in self.pools.values() for replica in pool.replicas]
+            for replica in replicas:
+                if not replica.was_ready and replica.last_error is not None:
+                    raise StartupError(
+                        ErrorInfo(
+                            message=f"Stage '{replica.stage.name}' could not start: {replica.last_error.message}",
+                            code="startup_failed",
+                            stage=replica.stage.name,
+                        )
+                    )
+            if all(replica.was_ready for replica in replicas):
+                return
+            await self.changed.park()
+
+    async def counters(self) -> dict[str, list[dict[str, float]]]:
+        """The engines' counters, per stage and replica; a replica that cannot answer gives an empty mapping."""
+        found: dict[str, list[dict[str, float]]] = {
+            name: [{} for _ in pool.replicas] for name, pool in self.pools.items()
+        }
+
+        async def ask(replica: StageReplica) -> None:
+            try:
+                found[replica.stage.name][replica.index] = await replica.query("counters", timeout_s=2.0)
+            except OmniError:
+                return
+
+        async with trio.open_nursery() as nursery:
+            for pool in self.pools.values():
+                for replica in pool.replicas:
+                    nursery.start_soon(ask, replica)
+        return found
+
+    async def query_media(self, what: str, args: dict[str, object]) -> object:
+        """Ask the media process (see :class:`omni_actors.media.client.MediaService`)."""
+        pool = self.pools.get(MEDIA_STAGE)
+        if pool is None:
+            raise stage_unavailable(MEDIA_STAGE)
+        return await pool.bind().query(what, args)
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests and wait until those in flight are released, at most ``grace_s``; cancel the rest."""
+        self.draining = True
+        with trio.move_on_after(grace_s):
+            while self.inflight:
+                await self.changed.park()
+        for record in list(self.inflight.values()):
+            record.fail(
+                ErrorInfo(message="The server is shutting down.", type="unavailable_error", code="draining", status=503)
+            )
+
+
+@asynccontextmanager
+async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIterator[Orchestrator]:
+    """Start every stage of the plan, side by side, and give the orchestrator at once: await
+    :meth:`Orchestrator.wait_ready` before the first request. Leaving the block stops every worker: by message, then
+    SIGTERM, then SIGKILL; when it is cancelled the workers are killed. Nothing is left in any case."""
+    async with open_launcher() as launcher:
+        orchestrator = Orchestrator(plan, launcher, log_level=log_level)
+        async with trio.open_nursery() as background:
+            background.start_soon(orchestrator.deadlines.run, name="deadlines")
+            async with trio.open_nursery() as replicas:
+                for pool in orchestrator.pools.values():
+                    for replica in pool.replicas:
+                        replicas.start_soon(replica.run, name=f"replica {replica.stage.name}#{replica.index}")
+                try:
+                    yield orchestrator
+                finally:
+                    orchestrator.draining = True
+                    for pool in orchestrator.pools.values():
+                        for replica in pool.replicas:
+                            replica.stop()
+            background.cancel_scope.cancel()

@@ -1,0 +1,219 @@
+"""The record of one request, in its caller's task.
+
+Replicas' readers advance it synchronously (it is their :class:`Participant`); the caller receives events from it. There
+is no task, channel or nursery per request or stage, and at most one wake per turn of a reader.
+
+States: new → admitted → running → terminal → released. *Terminal* is what the caller sees: exactly one of completed
+(the last event), failed (an :class:`OmniError`) and cancelled (the block was left). *Released* follows when every stage
+has let go or died; admission counts the request until then.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import trio
+
+from omni_actors.pipelines.subgraph import Subgraph
+from omni_actors.protocol.codec import frame
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
+from omni_actors.protocol.frames import Feed
+from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, StageDone, TextDelta, Usage
+from omni_actors.stages.replica import StageReplica
+
+if TYPE_CHECKING:
+    from omni_actors.orchestrator.orchestrator import Orchestrator
+
+log = logging.getLogger("omni_actors.orchestrator")
+
+FEEDS_UNDER_WAY = 64
+"""How many pieces of streaming input may wait in the worker before :meth:`RequestStream.feed` waits."""
+
+_CHECKPOINT_EVERY = 64
+_TEXT_OVERHEAD = 64  # bytes that a small delta counts for
+
+
+class Phase(enum.Enum):
+    NEW = "new"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RequestStream:
+    """One request: enter it to admit, iterate it for its events, leave it to be done with it.
+
+    ``async with orchestrator.open(request) as stream`` raises :class:`OmniError` when the request is refused at
+    admission. Leaving the block before the end, by whatever way, cancels what is left everywhere; that neither waits
+    nor can be interrupted.
+    """
+
+    def __init__(self, orchestrator: Orchestrator, request: Request, id: str) -> None:
+        self.id = id
+        self.key = -1
+        self.request = request
+        self.phase = Phase.NEW
+        self.admitted_at = 0.0
+        self.usage: dict[str, Usage] = {}
+        self.subgraph: Subgraph | None = None
+        self.replicas: dict[str, StageReplica] = {}
+        self._orchestrator = orchestrator
+        self._events: deque[Event] = deque()
+        self._waiting_bytes = 0
+        self._error: ErrorInfo | None = None
+        self._undone = 0
+        self._unreleased = 0
+        self._task: trio.lowlevel.Task | None = None
+        self._received = 0
+        self._fed = 0
+        self._fed_consumed = 0
+
+    # ---- the caller's side
+
+    async def __aenter__(self) -> Self:
+        self._orchestrator._admit(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.phase is Phase.RUNNING:
+            log.debug("cancelled", extra={"request": self.id})
+            self._end(Phase.CANCELLED)
+            self._abort()
+        self._events.clear()
+
+    async def receive(self) -> Event:
+        """The next event; the last one is :class:`Completed`. Raises :class:`OmniError` if the request failed and
+        :class:`trio.EndOfChannel` after the end. One task at a time. If cancelled, no event is lost."""
+        self._received += 1
+        if not self._events:
+            if self._error is not None:
+                raise OmniError(self._error)
+            if self.phase is not Phase.RUNNING:
+                raise trio.EndOfChannel
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
+            if not self._events:
+                assert self._error is not None
+                raise OmniError(self._error)
+        elif self._received % _CHECKPOINT_EVERY == 0:
+            await trio.lowlevel.checkpoint()
+        event = self._events.popleft()
+        self._waiting_bytes -= _size(event)
+        return event
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            return await self.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+
+    async def feed(self, modality: str, kind: str, meta: dict[str, Any] | None, *, end: bool = False) -> None:
+        """More input of a modality whose entry is a port, to the request that is under way. Waits while
+        :data:`FEEDS_UNDER_WAY` pieces are not consumed. A request that has ended drops it."""
+        assert self.subgraph is not None
+        entry = self.subgraph.entries.get(modality)
+        if entry is None or entry.port is None:
+            raise invalid_request(f"Input '{modality}' of this request does not stream.", "input")
+        while self.phase is Phase.RUNNING and self._fed - self._fed_consumed >= FEEDS_UNDER_WAY:
+            await self._orchestrator.fed.park()
+        await trio.lowlevel.checkpoint()
+        if self.phase is Phase.RUNNING:
+            self._fed += 1
+            self.replicas[entry.stage.name].send(frame(Feed(self.key, entry.port, kind, meta, end)))
+
+    # ---- the replicas' side
+
+    def on_text(self, delta: TextDelta) -> None:
+        self._push(delta)
+
+    def on_media(self, chunk: MediaChunk) -> None:
+        self._push(chunk)
+
+    def on_done(self, replica: StageReplica, done: StageDone) -> None:
+        self.usage[replica.stage.name] = done.usage
+        self._undone -= 1
+        if not self._undone and self.phase is Phase.RUNNING:
+            self._events.append(Completed(self.usage))
+            self._end(Phase.COMPLETED)
+
+    def on_failed(self, replica: StageReplica, error: ErrorInfo) -> None:
+        if replica.stage.name not in self.usage:
+            self.fail(error)
+
+    def on_released(self, replica: StageReplica) -> None:
+        self._unreleased -= 1
+        if not self._unreleased:
+            self._orchestrator._released(self)
+
+    def on_fed(self, count: int) -> None:
+        self._fed_consumed = max(self._fed_consumed, count)
+        self._orchestrator.fed.unpark_all()
+
+    def fail(self, error: ErrorInfo) -> None:
+        """End the request with a typed failure, once; events that came before it are still received."""
+        if self.phase is not Phase.RUNNING:
+            return
+        log.debug("failed: %s", error.message, extra={"request": self.id})
+        self._error = error
+        self._end(Phase.FAILED)
+        self._abort()
+
+    # ---- inside
+
+    def begin(self, key: int, subgraph: Subgraph, replicas: dict[str, StageReplica], now: float) -> None:
+        """Admission has bound it: every stage of the subgraph is about to get its Submit."""
+        self.key = key
+        self.subgraph = subgraph
+        self.replicas = replicas
+        self.phase = Phase.RUNNING
+        self.admitted_at = now
+        self._undone = self._unreleased = len(replicas)
+
+    def _push(self, event: TextDelta | MediaChunk) -> None:
+        if self.phase is not Phase.RUNNING:
+            return
+        self._events.append(event)
+        self._waiting_bytes += _size(event)
+        if self._waiting_bytes > self._orchestrator.plan.limits.sink_bytes:
+            self._events.clear()
+            self.fail(
+                ErrorInfo(message="The client does not read its stream.", type="timeout_error", code="slow_client")
+            )
+        else:
+            self._wake()
+
+    def _end(self, phase: Phase) -> None:
+        self.phase = phase
+        self._orchestrator._terminal(self)
+        self._wake()
+
+    def _abort(self) -> None:
+        for replica in self.replicas.values():
+            replica.abort(self.key)
+
+    def _wake(self) -> None:
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+            self._task = None
+
+    def _abort_wait(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+def _size(event: Event) -> int:
+    if type(event) is MediaChunk:
+        return len(event.data)
+    if type(event) is TextDelta:
+        return len(event.text) + _TEXT_OVERHEAD
+    return 0

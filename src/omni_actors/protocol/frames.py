@@ -1,0 +1,213 @@
+"""The frames between the serving process and a worker, and between two workers.
+
+Every frame is a 4-byte little-endian length, then one msgpack-encoded tagged array. A frame that is unknown, malformed
+or over its limit is a protocol error of that channel alone: the channel is closed and its worker replaced.
+
+Identity. ``key`` is a number that the orchestrator draws, ever increasing, for each *attempt* of a request, so one
+integer says (request, attempt). A channel belongs to one incarnation of a replica and a link to one incarnation at
+each end, and both close with it, so a frame cannot outlive the incarnation that it belongs to. A receiver drops frames
+whose key it has retired, and keeps back (within the edge's credits) those whose key it has not met yet. The end of a
+link is seen as end-of-file at the other side; no frame announces it. A stage's failure is told to the orchestrator
+alone, which aborts the request everywhere: there is one path of failure.
+
+=========  ==========================  ==============================================================
+frame      direction                   meaning
+=========  ==========================  ==============================================================
+Hello      serving → worker            versioned handshake: the worker's whole configuration
+Welcome    worker → serving            the worker speaks this version
+Progress   worker → serving            what is being loaded, for a person to read
+Ready      worker → serving            loaded; capabilities
+Fatal      worker → serving            the worker cannot go on (last frame before it exits)
+Wire       serving → worker (+ 1 fd)   one end of a link to another worker
+Submit     serving → worker            take part in a request
+Feed       serving → worker            more input for a port of a request (streaming input)
+Abort      serving → worker            forget a request
+Query      serving → worker            ask for counters (or another named question)
+Reply      worker → serving            answer to a Query
+Step       worker → serving            what one iteration produced, for all requests at once
+Stop       serving → worker            finish and exit
+Chunk      worker → worker             a payload on an edge of a request (inline, or in a slab)
+Ack        worker → worker             chunks consumed: credits back, slab space free
+=========  ==========================  ==============================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from omni_actors.protocol.errors import ErrorInfo
+from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta
+
+PROTOCOL_VERSION = 1
+
+MAX_CONTROL_FRAME = 16 << 20
+"""Bytes. Control frames are small, but a Submit may carry a long prompt and a Step a second of audio."""
+
+MAX_PEER_FRAME = 4 << 20
+"""Bytes. A chunk over :data:`INLINE_LIMIT` travels in a slab."""
+
+INLINE_LIMIT = 64 << 10
+"""Payloads of up to so many bytes travel in the frame itself (measured: a socket is as fast as memory up to here)."""
+
+
+class EdgeSpec(msgspec.Struct, kw_only=True, frozen=True):
+    """An edge as a worker needs it. ``index`` is its place in the plan. ``capacity`` is in chunks per request."""
+
+    index: int
+    source: str
+    target: str
+    port: str
+    kind: str
+    mode: str = "full"
+    capacity: int = 64
+    bridge: str | None = None
+
+
+class Hello(msgspec.Struct, tag="hello", kw_only=True, array_like=True):
+    """``engine`` and ``adapter`` are dotted names ``module:attribute``. ``options`` are the stage's own settings."""
+
+    version: int
+    stage: str
+    replica: int
+    incarnation: int
+    engine: str
+    adapter: str
+    model: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+    options: dict[str, Any] = {}
+    limits: dict[str, int] = {}
+    inputs: tuple[EdgeSpec, ...] = ()
+    outputs: tuple[EdgeSpec, ...] = ()
+    log_level: str = "INFO"
+    parent_pid: int = 0
+
+
+class Welcome(msgspec.Struct, tag="welcome", array_like=True):
+    version: int
+    pid: int
+
+
+class Progress(msgspec.Struct, tag="progress", array_like=True):
+    text: str
+    fraction: float | None = None
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    info: dict[str, Any]
+
+
+class Fatal(msgspec.Struct, tag="fatal", array_like=True):
+    error: ErrorInfo
+
+
+class Wire(msgspec.Struct, tag="wire", array_like=True):
+    """``peer`` names the other end (stage#replica@incarnation). The descriptor rides on this frame. No answer is
+    needed: frames of a channel are handled in order, so a Submit that names the link comes after it."""
+
+    link: int
+    peer: str
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True):
+    """``ports`` are those that will be fed by edges or by Feed; ``routes`` are pairs (edge index, link) to send the
+    stage's output on; ``visible`` says that the client wants this stage's output. ``params`` as in Request."""
+
+    key: int
+    request_id: str
+    params: dict[str, msgspec.Raw]
+    ports: tuple[str, ...]
+    routes: tuple[tuple[int, int], ...]
+    visible: bool
+
+
+class Feed(msgspec.Struct, tag="feed", array_like=True):
+    """A payload of plain metadata (a piece of text, say) for a port; ``end`` says that the port gets no more."""
+
+    key: int
+    port: str
+    kind: str
+    meta: dict[str, Any] | None
+    end: bool
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True):
+    key: int
+
+
+class Query(msgspec.Struct, tag="query", array_like=True):
+    id: int
+    what: str
+    args: dict[str, Any] = {}
+
+
+class Reply(msgspec.Struct, tag="reply", array_like=True):
+    id: int
+    value: Any
+    error: ErrorInfo | None = None
+
+
+class Step(msgspec.Struct, tag="step", array_like=True):
+    """Everything one iteration produced. ``released``: keys of which nothing is left in this worker. ``fed``: pairs
+    (key, how many Feeds of it are consumed by now)."""
+
+    texts: list[TextDelta] = []
+    media: list[MediaChunk] = []
+    done: list[StageDone] = []
+    failed: list[StageFailed] = []
+    released: list[int] = []
+    fed: list[tuple[int, int]] = []
+
+
+class Stop(msgspec.Struct, tag="stop", array_like=True):
+    grace_s: float
+
+
+Down = Hello | Wire | Submit | Feed | Abort | Query | Stop
+Up = Welcome | Progress | Ready | Fatal | Reply | Step
+
+
+class TensorMeta(msgspec.Struct, array_like=True, frozen=True):
+    """A tensor inside a payload's bytes. ``dtype`` is numpy's name, or ``bfloat16``. C order, little-endian."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class SlabRef(msgspec.Struct, array_like=True, frozen=True):
+    """Where in the producer's arena the payload lies. ``fd`` says that the slab's descriptor rides on this frame."""
+
+    slab: int
+    offset: int
+    fd: bool
+
+
+class Chunk(msgspec.Struct, tag="chunk", array_like=True):
+    """``seq`` counts the chunks of this request on this edge from 0. ``kind == ""`` and ``end`` is a bare end."""
+
+    key: int
+    edge: int
+    seq: int
+    end: bool
+    kind: str
+    meta: dict[str, Any]
+    tensors: tuple[TensorMeta, ...] = ()
+    data: bytes | None = None
+    slab: SlabRef | None = None
+
+
+class Ack(msgspec.Struct, tag="ack", array_like=True):
+    """``upto`` is cumulative: every chunk below it is consumed. A late or repeated Ack is harmless."""
+
+    key: int
+    edge: int
+    upto: int
+
+
+Peer = Chunk | Ack

@@ -1,0 +1,89 @@
+"""The sections of a request's parameters.
+
+A request carries a mapping of *section name → struct*. A stage declares which sections it reads
+(``Stage.sections``) and receives only those. Entrypoints build them from wire formats; workers decode them by type.
+Field defaults are those of OpenAI's API where it has the field, of vLLM where only vLLM has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Section ``prompt``. Exactly one of ``messages``, ``text`` and ``token_ids`` is set.
+
+    ``messages`` follow the chat format; a content is a string or a list of parts ``{"type": "text", "text": …}`` and
+    ``{"type": "audio", "index": i}``, where ``i`` counts the request's audio clips in order.
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Section ``sampling``: how an autoregressive stage chooses tokens and when it stops.
+
+    ``None`` for ``max_tokens`` means up to the model's context; for ``temperature``, ``top_p``, ``top_k``, ``min_p``
+    and ``repetition_penalty`` it means the stage's default from the deploy overlay, else the model's generation
+    config, else the neutral value. ``seed=None`` draws a fresh seed per request. ``logprobs`` is the number of
+    alternatives per token (0: only the chosen one, ``None``: off).
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logit_bias: dict[int, float] = {}
+    n: int = 1
+    echo: bool = False
+    skip_special_tokens: bool = True
+
+
+class Speech(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Section ``speech``: what a speech stage says (``text`` is ``None`` when it comes by an edge) and how."""
+
+    text: str | None = None
+    voice: str = "default"
+    speed: float = 1.0
+    instructions: str | None = None
+    language: str | None = None
+    seed: int = 0
+
+
+class Transcription(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Section ``transcription``. ``timestamps``: ``none``, ``segment`` or ``word``; ``task``: ``transcribe`` or
+    ``translate``. ``clips`` is the number of audio clips that will arrive on the audio port."""
+
+    language: str | None = None
+    prompt: str | None = None
+    temperature: float = 0.0
+    timestamps: str = "none"
+    task: str = "transcribe"
+    clips: int = 1
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "prompt": Prompt,
+    "sampling": Sampling,
+    "speech": Speech,
+    "transcription": Transcription,
+}
+"""Section name → struct. An unknown section travels as plain builtins (a family's own parameters)."""

@@ -1,0 +1,105 @@
+"""The serving process's end of a worker's control socket: ordered, never blocking, with descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+
+import trio
+
+
+class ChannelClosed(Exception):
+    """The worker is gone or broke the protocol; whoever reads the channel handles it."""
+
+
+class Channel:
+    """Frames out, bytes in. ``send`` never waits: it writes what the socket takes, ``run_writer`` the rest.
+
+    What may wait here is bounded by admission: each request puts a bounded number of frames.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._out: deque[tuple[bytes | bytearray, int | None]] = deque()
+        self._writer: trio.lowlevel.Task | None = None
+        self._closed = False
+
+    def send(self, data: bytes, *, later: bool = False) -> None:
+        """Queue a frame and write it, at once or (``later``) together with what else comes in this turn of the loop."""
+        if self._closed:
+            return
+        out = self._out
+        if out and out[-1][1] is None and type(out[-1][0]) is bytearray:
+            out[-1][0].extend(data)
+        else:
+            out.append((bytearray(data), None))
+        if later or not self._flush():
+            self._wake()
+
+    def send_fd(self, data: bytes, fd: int) -> None:
+        """Queue a frame that carries a descriptor, which is closed here once it is sent (or never will be)."""
+        if self._closed:
+            os.close(fd)
+            return
+        self._out.append((data, fd))
+        if not self._flush():
+            self._wake()
+
+    async def run_writer(self) -> None:
+        """Write what ``send`` left over, until cancelled."""
+        while True:
+            if self._out:
+                if not self._flush():
+                    await trio.lowlevel.wait_writable(self._sock)
+                continue
+            self._writer = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
+
+    async def receive(self) -> bytes:
+        """The next bytes; empty at end-of-file. Always a checkpoint."""
+        while True:
+            await trio.lowlevel.wait_readable(self._sock)
+            try:
+                return self._sock.recv(256 << 10)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError:
+                return b""
+
+    def close(self) -> None:
+        """Drop what is queued. The socket belongs to its process."""
+        self._closed = True
+        for _data, fd in self._out:
+            if fd is not None:
+                os.close(fd)
+        self._out.clear()
+
+    def _abort_wait(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._writer = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _wake(self) -> None:
+        if self._writer is not None:
+            trio.lowlevel.reschedule(self._writer)
+            self._writer = None
+
+    def _flush(self) -> bool:
+        """Write what the socket takes now; whether everything went (or the other end is gone)."""
+        out = self._out
+        while out:
+            data, fd = out[0]
+            try:
+                sent = self._sock.send(data) if fd is None else socket.send_fds(self._sock, [data], [fd])
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError:
+                self.close()  # the reader sees the end
+                return True
+            if fd is not None:
+                os.close(fd)
+            if sent < len(data):
+                out[0] = (bytearray(data[sent:]), None)
+                return False
+            out.popleft()
+        return True

@@ -1,0 +1,75 @@
+"""StagePool: all replicas of one stage, and the choice among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omni_actors.pipelines.plan import StagePlan
+from omni_actors.protocol.errors import ErrorInfo, stage_unavailable
+from omni_actors.stages.replica import StageReplica
+
+_MAX_AFFINITIES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StageHealth:
+    """What ``/health`` says about a stage."""
+
+    stage: str
+    live: int
+    wanted: int
+    states: tuple[str, ...]
+    restarts: int
+    progress: str
+    last_error: ErrorInfo | None
+
+
+class StagePool:
+    """The replicas of a stage. A request is bound to one replica for its whole life, so its chunks stay in order."""
+
+    def __init__(self, stage: StagePlan, replicas: tuple[StageReplica, ...]) -> None:
+        self.stage = stage
+        self.replicas = replicas
+        self._turn = 0
+        self._affinities: dict[str, StageReplica] = {}
+
+    def bind(self, affinity: str | None = None) -> StageReplica:
+        """A live replica: the one that ``affinity`` had before if it lives, else by the stage's balancer.
+
+        Raises ``stage_unavailable`` (503) when there is none.
+        """
+        if affinity is not None and (kept := self._affinities.get(affinity)) is not None and kept.live:
+            return kept
+        chosen = self._choose()
+        if affinity is not None:
+            if len(self._affinities) >= _MAX_AFFINITIES:
+                del self._affinities[next(iter(self._affinities))]
+            self._affinities[affinity] = chosen
+        return chosen
+
+    def _choose(self) -> StageReplica:
+        replicas = self.replicas
+        if len(replicas) == 1:
+            if not replicas[0].live:
+                raise stage_unavailable(self.stage.name)
+            return replicas[0]
+        live = [replica for replica in replicas if replica.live]
+        if not live:
+            raise stage_unavailable(self.stage.name)
+        self._turn += 1
+        if self.stage.balancer == "round_robin":
+            return live[self._turn % len(live)]
+        # The turn breaks ties, so that an idle pool still spreads its requests.
+        start = self._turn % len(live)
+        return min(live[start:] + live[:start], key=lambda replica: len(replica.requests))
+
+    def health(self) -> StageHealth:
+        return StageHealth(
+            stage=self.stage.name,
+            live=sum(replica.live for replica in self.replicas),
+            wanted=len(self.replicas),
+            states=tuple(replica.state.value for replica in self.replicas),
+            restarts=sum(max(0, replica.incarnation - 1) for replica in self.replicas),
+            progress=next((replica.progress for replica in self.replicas if not replica.live), "ready"),
+            last_error=next((r.last_error for r in self.replicas if r.last_error is not None), None),
+        )

@@ -1,0 +1,123 @@
+"""The contract between the worker's loop and an engine.
+
+The loop owns sockets, credits and identities; an engine owns a model and the requests inside it. One thread calls
+everything here, in turn: ``admit``, ``feed`` and ``abort`` as frames arrive, then ``step`` while ``runnable``. Nothing
+here waits. A step does one iteration over everything that can run (one decode step of a batch, one batch of a one-shot
+model) and returns, so that an abort or a new request never waits longer than one iteration.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.protocol.errors import ErrorInfo, invalid_request
+from omni_actors.protocol.frames import Hello, Query
+from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+
+
+@dataclass(slots=True)
+class Work:
+    """One request as one stage sees it.
+
+    ``params`` holds the sections that the stage declared, as structs of :mod:`omni_actors.protocol.params` (an unknown
+    section as builtins). ``ports`` are the ports that will be fed; input is complete when each has ended.
+    ``visible`` says that the client wants this stage's output; ``routed`` that another stage does.
+    """
+
+    key: int
+    request_id: str
+    params: Mapping[str, Any]
+    ports: frozenset[str] = frozenset()
+    visible: bool = False
+    routed: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Outbox(Protocol):
+    """Where an engine puts what it made. Calls never wait and never raise for a retired key (it is dropped)."""
+
+    def ready(self, key: int) -> bool:
+        """Whether every edge of this request has a credit. Without one the request is not runnable in this step."""
+        ...
+
+    def text(self, delta: TextDelta) -> None:
+        """To the client, if it wants this stage's output."""
+        ...
+
+    def media(self, chunk: MediaChunk) -> None:
+        """To the client, if it wants this stage's output."""
+        ...
+
+    def emit(self, key: int, payload: Payload) -> None:
+        """To every stage that this request's edges lead to. Spends one credit per edge."""
+        ...
+
+    def consumed(self, key: int, port: str) -> None:
+        """One payload that :meth:`Engine.feed` had queued is being worked on: its credit goes back."""
+        ...
+
+    def finish(self, key: int, usage: Usage) -> None:
+        """The last word on success: ends the request's edges and this stage's part in it."""
+        ...
+
+    def fail(self, key: int, error: ErrorInfo) -> None:
+        """The last word on failure: cuts the edges; the orchestrator ends the request."""
+        ...
+
+    def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
+        """The answer to a question that came by :meth:`Engine.query`. ``value`` is plain builtins or a struct."""
+        ...
+
+
+class Engine(ABC):
+    """One model under one loop. Subclasses take ``(hello)`` and load in :meth:`load`."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+
+    @abstractmethod
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        """Load weights, warm up, and return what the serving process should know (``Ready.info``)."""
+
+    @abstractmethod
+    def admit(self, work: Work) -> None:
+        """Take a request in. Raises :class:`OmniError` (the client's mistake, or full): it fails alone."""
+
+    @abstractmethod
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
+        """Input on a port, in order; ``payload`` is ``None`` for a bare end. A payload's tensors are views: copy what
+        must outlive the next step. Raises :class:`OmniError` to fail the request.
+
+        Returns whether the payload is consumed, so that its credit can go back to the producer. ``False`` means that
+        it is queued: the engine calls ``out.consumed(key, port)`` once for it when it starts on it."""
+
+    @abstractmethod
+    def abort(self, key: int) -> None:
+        """Forget the request at once. Unknown keys are ignored."""
+
+    @property
+    @abstractmethod
+    def runnable(self) -> bool:
+        """Whether :meth:`step` has something to do now (ignoring credits)."""
+
+    @abstractmethod
+    def step(self, out: Outbox) -> bool:
+        """One iteration. Returns whether anything ran: ``False`` lets the loop block until a frame arrives (every
+        runnable request waits for credit). An exception here is a bug of the engine and ends the worker; a failure of
+        one item goes to ``out.fail``."""
+
+    def counters(self) -> dict[str, float]:
+        """Gauges and counters by name, for metrics: at idle every gauge is zero."""
+        return {}
+
+    def query(self, query: Query, out: Outbox) -> None:
+        """Take a question beside the requests; answer it now or in a later step by ``out.reply``. Raises
+        :class:`OmniError`, which becomes the answer. The loop itself answers ``counters``."""
+        raise invalid_request(f"unknown question {query.what!r}")
+
+    def close(self) -> None:
+        """Free what must be freed in order. The process ends right after."""

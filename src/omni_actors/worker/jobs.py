@@ -1,0 +1,79 @@
+"""What the worker's loop keeps for each request: its routes out, its sources in, and the credits of both."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from omni_actors.connectors.link import Link
+from omni_actors.connectors.shared_memory import Slot
+from omni_actors.protocol.frames import EdgeSpec
+from omni_actors.worker.bridge import Bridge
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """One outgoing edge of one request. ``seq`` chunks are sent, ``acked`` consumed; ``slots`` hold what is between."""
+
+    edge: EdgeSpec
+    link: Link | None
+    seq: int = 0
+    acked: int = 0
+    slots: deque[tuple[int, Slot]] = field(default_factory=deque)
+
+    @property
+    def ready(self) -> bool:
+        return self.link is None or self.seq - self.acked < self.edge.capacity
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """One incoming edge of one request.
+
+    A bridge may make none, one or several items of a chunk, so credits are counted through ``marks``: after chunk
+    ``seq`` so many items had been fed. A chunk is consumed when all items up to its mark are.
+    """
+
+    edge: EdgeSpec
+    link: Link
+    bridge: Bridge
+    seq: int = 0
+    acked: int = 0
+    fed: int = 0
+    consumed: int = 0
+    ended: bool = False
+    slabs: bool = False
+    marks: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def settle(self) -> int | None:
+        """The cumulative acknowledgement that is due now, if any is."""
+        upto = None
+        while self.marks and self.marks[0][1] <= self.consumed:
+            upto = self.marks.popleft()[0] + 1
+        if upto is None:
+            return None
+        self.acked = upto
+        # After the end nobody waits for credits; only shared memory must still be given back.
+        return upto if self.slabs or not self.ended else None
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request in this worker. ``waiting`` counts the sources that a port still waits for."""
+
+    key: int
+    request_id: str
+    visible: bool
+    routes: tuple[Route, ...]
+    waiting: dict[str, int]
+    sources: dict[int, Source] = field(default_factory=dict)
+    feeds: int = 0
+    feeds_consumed: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return all(route.ready for route in self.routes)
+
+    @property
+    def holds_memory(self) -> bool:
+        return any(route.slots for route in self.routes)

@@ -1,0 +1,93 @@
+"""From the handshake to the loop: what a worker does once in its life."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pkgutil
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from omni_actors.protocol.codec import FrameReader, frame
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.frames import (
+    MAX_CONTROL_FRAME,
+    PROTOCOL_VERSION,
+    Fatal,
+    Hello,
+    Progress,
+    Ready,
+    Welcome,
+)
+from omni_actors.telemetry.logs import configure
+from omni_actors.worker.bridge import Bridge
+from omni_actors.worker.engine import Engine
+from omni_actors.worker.loop import Worker
+
+log = logging.getLogger("omni_actors.worker")
+
+
+def main(control: socket.socket) -> int:
+    """Serve one incarnation of one replica; returns the exit status."""
+    hello = _handshake(control)
+    if hello is None:
+        return 1
+    configure(hello.log_level, f"{hello.stage}#{hello.replica}@{hello.incarnation}")
+    try:
+        engine, bridges = _load(control, hello)
+    except Exception as error:
+        log.exception("loading failed")
+        info = error.info if isinstance(error, OmniError) else ErrorInfo(message=f"{type(error).__name__}: {error}")
+        _tell(control, Fatal(msgspec.structs.replace(info, stage=hello.stage)))
+        return 1
+    worker = Worker(control, hello, engine, bridges)
+    try:
+        worker.run()
+    except Exception as error:
+        log.exception("the worker cannot go on")
+        control.setblocking(True)
+        control.settimeout(1.0)
+        _tell(control, Fatal(ErrorInfo(message=f"{type(error).__name__} in the worker's loop", stage=hello.stage)))
+        return 1
+    finally:
+        worker.close()
+        engine.close()
+    return 0
+
+
+def _handshake(control: socket.socket) -> Hello | None:
+    reader: FrameReader[Hello] = FrameReader(Hello, MAX_CONTROL_FRAME)
+    messages: list[Hello] = []
+    while not messages:
+        data = control.recv(64 << 10)
+        if not data:
+            return None
+        messages = reader.feed(data)
+    hello = messages[0]
+    if hello.version != PROTOCOL_VERSION:
+        message = f"the worker speaks protocol {PROTOCOL_VERSION}, the server {hello.version}"
+        _tell(control, Fatal(ErrorInfo(message=message)))
+        return None
+    _tell(control, Welcome(PROTOCOL_VERSION, os.getpid()))
+    return hello
+
+
+def _load(control: socket.socket, hello: Hello) -> tuple[Engine, dict[int, Callable[[], Bridge]]]:
+    def progress(text: str, fraction: float | None = None) -> None:
+        _tell(control, Progress(text, fraction))
+
+    progress(f"importing {hello.engine}")
+    engine: Engine = pkgutil.resolve_name(hello.engine)(hello)
+    bridges = {edge.index: pkgutil.resolve_name(edge.bridge) for edge in hello.inputs if edge.bridge}
+    info = engine.load(progress)
+    _tell(control, Ready(info))
+    return engine, bridges
+
+
+def _tell(control: socket.socket, message: msgspec.Struct) -> None:
+    try:
+        control.sendall(frame(message))
+    except OSError:
+        log.warning("the serving process is gone")
