@@ -1,0 +1,158 @@
+"""A small HTTP/1.1 client on trio, made for measuring: it gives a body's bytes as soon as the socket has them.
+
+Libraries for general use buffer, decode and pool in ways that move the very times that are to be measured.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import h11
+import trio
+
+from omni_actors.version import __version__
+
+READ_SIZE = 1 << 16
+
+
+class ShortReply(Exception):
+    """The server closed the connection before its reply was whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an API lives: ``http://127.0.0.1:8000/v1``."""
+
+    host: str
+    port: int
+    tls: bool
+    base: str
+
+    @classmethod
+    def parse(cls, url: str) -> Target:
+        """Raises :class:`ValueError` for what is no http(s) URL. A URL without a path means ``/v1``."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is not an http:// or https:// URL")
+        tls = parts.scheme == "https"
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path.rstrip("/") or "/v1")
+
+
+class Reply:
+    """A response whose head has arrived. ``receive`` gives the body piece by piece, ``b""`` at its proper end."""
+
+    def __init__(self, connection: Connection, head: h11.Response) -> None:
+        self.status: int = head.status_code
+        self.headers: dict[str, str] = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+        self._connection = connection
+
+    async def receive(self) -> bytes:
+        """Raises :class:`ShortReply` when the connection ends before the body does."""
+        event = await self._connection.next_event()
+        return bytes(event.data) if isinstance(event, h11.Data) else b""
+
+    async def read(self) -> bytes:
+        """The whole (rest of the) body."""
+        parts = []
+        while part := await self.receive():
+            parts.append(part)
+        return b"".join(parts)
+
+
+class Connection:
+    """One connection; one request at a time."""
+
+    def __init__(self, stream: trio.abc.Stream, host: str) -> None:
+        self._stream = stream
+        self._host = host
+        self._state = h11.Connection(h11.CLIENT)
+        self.used = False
+
+    async def send(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
+        """Send a request whole and wait for the head of its response."""
+        fields = {
+            "host": self._host,
+            "user-agent": f"omni-actors-bench/{__version__}",
+            "content-length": str(len(body)),
+            **headers,
+        }
+        wire = [self._state.send(h11.Request(method=method, target=path, headers=list(fields.items())))]
+        if body:
+            wire.append(self._state.send(h11.Data(data=body)))
+        wire.append(self._state.send(h11.EndOfMessage()))
+        await self._stream.send_all(b"".join(part for part in wire if part))
+        while True:
+            event = await self.next_event()
+            if isinstance(event, h11.Response):
+                self.used = True
+                return Reply(self, event)
+
+    async def next_event(self) -> h11.Event:
+        while True:
+            try:
+                event = self._state.next_event()
+                if event is h11.NEED_DATA:
+                    self._state.receive_data(bytes(await self._stream.receive_some(READ_SIZE)))
+                    continue
+            except h11.RemoteProtocolError as error:
+                raise ShortReply(str(error)) from error
+            if isinstance(event, h11.ConnectionClosed):
+                raise ShortReply("the server closed the connection")
+            assert not isinstance(event, type), event  # PAUSED: only after the end of a message
+            return event
+
+    def recycle(self) -> bool:
+        """Make ready for another request; false if the connection is at its end."""
+        if self._state.our_state is h11.DONE and self._state.their_state is h11.DONE:
+            self._state.start_next_cycle()
+            return True
+        return False
+
+    async def aclose(self) -> None:
+        await trio.aclose_forcefully(self._stream)
+
+
+@dataclass
+class Client:
+    """Requests to one target, over connections that are kept and used again. As many at once as callers ask for."""
+
+    target: Target
+    headers: dict[str, str] = field(default_factory=dict)
+    _idle: list[Connection] = field(default_factory=list)
+
+    async def _connect(self) -> Connection:
+        stream: trio.abc.Stream = await trio.open_tcp_stream(self.target.host, self.target.port)
+        if self.target.tls:
+            context = ssl.create_default_context()
+            stream = trio.SSLStream(stream, context, server_hostname=self.target.host, https_compatible=True)
+        return Connection(stream, f"{self.target.host}:{self.target.port}")
+
+    async def open(self, method: str, path: str, body: bytes = b"") -> tuple[Connection, Reply]:
+        """Send; give the response's head and the connection, which goes back by :meth:`done`.
+
+        A kept connection that the server has closed in the meantime is replaced, without a trace in the result.
+        """
+        headers = dict(self.headers)
+        if body:
+            headers["content-type"] = "application/json"
+        while True:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            try:
+                return connection, await connection.send(method, self.target.base + path, headers, body)
+            except BaseException as error:
+                await connection.aclose()
+                if not (connection.used and isinstance(error, ShortReply | trio.BrokenResourceError)):
+                    raise
+
+    async def done(self, connection: Connection) -> None:
+        """Keep the connection if its response was read to the end, close it otherwise."""
+        if connection.recycle():
+            self._idle.append(connection)
+        else:
+            await connection.aclose()
+
+    async def aclose(self) -> None:
+        while self._idle:
+            await self._idle.pop().aclose()

@@ -1,0 +1,222 @@
+"""The command ``bench``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import rich.console
+import rich.progress
+import trio
+
+from omni_actors.entrypoints.bench.client import Client, Target
+from omni_actors.entrypoints.bench.load import Level, Run, run_level
+from omni_actors.entrypoints.bench.report import require_plotting, table, write_json, write_plot
+from omni_actors.entrypoints.bench.statistics import aggregate
+from omni_actors.entrypoints.bench.workloads import PROMPTS, SENTENCES, WORKLOADS, Workload
+from omni_actors.version import __version__
+
+
+def _numbers(kind: type[float]) -> Callable[[click.Context, click.Parameter, str | None], tuple[float, ...]]:
+    def parse(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
+        try:
+            numbers = tuple(kind(part) for part in value.split(",")) if value else ()
+        except ValueError:
+            numbers = (0,)
+        if any(not number > 0 for number in numbers):
+            raise click.BadParameter(f"{value!r} is not a list of positive numbers like 1,4,16")
+        return numbers
+
+    return parse
+
+
+def _json_object(context: click.Context, parameter: click.Parameter, value: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(value)
+    except ValueError as error:
+        raise click.BadParameter(f"not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise click.BadParameter("not a JSON object")
+    return parsed
+
+
+def _target(context: click.Context, parameter: click.Parameter, value: str) -> Target:
+    try:
+        return Target.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command("bench", context_settings={"show_default": True, "max_content_width": 110})
+@click.argument("workload", type=click.Choice(list(WORKLOADS)), default="chat")
+@click.option("--url", callback=_target, default="http://127.0.0.1:8000/v1", help="Base URL of the API.")
+@click.option("--model", help="Model name to send.  [default: the first of /v1/models]")
+@click.option("--api-key", envvar="OPENAI_API_KEY", help="Bearer token.  [env: OPENAI_API_KEY]", show_default=False)
+@click.option("--concurrency", callback=_numbers(int), help="Requests kept in flight; a list sweeps.  [default: 1]")
+@click.option("--rate", callback=_numbers(float), help="Requests started per second (Poisson); a list sweeps.")
+@click.option("--requests", type=click.IntRange(min=1), default=16, help="Requests per level and repeat.")
+@click.option("--warmup", type=click.IntRange(min=0), default=2, help="Requests before the first level, not counted.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, help="Passes per level; the medians are reported.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=64, help="Tokens per answer (chat workloads).")
+@click.option("--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File, a prompt a line.")
+@click.option("--voice", default="alloy", help="Voice (workloads with audio).")
+@click.option("--body", "extra", callback=_json_object, default="{}", help="JSON merged into each body.")
+@click.option("--no-usage", is_flag=True, help="Do not ask for usage; count text deltas as tokens.")
+@click.option("--sample-rate", type=click.IntRange(min=1), default=24000, help="Hz, where the reply does not say.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds per request.")
+@click.option("--seed", default=0, help="Of the arrival times.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers here.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here (png, svg, pdf).")
+def bench_command(
+    workload: str,
+    url: Target,
+    model: str | None,
+    api_key: str | None,
+    concurrency: tuple[int, ...],
+    rate: tuple[float, ...],
+    requests: int,
+    warmup: int,
+    repeats: int,
+    max_tokens: int,
+    prompts: Path | None,
+    voice: str,
+    extra: dict[str, Any],
+    no_usage: bool,
+    sample_rate: int,
+    timeout: float,
+    seed: int,
+    json_path: Path | None,
+    plot: Path | None,
+) -> None:
+    """Load an OpenAI-style server and measure what its clients feel.
+
+    WORKLOAD is chat (streamed text), chat-audio (streamed text and speech), speech (chunked samples) or speech-sse.
+
+    \b
+    TTFT  time to first text              E2EL      end-to-end latency
+    TTFP  time to first packet of audio   RTF       E2EL per second of audio
+    TPOT  time per token after the first  underrun  silence in a player that starts at the first packet
+
+    A reply counts only if it is whole and its usage adds up; an error event or a short stream makes it a failure,
+    and any failure makes the exit status 1.
+
+    \b
+    Examples:
+      omni-actors bench chat --concurrency 1,8,32 --json chat.json --plot chat.png
+      omni-actors bench chat-audio --rate 0.2,0.5,1 --requests 20
+      omni-actors bench speech --url https://api.example.com/v1 --model tts-1 --no-usage
+    """
+    if concurrency and rate:
+        raise click.UsageError("--concurrency and --rate exclude each other")
+    if plot:
+        try:
+            require_plotting()
+        except ImportError as error:
+            raise click.UsageError(str(error)) from None
+    lines = [line for line in prompts.read_text().splitlines() if line.strip()] if prompts else None
+    if lines == []:
+        raise click.UsageError(f"{prompts} holds no prompt")
+    levels = [Level(rate=value) for value in rate] or [Level(concurrency=value) for value in concurrency or (1,)]
+    client = Client(url, {"authorization": f"Bearer {api_key}"} if api_key else {})
+
+    async def main() -> tuple[Workload, list[dict[str, Any]]]:
+        try:
+            asked = WORKLOADS[workload](
+                model=model or await _first_model(client),
+                prompts=lines or (SENTENCES if workload.startswith("speech") else PROMPTS),
+                extra=extra,
+                max_tokens=max_tokens,
+                voice=voice,
+                usage=not no_usage,
+                sample_rate=sample_rate,
+            )
+            return asked, await _sweep(client, asked, levels, requests, warmup, repeats, timeout, seed)
+        finally:
+            await client.aclose()
+
+    asked, results = trio.run(main)
+    settings = {
+        "workload": workload,
+        "url": f"{'https' if url.tls else 'http'}://{url.host}:{url.port}{url.base}",
+        "model": asked.model,
+        "requests": requests,
+        "warmup": warmup,
+        "repeats": repeats,
+        "max_tokens": max_tokens,
+        "prompts": list(asked.prompts),
+        "extra": extra,
+        "seed": seed,
+        "version": __version__,
+    }
+    title = f"{workload} · {asked.model} · {requests} requests a level, median of {repeats}"
+    console = rich.console.Console()
+    console.print(table(results, title))
+    if json_path:
+        write_json(json_path, settings, results)
+    if plot:
+        write_plot(plot, title, results)
+    for result in results:
+        for reason, count in result["errors"].items():
+            click.echo(f"{result['level']}: {count} failed: {reason}", err=True)
+    if any(result["errors"] for result in results):
+        raise SystemExit(1)
+
+
+async def _first_model(client: Client) -> str:
+    try:
+        with trio.fail_after(30):
+            connection, reply = await client.open("GET", "/models")
+            body = await reply.read()
+            await client.done(connection)
+            return str(json.loads(body)["data"][0]["id"])
+    except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+        where = f"{client.target.host}:{client.target.port}"
+        raise click.ClickException(f"cannot reach {where}: {str(error) or 'no answer'}") from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise click.ClickException(f"GET {client.target.base}/models names no model: give --model") from None
+
+
+async def _sweep(
+    client: Client,
+    workload: Workload,
+    levels: Sequence[Level],
+    requests: int,
+    warmup: int,
+    repeats: int,
+    limit_s: float,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Every level ``repeats`` times. Prompts go on from one pass to the next, so that no pass replays another's."""
+    results = []
+    console = rich.console.Console(stderr=True)
+    with rich.progress.Progress(console=console, transient=True) as progress:
+        total = warmup + len(levels) * repeats * requests
+        bar = progress.add_task("warm-up", total=total)
+
+        def advance() -> None:
+            progress.advance(bar)
+
+        if warmup:
+            await run_level(client, workload, Level(concurrency=1), warmup, limit_s=limit_s, progress=advance)
+        first = warmup
+        for level in levels:
+            runs: list[Run] = []
+            for repeat in range(repeats):
+                progress.update(bar, description=f"{level.label} {repeat + 1}/{repeats}")
+                run = await run_level(
+                    client,
+                    workload,
+                    level,
+                    requests,
+                    first=first,
+                    limit_s=limit_s,
+                    seed=seed + repeat,
+                    progress=advance,
+                )
+                runs.append(run)
+                first += requests
+            results.append(aggregate(runs))
+    return results

@@ -1,0 +1,110 @@
+"""Results for people (a table, a plot) and for programs (JSON)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import rich.box
+import rich.table
+
+COLUMNS = (
+    # heading, key, factor, digits
+    ("TTFT p50 ms", "ttft_p50", 1e3, 0),
+    ("p99", "ttft_p99", 1e3, 0),
+    ("TTFP p50 ms", "ttfp_p50", 1e3, 0),
+    ("p99", "ttfp_p99", 1e3, 0),
+    ("TPOT p50 ms", "tpot_p50", 1e3, 1),
+    ("p99", "tpot_p99", 1e3, 1),
+    ("E2EL p50 ms", "e2el_p50", 1e3, 0),
+    ("p99", "e2el_p99", 1e3, 0),
+    ("RTF p50", "rtf_p50", 1, 3),
+    ("underrun p99 s", "underrun_p99", 1, 2),
+    ("req/s", "requests_per_s", 1, 2),
+    ("tokens/s", "output_tokens_per_s", 1, 1),
+    ("audio s/s", "audio_s_per_s", 1, 2),
+)
+
+
+def table(results: Sequence[dict[str, Any]], title: str) -> rich.table.Table:
+    """A row per level; columns that no level has a number for are left out."""
+    shown = [
+        column
+        for column in COLUMNS
+        if any(result["median"].get(column[1]) for result in results)
+        or (column[1] == "underrun_p99" and any(column[1] in result["median"] for result in results))
+    ]
+    made = rich.table.Table(title=title, box=rich.box.SIMPLE, header_style="bold", title_justify="left")
+    made.add_column("level")
+    made.add_column("ok", justify="right")
+    for heading, *_ in shown:
+        made.add_column(heading, justify="right")
+    for result in results:
+        median = result["median"]
+        cells = [_cell(median.get(key), factor, digits) for _, key, factor, digits in shown]
+        ok = f"{median['requests'] - median['failed']:g}/{median['requests']:g}"
+        made.add_row(result["level"], ok, *cells)
+    return made
+
+
+def _cell(value: float | None, factor: float, digits: int) -> str:
+    return "–" if value is None else f"{value * factor:.{digits}f}"
+
+
+def write_json(path: Path, settings: dict[str, Any], results: Sequence[dict[str, Any]]) -> None:
+    path.write_text(json.dumps({"settings": settings, "results": list(results)}, indent=2) + "\n")
+
+
+def require_plotting() -> None:
+    """Raises :class:`ImportError` that says what to install."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ImportError("--plot needs matplotlib: pip install matplotlib (it is in the extra 'dev')") from None
+
+
+def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> None:
+    """Latency (p50, p99) and throughput against the level, as PNG, SVG or PDF by the file's name."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = [
+        ("first output (ms)", [("TTFT", "ttft", 1e3), ("TTFP", "ttfp", 1e3)]),
+        ("time per output token (ms)", [("TPOT", "tpot", 1e3)]),
+        ("end to end (ms)", [("E2EL", "e2el", 1e3)]),
+        ("real-time factor, underrun (s)", [("RTF", "rtf", 1.0), ("underrun", "underrun", 1.0)]),
+    ]
+    rates = [("tokens/s", "output_tokens_per_s"), ("audio s/s", "audio_s_per_s"), ("requests/s", "requests_per_s")]
+    medians = [result["median"] for result in results]
+    shown = [
+        (label, [(name, key, factor) for name, key, factor in lines if any(f"{key}_p50" in m for m in medians)])
+        for label, lines in panels
+    ]
+    shown = [(label, lines) for label, lines in shown if lines]
+    closed = results[0]["concurrency"] is not None
+    levels = [float(result["concurrency"] if closed else result["rate"]) for result in results]
+
+    figure, axes = pyplot.subplots(1, len(shown) + 1, figsize=(4.2 * (len(shown) + 1), 3.6), layout="constrained")
+    for axis, (label, lines) in zip(axes, shown, strict=False):
+        for name, key, factor in lines:
+            for percent, style in ((50, "o-"), (99, "v:")):
+                points = [(m.get(f"{key}_p{percent}", float("nan"))) * factor for m in medians]
+                axis.plot(levels, points, style, label=f"{name} p{percent}")
+        axis.set_title(label)
+    for name, key in rates:
+        if any(m[key] for m in medians):
+            axes[-1].plot(levels, [m[key] for m in medians], "o-", label=name)
+    axes[-1].set_title("throughput (1/s)")
+    for axis in axes:
+        axis.set_xlabel("requests in flight" if closed else "requests per second")
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

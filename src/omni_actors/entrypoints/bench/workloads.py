@@ -1,0 +1,224 @@
+"""What is asked of the server, and how its reply is read into a :class:`Sample`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from omni_actors.entrypoints.bench.client import Reply
+from omni_actors.entrypoints.bench.sample import Sample
+from omni_actors.entrypoints.bench.sse import EventParser
+
+PROMPTS = (
+    "What is the capital of France?",
+    "Name three colours of the rainbow and say where one sees them.",
+    "Why is the sky blue? Answer in two sentences.",
+    "Give me a short recipe for tomato soup.",
+    "How does a bicycle stay upright?",
+    "Tell me a short story about a lighthouse and a storm.",
+    "What should I pack for a week in the mountains?",
+    "Explain to a child how bread is made.",
+)
+
+SENTENCES = (
+    "The harbour was quiet when the first boat came home.",
+    "Please leave your wet coat in the hall and come in.",
+    "A short walk after dinner clears the head.",
+    "The library closes at six, but the garden stays open until dark.",
+    "She counted the stairs twice and found one more each time.",
+    "Good bread needs flour, water, salt and a great deal of patience.",
+    "The train to the coast leaves from platform nine.",
+    "Nobody knows who planted the old oak behind the school.",
+)
+
+SAMPLE_BYTES = 2
+"""``pcm`` and ``pcm16`` are signed 16-bit samples."""
+
+
+class BadReply(Exception):
+    """The reply was an error, or was not all that was asked for. The message says which."""
+
+
+@dataclass(kw_only=True)
+class Workload(ABC):
+    """``prompts`` are asked in turn. ``extra`` is merged into each body. ``sample_rate`` (Hz) and ``channels`` hold for
+    audio whose reply does not declare its own. Without ``usage`` each text delta counts as one token."""
+
+    model: str
+    prompts: Sequence[str]
+    extra: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int = 64
+    voice: str = "alloy"
+    usage: bool = True
+    sample_rate: int = 24000
+    channels: int = 1
+
+    path: ClassVar[str]
+
+    def body(self, index: int) -> bytes:
+        """The body of the ``index``-th request."""
+        prompt = self.prompts[index % len(self.prompts)]
+        return json.dumps({"model": self.model, **self.fields(prompt), **self.extra}).encode()
+
+    @abstractmethod
+    def fields(self, prompt: str) -> dict[str, Any]:
+        """What the body says beside ``model``."""
+
+    @abstractmethod
+    async def read(self, reply: Reply, sample: Sample) -> None:
+        """Read a 200 reply to its end. Raises :class:`BadReply` unless it is whole and holds what was asked for."""
+
+    def seconds(self, nbytes: int, reply: Reply) -> float:
+        rate = int(reply.headers.get("x-sample-rate") or self.sample_rate)
+        channels = int(reply.headers.get("x-channels") or self.channels)
+        return nbytes / (SAMPLE_BYTES * channels * rate)
+
+
+@dataclass(kw_only=True)
+class Chat(Workload):
+    """Streamed chat completions, text only."""
+
+    path: ClassVar[str] = "/chat/completions"
+    audio: ClassVar[bool] = False
+
+    def fields(self, prompt: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": self.max_tokens,
+            "stream": True,
+        }
+        if self.usage:
+            fields["stream_options"] = {"include_usage": True}
+        if self.audio:
+            fields |= {"modalities": ["text", "audio"], "audio": {"voice": self.voice, "format": "pcm16"}}
+        return fields
+
+    async def read(self, reply: Reply, sample: Sample) -> None:
+        usage: dict[str, Any] | None = None
+        finished = done = False
+        async for now, data in _events(reply):
+            if data == b"[DONE]":
+                done = True
+                continue
+            chunk = _json(data)
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices") or ():
+                finished |= bool(choice.get("finish_reason"))
+                delta = choice.get("delta") or {}
+                audio = delta.get("audio") or {}
+                if delta.get("content") or audio.get("transcript"):
+                    sample.text.append(now)
+                if audio.get("data"):
+                    sample.audio.append((now, self.seconds(len(base64.b64decode(audio["data"])), reply)))
+        if not (done and finished):
+            missing = "[DONE]" if finished else "a finish_reason"
+            raise BadReply(f"short stream: it ended without {missing}")
+        if not sample.text:
+            raise BadReply("no text came")
+        if self.audio and not sample.audio:
+            raise BadReply("no audio came")
+        self._count(sample, usage)
+
+    def _count(self, sample: Sample, usage: dict[str, Any] | None) -> None:
+        if not self.usage:
+            sample.tokens = len(sample.text)
+            return
+        if usage is None:
+            raise BadReply("no usage came (a server without it: --no-usage)")
+        sample.tokens = int(usage.get("completion_tokens") or 0)
+        sample.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+        if sample.tokens < 1 or sample.prompt_tokens < 1:
+            raise BadReply(f"usage cannot be right: {json.dumps(usage)}")
+        if usage.get("total_tokens") != sample.tokens + sample.prompt_tokens:
+            raise BadReply(f"usage does not add up: {json.dumps(usage)}")
+
+
+@dataclass(kw_only=True)
+class ChatAudio(Chat):
+    """Streamed chat completions that answer in text and speech."""
+
+    audio: ClassVar[bool] = True
+
+
+@dataclass(kw_only=True)
+class Speech(Workload):
+    """Speech synthesis as a chunked body of raw samples."""
+
+    path: ClassVar[str] = "/audio/speech"
+
+    def fields(self, prompt: str) -> dict[str, Any]:
+        return {"input": prompt, "voice": self.voice, "response_format": "pcm"}
+
+    async def read(self, reply: Reply, sample: Sample) -> None:
+        odd = 0
+        while part := await reply.receive():
+            whole = odd + len(part)
+            odd = whole % SAMPLE_BYTES
+            sample.audio.append((time.perf_counter(), self.seconds(whole - odd, reply)))
+        if odd:
+            raise BadReply("short stream: it ended inside a sample")
+        if not sample.audio:
+            raise BadReply("no audio came")
+
+
+@dataclass(kw_only=True)
+class SpeechEvents(Speech):
+    """Speech synthesis as server-sent events."""
+
+    def fields(self, prompt: str) -> dict[str, Any]:
+        return {**super().fields(prompt), "stream_format": "sse"}
+
+    async def read(self, reply: Reply, sample: Sample) -> None:
+        done: dict[str, Any] | None = None
+        async for now, data in _events(reply):
+            if data == b"[DONE]":
+                continue
+            event = _json(data)
+            if event.get("type") == "speech.audio.delta":
+                sample.audio.append((now, self.seconds(len(base64.b64decode(event["audio"])), reply)))
+            elif event.get("type") == "speech.audio.done":
+                done = event
+        if done is None:
+            raise BadReply("short stream: it ended without speech.audio.done")
+        if not sample.audio:
+            raise BadReply("no audio came")
+        if self.usage and not done.get("usage"):
+            raise BadReply("no usage came (a server without it: --no-usage)")
+
+
+WORKLOADS: dict[str, type[Workload]] = {
+    "chat": Chat,
+    "chat-audio": ChatAudio,
+    "speech": Speech,
+    "speech-sse": SpeechEvents,
+}
+
+
+async def _events(reply: Reply) -> AsyncIterator[tuple[float, bytes]]:
+    """(arrival, data) of each event. An error event, or an end inside an event, is a :class:`BadReply`."""
+    parser = EventParser()
+    while part := await reply.receive():
+        now = time.perf_counter()
+        for data in parser.feed(part):
+            yield now, data
+    if parser.unfinished:
+        raise BadReply("short stream: it ended inside an event")
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        raise BadReply(f"an event is not JSON: {data[:80]!r}") from None
+    if not isinstance(value, dict):
+        raise BadReply(f"an event is no JSON object: {data[:80]!r}")
+    if value.get("error") or value.get("type") == "error":
+        error = value.get("error")
+        message = error.get("message") if isinstance(error, dict) else None
+        raise BadReply(f"error event: {message or data[:200].decode(errors='replace')}")
+    return value

@@ -1,0 +1,108 @@
+"""The command ``bench`` as a person runs it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from omni_actors.entrypoints.bench import bench_command
+
+
+def bench(*arguments: object) -> Result:
+    return CliRunner().invoke(bench_command, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def server(serve: Callable[..., Any], sse: Any) -> Any:
+    whole = sse.text("Hello") + sse.audio(0.5) + sse.text("", finish="stop") + sse.usage(3, 4) + sse.done
+    return serve([(0.01, whole)])
+
+
+def test_sweep_gives_a_row_per_level_and_counts_every_request(server: Any, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    result = bench(
+        "chat", "--url", server.url, "--concurrency", "1,2", "--requests", "3", "--repeats", "2", "--json", path
+    )
+    assert result.exit_code == 0, result.output
+    assert "c=1" in result.stdout
+    assert "c=2" in result.stdout
+    assert len(server.bodies) == 2 + 2 * 2 * 3
+    assert {body["model"] for body in server.bodies} == {"first-model"}
+    written = json.loads(path.read_text())
+    assert [level["concurrency"] for level in written["results"]] == [1, 2]
+    assert [len(level["repeats"]) for level in written["results"]] == [2, 2]
+    assert written["results"][0]["median"]["ttft_p50"] >= 0.01
+    assert written["settings"]["model"] == "first-model"
+
+
+def test_plot_is_a_picture(server: Any, tmp_path: Path) -> None:
+    path = tmp_path / "out.png"
+    result = bench("chat-audio", "--url", server.url, "--rate", "50,100", "--requests", "2", "--plot", path)
+    assert result.exit_code == 0, result.output
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_without_matplotlib_is_refused_before_any_request(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    result = bench("chat", "--url", server.url, "--plot", tmp_path / "out.png")
+    assert result.exit_code == 2
+    assert "pip install matplotlib" in result.output
+    assert server.bodies == []
+
+
+def test_failures_are_counted_named_and_end_in_status_1(serve: Callable[..., Any], sse: Any) -> None:
+    server = serve([(0, sse.event({"error": {"message": "stage 'llm' died"}}))])
+    result = bench("chat", "--url", server.url, "--requests", "2", "--repeats", "1", "--warmup", "0")
+    assert result.exit_code == 1
+    assert "0/2" in result.stdout
+    assert "c=1: 2 failed: error event: stage 'llm' died" in result.stderr
+
+
+def test_prompts_and_body_go_into_the_requests(server: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.write_text("alpha\n\nbeta\n")
+    result = bench(
+        "chat", "--url", server.url, "--prompts", prompts, "--body", '{"temperature": 0}', "--requests", "2",
+        "--repeats", "1", "--warmup", "0", "--model", "chosen",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert [body["messages"][0]["content"] for body in server.bodies] == ["alpha", "beta"]
+    assert {(body["temperature"], body["model"]) for body in server.bodies} == {(0, "chosen")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--concurrency", "1,x"], "not a list of positive numbers"),
+        (["--concurrency", "0"], "not a list of positive numbers"),
+        (["--rate", "-1"], "not a list of positive numbers"),
+        (["--rate", "1", "--concurrency", "1"], "exclude each other"),
+        (["--body", "[1]"], "not a JSON object"),
+        (["--url", "ftp://x"], "not an http"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], message: str) -> None:
+    result = bench("chat", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_no_server_is_one_line_not_a_traceback() -> None:
+    result = bench("chat", "--url", "http://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: cannot reach 127.0.0.1:1")
