@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Stage
+from omni_actors.pipelines.explain import edge_path
 from omni_actors.pipelines.limits import limits_of
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
 from omni_actors.pipelines.plan import (
@@ -35,14 +36,9 @@ DEMO = "omni-demo"
 START_TIMEOUT_S = 300.0
 STEP_TIMEOUT_S = 120.0
 
-MEDIA = Stage(
-    name=MEDIA_STAGE,
-    engine="omni_actors.media.engine:MediaEngine",
-    adapter="",
-    sections=("clips",),
-    weight=0.0,
-    doc="Decodes what clients send, encodes what they get, parses large bodies.",
-)
+MEDIA = "omni_actors.media.stage:STAGE"
+"""Dotted name of the implicit media stage."""
+
 MEDIA_CAPACITY = 8
 """Decoded chunks of one request that may be under way to its entry stage."""
 
@@ -94,7 +90,7 @@ def resolve(
     chosen, folder, model_origin = _choose(model, pipeline, early, overlay, registry)
     check_declaration(chosen)
     device_platform = select(platform or early.get("platform"))
-    media = MEDIA if _has_audio(chosen) else None
+    media = _attribute(MEDIA) if _has_audio(chosen) else None
     schema = settings_schema(chosen, device_platform, media)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
     settings = Settings({setting.path: setting for setting in listed}, {})
@@ -166,8 +162,12 @@ def _is_path(model: str) -> bool:
 def _own_weights(pipeline: Pipeline) -> str | None:
     if pipeline.weights is None:
         return None
-    module, _, attribute = pipeline.weights.partition(":")
-    return str(Path(getattr(import_module(module), attribute)()).absolute())
+    return str(Path(_attribute(pipeline.weights)()).absolute())
+
+
+def _attribute(dotted: str) -> Any:
+    module, _, attribute = dotted.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def _pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
@@ -307,7 +307,7 @@ def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
     media = [Edge(MEDIA_STAGE, port, "pcm", capacity=MEDIA_CAPACITY) for port in _audio_ports(pipeline)]
     found = []
     for index, edge in enumerate((*pipeline.edges, *media)):
-        at = f"edges.{edge.target}" if edge.source != MEDIA_STAGE else f"edges.{edge.target} (media)"
+        at = edge_path(edge.source, edge.stage, edge.port)
         found.append(
             EdgePlan(
                 index=index,

@@ -1,7 +1,7 @@
 """Which pipelines there are: this package's own, and those of plugins by entry point.
 
-A plugin's distribution declares entry points ``name = "package.module:PIPELINE"`` in the group :data:`GROUP`. Nothing is
-imported before it is asked for, but for :meth:`Registry.for_architecture`, which must look into all of them.
+A plugin's distribution declares entry points ``name = "package.module:PIPELINE"`` in the group :data:`GROUP`. Nothing
+is imported before it is asked for, but for :meth:`Registry.for_architecture`, which must look into all of them.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _faults(pipeline: Pipeline) -> Iterator[str]:
         try:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
-            yield f"its edges make a cycle: {' → '.join(reversed(error.args[1]))}"
+            yield f"its edges make a cycle: {' → '.join(error.args[1])}"
     if not pipeline.tasks:
         yield "it has no task, so nothing can be asked of it"
     for task in pipeline.tasks:

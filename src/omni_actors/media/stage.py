@@ -1,0 +1,18 @@
+"""The declaration of the implicit stage ``media``: a deployment has it when a task takes or gives audio."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omni_actors.media.limits import Limits
+from omni_actors.pipelines.declaration import Stage
+
+STAGE = Stage(
+    name="media",
+    engine="omni_actors.media.engine:MediaEngine",
+    adapter="",
+    sections=("clips",),
+    weight=0.0,
+    defaults=msgspec.to_builtins(Limits()),
+    doc="Decodes what clients send, encodes what they get, parses large bodies.",
+)

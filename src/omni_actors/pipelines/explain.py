@@ -1,0 +1,183 @@
+"""Every value of a Plan with where it came from: for a person, and for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from rich.console import Group as Rows
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from omni_actors.pipelines.limits import limits_of
+from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits, Origin, Plan, StagePlan
+from omni_actors.pipelines.schema import Group, Leaf
+from omni_actors.pipelines.strategy import STRATEGY_DOC
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One value of a plan. ``path`` is what a deploy file or ``--set`` would call it."""
+
+    path: str
+    value: Any
+    origin: Origin
+    doc: str = ""
+
+
+def facts(plan: Plan) -> list[Fact]:
+    """Every value, in reading order: the deployment, then its stages, then its edges, then its limits."""
+    return [
+        Fact(path, value, plan.provenance.get(path, Origin("declaration")), doc) for path, value, doc in _values(plan)
+    ]
+
+
+def as_builtins(plan: Plan) -> dict[str, Any]:
+    """The plan as plain builtins: its shape (stages, edges, tasks) and all facts by path."""
+    return {
+        "pipeline": plan.name,
+        "served_model_name": plan.served_model_name,
+        "model": plan.model,
+        "stages": [stage.name for stage in plan.stages],
+        "edges": [{"from": e.source, "to": f"{e.target}.{e.port}", "kind": e.kind} for e in plan.edges],
+        "tasks": {
+            task.name: {"inputs": dict(task.entries), "outputs": dict(task.outputs)} for task in plan.tasks.values()
+        },
+        "values": {
+            fact.path: {"value": _plain(fact.value), "origin": fact.origin.kind, "where": fact.origin.where}
+            for fact in facts(plan)
+        },
+    }
+
+
+def as_text(plan: Plan) -> RenderableType:
+    """The same for a terminal: the graph, the tasks, then one table of values per stage, edge and group."""
+    parts: list[RenderableType] = [
+        Text.assemble((plan.served_model_name, "bold"), f"  pipeline {plan.name} on {plan.platform}"),
+        Text(plan.pipeline.doc, style="dim"),
+        Text(),
+        _graph(plan),
+        Text(),
+        _tasks(plan),
+        Text(),
+        _overview(plan),
+    ]
+    groups: dict[str, list[Fact]] = {}
+    for fact in facts(plan):
+        head, _, rest = fact.path.partition(".")
+        title = {"stages": f"stage {rest.split('.')[0]}", "edges": "edges", "limits": "limits of the deployment"}
+        groups.setdefault(title.get(head, "deployment"), []).append(fact)
+    for group, rows in groups.items():
+        parts += [Text(), _table(group, rows)]
+    return Rows(*parts)
+
+
+def settings_text(schema: Group) -> RenderableType:
+    """What can be set, and what each setting means."""
+    table = Table("setting", "meaning", box=None, pad_edge=False, header_style="bold")
+    for path, leaf in _leaves(schema, ""):
+        table.add_row(path, leaf.doc)
+    return table
+
+
+def _leaves(group: Group, above: str) -> Iterator[tuple[str, Leaf]]:
+    for key, node in group.keys.items():
+        if isinstance(node, Group):
+            yield from _leaves(node, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", node
+
+
+def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
+    yield "pipeline", plan.name, ""
+    yield "model", plan.model, "Folder of the weights."
+    yield "served_model_name", plan.served_model_name, "The name clients know the model by."
+    yield "platform", plan.platform, ""
+    yield "sample_rate", plan.sample_rate, "Hz of the audio that comes out."
+    yield "voices", list(plan.voices), ""
+    yield "languages", list(plan.languages), ""
+    for stage in plan.stages:
+        yield from _stage_values(stage)
+    for edge in plan.edges:
+        at = edge_path(edge.source, edge.target, edge.port)
+        for name in ("source", "kind", "mode", "capacity", "bridge", "connector", "on_death"):
+            yield f"{at}.{name}", getattr(edge, name), ""
+    docs = DeploymentLimits.docs()
+    for name, value in asdict(plan.limits).items():
+        yield f"limits.{name}", value, docs[name]
+
+
+def edge_path(source: str, target: str, port: str) -> str:
+    """An edge in provenance and settings: by where it ends, as a port has one. The media stage's are beside those."""
+    return f"edges.{target}.{port}" + (f" ({MEDIA_STAGE})" if source == MEDIA_STAGE else "")
+
+
+def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
+    at = f"stages.{stage.name}"
+    nested = ("options", "limits", "strategy")
+    for item in fields(StagePlan):
+        if item.name in ("name", "index", "declaration", *nested):
+            continue
+        value = getattr(stage, item.name)
+        yield f"{at}.{item.name}", dict(value) if isinstance(value, Mapping) else value, ""
+    for name, degree in stage.strategy.degrees().items():
+        yield f"{at}.strategy.{name}", degree, STRATEGY_DOC[name]
+    for name, value in stage.options.items():
+        if name == "sampling":
+            for key, chosen in value.items():
+                yield f"{at}.sampling.{key}", chosen, ""
+        else:
+            yield f"{at}.options.{name}", value, stage.declaration.options_doc.get(name, "")
+    docs = limits_of(stage.declaration.engine)
+    for name, value in stage.limits.items():
+        yield f"{at}.limits.{name}", value, docs[name].doc
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _graph(plan: Plan) -> Text:
+    lines = []
+    for edge in plan.edges:
+        how = f"{edge.kind}, {edge.mode}" + (f", {edge.bridge.rpartition(':')[2]}" if edge.bridge else "")
+        lines.append(f"{edge.source} → {edge.target}.{edge.port}  ({how})")
+    return Text("\n".join(lines) or "one stage, no edges")
+
+
+def _tasks(plan: Plan) -> Table:
+    table = Table("task", "takes", "gives", box=None, pad_edge=False, header_style="bold")
+    for task in plan.tasks.values():
+        takes = ", ".join(f"{modality} at {where}" for modality, where in task.entries.items())
+        table.add_row(task.name, takes, ", ".join(f"{modality} of {where}" for modality, where in task.outputs.items()))
+    return table
+
+
+def _overview(plan: Plan) -> Table:
+    table = Table("stage", "engine", "on", "threads", "replicas", box=None, pad_edge=False, header_style="bold")
+    for stage in plan.stages:
+        engine = stage.engine.rpartition(":")[2]
+        table.add_row(stage.name, engine, ", ".join(stage.devices), str(stage.threads), str(stage.replicas))
+    return table
+
+
+def _table(title: str, rows: list[Fact]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold")
+    table.add_column("value", no_wrap=True)
+    table.add_column("is", overflow="fold")
+    table.add_column("from", overflow="fold", style="cyan")
+    table.add_column("meaning", style="dim")
+    prefix = f"stages.{title.removeprefix('stage ')}." if title.startswith("stage ") else ""
+    for fact in rows:
+        table.add_row(fact.path.removeprefix(prefix), _shown(fact.value), str(fact.origin), fact.doc)
+    return table
+
+
+def _shown(value: Any) -> Text:
+    if isinstance(value, Mapping):
+        return Text("\n".join(f"{k}={v}" for k, v in value.items()) or "none")
+    if isinstance(value, list | tuple):
+        return Text(", ".join(map(str, value)) or "none")
+    return Text("none" if value is None or value == "" else str(value))
