@@ -27,6 +27,7 @@ PIPELINE = Pipeline(
     tasks=(
         Task("echo", entries={"text": "a"}, outputs={"text": "c"}),
         Task("tokens", entries={"text": "a"}, outputs={"text": "a"}),
+        Task("stream", entries={"text": "b.text"}, outputs={"text": "c"}),
     ),
     doc="Three stages without a model: a → b → c.",
 )
