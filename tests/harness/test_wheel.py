@@ -1,0 +1,68 @@
+"""The built wheel is whole: it installs into another environment and works outside the repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: object, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ``bin`` folder of an environment that has the wheel, and everything else from this one's site-packages."""
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=False)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
+    # A path in a .pth file is searched, but its own .pth files are not read: the editable install stays out of sight.
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python", "--disable-pip-version-check"]
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=home)
+    return home / "bin"
+
+
+def test_wheel_holds_the_package_and_its_licence_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {"omni_actors", "omni_actors-0.1.0.dist-info"}
+    assert "omni_actors/py.typed" in names
+    assert "omni_actors-0.1.0.dist-info/licenses/LICENSE" in names
+    assert not [name for name in names if name.endswith((".pyc", ".safetensors", ".onnx", ".gguf"))]
+
+
+@pytest.mark.deadline(120)
+def test_installed_package_works_outside_the_repository(installed: Path, tmp_path: Path) -> None:
+    where = run(installed / "python", "-c", "import omni_actors; print(omni_actors.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(installed.parent)
+    by_module = run(installed / "python", "-m", "omni_actors", "--help", cwd=tmp_path)
+    by_script = run(installed / "omni-actors", "--help", cwd=tmp_path)
+    for command in ("serve", "run", "explain", "models", "bench"):
+        assert command in by_module
+        assert command in by_script
+
+
+@pytest.mark.deadline(120)
+def test_installed_package_explains_a_pipeline(installed: Path, tmp_path: Path) -> None:
+    out = run(installed / "python", "-m", "omni_actors", "explain", "stub", cwd=tmp_path)
+    assert "stub" in out
