@@ -74,8 +74,13 @@ def as_text(plan: Plan) -> RenderableType:
     return Rows(*parts)
 
 
+def settings_builtins(schema: Group) -> dict[str, str]:
+    """What can be set, by path, and what each setting means."""
+    return {path: leaf.doc for path, leaf in _leaves(schema, "")}
+
+
 def settings_text(schema: Group) -> RenderableType:
-    """What can be set, and what each setting means."""
+    """The same for a terminal."""
     table = Table("setting", "meaning", box=None, pad_edge=False, header_style="bold")
     for path, leaf in _leaves(schema, ""):
         table.add_row(path, leaf.doc)

@@ -24,7 +24,7 @@ from omni_actors.pipelines.plan import (
     StagePlan,
 )
 from omni_actors.pipelines.registry import Registry
-from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, settings_schema
+from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
 from omni_actors.pipelines.strategy import Strategy, refusals
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.threads import share_threads
@@ -126,6 +126,12 @@ def resolve(
     )
     check_tasks(plan)
     return plan
+
+
+def settings_of(plan: Plan) -> Group:
+    """What can be set of this deployment."""
+    media = plan.media
+    return settings_schema(plan.pipeline, select(plan.platform), media.declaration if media else None)
 
 
 def missing_weights(plan: Plan) -> list[str]:

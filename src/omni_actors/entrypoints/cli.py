@@ -1,0 +1,110 @@
+"""The command line: ``omni-actors`` and ``python -m omni_actors``.
+
+The commands are imported when they are called for, so that ``--help`` answers at once. Nothing here or in a command
+imports torch: models live in worker processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import click
+
+from omni_actors.protocol.errors import OmniError
+from omni_actors.version import __version__
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A command that is not imported yet: where it is and what the overview says about it."""
+
+    target: str
+    summary: str
+
+
+COMMANDS: Mapping[str, Lazy] = {
+    "serve": Lazy("omni_actors.entrypoints.commands.serve:serve", "Serve a model over HTTP (OpenAI's API)."),
+    "run": Lazy("omni_actors.entrypoints.commands.run:run", "Run one request and print or write what comes back."),
+    "explain": Lazy("omni_actors.entrypoints.commands.explain:explain", "Show what would run, and why."),
+    "models": Lazy("omni_actors.models.weights.cli:models_group", "Fetch and list the weights of the demo."),
+    "bench": Lazy("omni_actors.entrypoints.bench:bench_command", "Load a server and measure what clients feel."),
+}
+
+
+class LazyGroup(click.Group):
+    """Sub-commands by dotted name, in the order in which a newcomer meets them."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name].target.partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="omni-actors")
+def cli() -> None:
+    """Serve models that are made of several parts, each part a supervised worker process.
+
+    \b
+    omni-actors serve                        the built-in demo on http://127.0.0.1:8000
+    omni-actors serve ./my-model             any causal language model in a folder
+    omni-actors run "Why is the sky blue?"   one answer, without a server
+    omni-actors explain                      every setting, and where it came from
+
+    Each command has a --help of its own.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit. What an operator can put right is one line on stderr, never a traceback."""
+    try:
+        code: Any = cli.main(arguments, prog_name="omni-actors", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except OmniError as error:
+        click.echo(f"Error: {error.info.message}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BaseExceptionGroup as group:
+        _exit_for(group)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _exit_for(group: BaseExceptionGroup[BaseException]) -> None:
+    """What nurseries wrapped: the same as unwrapped, unless there is a bug among it, which shows whole."""
+    expected, bugs = group.split((OmniError, KeyboardInterrupt, click.exceptions.Abort))
+    if bugs is not None or expected is None:
+        raise group
+    said = dict.fromkeys(error.info.message for error in leaves(expected) if isinstance(error, OmniError))
+    for message in said:
+        click.echo(f"Error: {message}", err=True)
+    sys.exit(1 if said else EXIT_INTERRUPTED)
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The exceptions in a group, however deep."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

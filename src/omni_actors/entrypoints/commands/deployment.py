@@ -1,0 +1,91 @@
+"""What ``serve``, ``run`` and ``explain`` share: the options that say what to deploy, and making sure it can be."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omni_actors.pipelines.factory import missing_weights, resolve
+from omni_actors.pipelines.plan import Plan, PlanError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What an operator said about what to run."""
+
+    model: str | None
+    deploy: Path | None
+    settings: tuple[str, ...]
+    platform: str | None
+    pipeline: str | None
+    served_model_name: str | None
+    deadline: float | None = None
+
+    def plan(self) -> Plan:
+        """The plan of it. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
+        overrides = self.settings
+        if self.deadline is not None:
+            overrides = (*overrides, f"limits.deadline_s={self.deadline}")
+        return resolve(
+            self.model,
+            overlay=self.deploy,
+            overrides=overrides,
+            platform=self.platform,
+            served_name=self.served_model_name,
+            pipeline=self.pipeline,
+        )
+
+
+def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make a :class:`Deployment`, passed on as the first argument. The command brings ``model``."""
+
+    @click.option("--deploy", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Deploy file (YAML).")
+    @click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="One setting, over the deploy file's: stages.llm.replicas=2. Repeatable; 'explain --keys' lists them.",
+    )
+    @click.option("--platform", help="Hardware to run on.  [default: what is found, else cpu]")
+    @click.option("--pipeline", help="Pipeline to serve the model by.  [default: by the model's architecture]")
+    @click.option("--served-model-name", metavar="NAME", help="The name clients know it by.")
+    @functools.wraps(command)
+    def wrapped(
+        model: str | None,
+        deploy: Path | None,
+        settings: tuple[str, ...],
+        platform: str | None,
+        pipeline: str | None,
+        served_model_name: str | None,
+        deadline: float | None = None,
+        **others: Any,
+    ) -> Any:
+        deployment = Deployment(model, deploy, settings, platform, pipeline, served_model_name, deadline)
+        return command(deployment, **others)
+
+    return wrapped
+
+
+def ready_plan(deployment: Deployment) -> Plan:
+    """The plan, with its weights on disk: the demo's are pulled, which is said. Raises what stands in the way."""
+    plan = deployment.plan()
+    absent = missing_weights(plan)
+    if absent and plan.pipeline.weights is not None:
+        from omni_actors.models.weights import demo_folder, ensure_demo
+        from omni_actors.models.weights.cli import progress_reporter
+
+        if plan.model == str(demo_folder()):
+            with progress_reporter() as report:
+                ensure_demo(lambda text: click.echo(text, err=True), report)
+            absent = missing_weights(plan)
+    if absent:
+        raise PlanError("weights are missing:\n" + "\n".join(f"  {path}" for path in absent))
+    return plan

@@ -1,0 +1,44 @@
+"""The command ``explain``."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+
+from omni_actors.entrypoints.commands.deployment import Deployment, deployment_options
+from omni_actors.pipelines import explain as explanation
+from omni_actors.pipelines.factory import settings_of
+
+PIPED_WIDTH = 160
+
+
+@click.command("explain")
+@click.argument("model", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For a program.")
+@click.option("--keys", is_flag=True, help="List every setting that a deploy file or --set may have.")
+@deployment_options
+def explain(deployment: Deployment, as_json: bool, keys: bool) -> None:
+    """Show what would run, and where each value came from.
+
+    MODEL is a pipeline's name or a model's folder; without one it is the demo. Takes the options of 'serve' that say
+    what to deploy; starts nothing and needs no weights.
+
+    \b
+    omni-actors explain --deploy two-gpus.yaml
+    omni-actors explain ./my-model --set stages.llm.replicas=2 --json
+    omni-actors explain --keys
+    """
+    plan = deployment.plan()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPED_WIDTH)
+    if keys and as_json:
+        click.echo(json.dumps(explanation.settings_builtins(settings_of(plan)), indent=2))
+    elif keys:
+        console.print(explanation.settings_text(settings_of(plan)))
+    elif as_json:
+        click.echo(json.dumps(explanation.as_builtins(plan), indent=2))
+    else:
+        console.print(explanation.as_text(plan))

@@ -1,0 +1,109 @@
+"""From what a person typed to a :class:`Request`: which task, which modalities, which parameter sections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_actors.pipelines.declaration import Task
+from omni_actors.pipelines.plan import Plan
+from omni_actors.pipelines.subgraph import subgraph
+from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
+from omni_actors.protocol.request import MediaRef, Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """One request as typed. ``None`` is what was not given; ``params`` are sections in plain builtins."""
+
+    prompt: str | None = None
+    audio: bool = False
+    task: str | None = None
+    modalities: tuple[str, ...] = ()
+    system: str | None = None
+    voice: str | None = None
+    speed: float | None = None
+    language: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (("text",) if self.prompt is not None else ()) + (("audio",) if self.audio else ())
+
+
+def choose_task(plan: Plan, it: Invocation) -> Task:
+    """The task that was named, else the first one that takes these inputs and gives these outputs."""
+    if it.task is not None:
+        if it.task not in plan.tasks:
+            raise invalid_request(f"There is no task '{it.task}'; there are: {', '.join(plan.tasks)}.", "task")
+        return plan.tasks[it.task]
+    for task in plan.tasks.values():
+        if set(it.inputs) <= task.entries.keys() and set(it.modalities) <= task.outputs.keys():
+            return task
+    wanted = ", ".join(it.modalities) or "anything"
+    raise invalid_request(f"No task of '{plan.name}' makes {wanted} of {', '.join(it.inputs)}.", "modalities")
+
+
+def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) -> Request:
+    """The request. Raises :class:`OmniError` for what the plan cannot do and for an option that nothing would read."""
+    if not it.inputs and not it.params:
+        raise invalid_request("There is nothing to answer: give a prompt or an audio file.", "prompt")
+    task = choose_task(plan, it)
+    inputs = it.inputs or tuple(task.entries)[:1]
+    outputs = it.modalities or (("text",) if "text" in task.outputs else tuple(task.outputs))
+    sections = {name for part in subgraph(plan, task.name, inputs, outputs).parts for name in part.sections}
+    _check_read(it, task, sections)
+    params: dict[str, Any] = {}
+    if "prompt" in sections:
+        params["prompt"] = Prompt(text=it.prompt) if task.name == "completion" else Prompt(messages=_messages(it))
+    if "sampling" in sections:
+        params["sampling"] = Sampling(max_tokens=it.max_tokens, temperature=it.temperature, seed=it.seed)
+    if "speech" in sections:
+        speech = Speech(text=None if "prompt" in sections else it.prompt, language=it.language)
+        speech.voice = it.voice or speech.voice
+        speech.speed = it.speed or speech.speed
+        params["speech"] = speech
+    if "transcription" in sections:
+        params["transcription"] = Transcription(language=it.language, clips=max(1, len(media)))
+    return Request(task=task.name, inputs=inputs, outputs=outputs, params={**params, **it.params}, media=media)
+
+
+def _messages(it: Invocation) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if it.system is not None:
+        messages.append({"role": "system", "content": it.system})
+    if not it.audio:
+        messages.append({"role": "user", "content": it.prompt or ""})
+        return messages
+    parts: list[dict[str, Any]] = [{"type": "audio", "index": 0}]
+    if it.prompt is not None:
+        parts.append({"type": "text", "text": it.prompt})
+    messages.append({"role": "user", "content": parts})
+    return messages
+
+
+def _check_read(it: Invocation, task: Task, sections: set[str]) -> None:
+    """Nothing asked for is ignored: an option must belong to a section that a stage of this request reads."""
+    readers = {
+        "system": {"prompt"},
+        "max_tokens": {"sampling"},
+        "temperature": {"sampling"},
+        "seed": {"sampling"},
+        "voice": {"speech"},
+        "speed": {"speech"},
+        "language": {"speech", "transcription"},
+    }
+    for name, wanted in readers.items():
+        if getattr(it, name) is not None and not wanted & sections:
+            raise _unread(f"--{name.replace('_', '-')}", task, name)
+    for name in it.params:
+        if name not in sections:
+            raise _unread(f"section '{name}' of --params", task, name)
+
+
+def _unread(what: str, task: Task, param: str) -> OmniError:
+    return invalid_request(f"{what} has no effect: no stage of this '{task.name}' request reads it.", param)

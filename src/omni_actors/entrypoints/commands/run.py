@@ -1,0 +1,174 @@
+"""The command ``run``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import trio
+from rich.console import Console
+
+from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
+from omni_actors.entrypoints.commands.invocation import Invocation, build_request
+from omni_actors.pipelines.plan import Plan
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta
+from omni_actors.telemetry import logs
+
+MAX_CLIP_S = 3600.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came back. Times are seconds after the request was sent."""
+
+    started: float = field(default_factory=time.monotonic)
+    text: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    audio_file: str | None = None
+    audio_s: float = 0.0
+    first_text_s: float | None = None
+    first_audio_s: float | None = None
+    total_s: float = 0.0
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    def since(self) -> float:
+        return round(time.monotonic() - self.started, 4)
+
+    def as_builtins(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in self.__slots__ if name not in ("started", "text")}
+        return {"text": "".join(self.text), **found}
+
+
+@click.command("run", context_settings={"show_default": True})
+@click.argument("prompt", required=False)
+@click.option("--model", help="Pipeline or folder of the model.  [default: the demo]", show_default=False)
+@click.option("--audio", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Spoken input: any format.")
+@click.option("--task", help="chat, completion, speech, transcription, …  [default: the first that fits]")
+@click.option("--modalities", help="What to answer in: text, audio or text,audio.  [default: text if there is any]")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Audio file; its ending is its format.")
+@click.option("--system", help="System message.")
+@click.option("--voice", help="Voice of the answer.")
+@click.option("--speed", type=click.FloatRange(0.25, 4.0), help="Speed of the answer's speech.")
+@click.option("--language", help="Language of what is spoken (ISO 639-1).")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer.")
+@click.option("--temperature", type=click.FloatRange(0.0, 2.0), help="0 takes the likeliest words.")
+@click.option("--seed", type=int, help="The same seed gives the same answer.")
+@click.option("--params", default="{}", metavar="JSON", help="Parameter sections, for tasks of other pipelines.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end: text, usage, times.")
+@click.option("--log-level", type=click.Choice(LOG_LEVELS, case_sensitive=False), default="warning")
+@deployment_options
+def run(
+    deployment: Deployment,
+    prompt: str | None,
+    audio: Path | None,
+    modalities: str | None,
+    output: Path | None,
+    params: str,
+    as_json: bool,
+    log_level: str,
+    **others: Any,
+) -> None:
+    """Run one request, without a server, and print or write what comes back.
+
+    PROMPT is the text to answer or to say; '-' reads it from standard input. Text is printed as it comes, audio goes to
+    a file ('answer.wav' unless --output says otherwise).
+
+    \b
+    omni-actors run "What is the capital of France?"
+    omni-actors run "What is the capital of France?" --modalities text,audio --output paris.mp3
+    omni-actors run --audio question.wav
+    omni-actors run --audio meeting.mp3 --task transcription
+    omni-actors run "Good morning." --task speech --output morning.flac
+    omni-actors run --model ./SmolLM2-135M-Instruct "Hello" --max-tokens 40 --json
+    """
+    logs.configure(log_level)
+    invocation = Invocation(
+        prompt=sys.stdin.read() if prompt == "-" else prompt,
+        audio=audio is not None,
+        modalities=tuple(part.strip() for part in modalities.split(",")) if modalities else (),
+        params=_sections(params),
+        **others,
+    )
+    plan = ready_plan(deployment)
+    request = build_request(plan, invocation)
+    if output is not None and "audio" not in request.outputs:
+        raise invalid_request("--output has no effect: this request answers in text only.", "modalities")
+    target = output or Path("answer.wav")
+    outcome = trio.run(_answer, plan, invocation, audio, target, not as_json, log_level.upper())
+    if as_json:
+        click.echo(json.dumps(outcome.as_builtins()))
+    elif outcome.audio_file:
+        click.echo(f"{outcome.audio_file}: {outcome.audio_s:.2f} s of audio", err=True)
+
+
+async def _answer(
+    plan: Plan, invocation: Invocation, audio: Path | None, target: Path, show: bool, log_level: str
+) -> Outcome:
+    from omni_actors import open_omni
+
+    console = Console(stderr=True)
+    with console.status(f"starting {plan.served_model_name}") as status:
+        async with open_omni(plan, log_level=log_level) as omni:
+            media: tuple[Any, ...] = ()
+            if audio is not None:
+                status.update(f"decoding {audio}")
+                data = await trio.Path(audio).read_bytes()
+                media = (await omni.media.decode(data, filename=audio.name, max_seconds=MAX_CLIP_S),)
+            status.stop()
+            return await _receive(omni, build_request(plan, invocation, media), target, show)
+
+
+async def _receive(omni: Any, request: Request, target: Path, show: bool) -> Outcome:
+    outcome = Outcome()
+    encoded: list[bytes] = []
+    async with AsyncExitStack() as stack:
+        stream = await stack.enter_async_context(omni.open(request))
+        encoder: Any = None
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                outcome.first_text_s = outcome.first_text_s or outcome.since()
+                outcome.text.append(event.text)
+                outcome.finish_reason = event.finish_reason or outcome.finish_reason
+                if show:
+                    click.echo(event.text, nl=False)
+            elif isinstance(event, MediaChunk):
+                rate, channels = event.meta["sample_rate"], event.meta["channels"]
+                if encoder is None:
+                    outcome.first_audio_s = outcome.since()
+                    encoder = await stack.enter_async_context(_encoder(omni, target, rate, channels))
+                outcome.audio_s += len(event.data) / (2 * channels * rate)
+                encoded.append(await encoder.feed(event.data))
+            elif isinstance(event, Completed):
+                outcome.usage = msgspec.to_builtins(event.usage)
+        if show and outcome.text:
+            click.echo()
+        if encoder is not None:
+            encoded.append(await encoder.finish())
+        outcome.total_s = outcome.since()
+    if encoded:
+        # Written when the request is complete: the file is whole or absent.
+        await trio.Path(target).write_bytes(b"".join(encoded))
+        outcome.audio_file = str(target)
+    return outcome
+
+
+def _encoder(omni: Any, target: Path, rate: int, channels: int) -> Any:
+    return omni.media.encoder(target.suffix.lstrip(".").lower() or "wav", rate, channels, streaming=False)
+
+
+def _sections(source: str) -> dict[str, Any]:
+    try:
+        sections = json.loads(source)
+    except ValueError as error:
+        raise click.UsageError(f"--params is no JSON: {error}") from None
+    if not isinstance(sections, dict):
+        raise click.UsageError("--params takes a JSON object: section name → its fields")
+    return sections

@@ -1,0 +1,88 @@
+"""The command ``serve``."""
+
+from __future__ import annotations
+
+import click
+
+from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
+from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.telemetry import logs
+
+
+@click.command("serve", context_settings={"show_default": True})
+@click.argument("model", required=False)
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 is every one of this machine.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes a free port and says which.")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    envvar="OMNI_ACTORS_API_KEY",
+    help="Key that clients must send. Repeatable.  [env: OMNI_ACTORS_API_KEY]  [default: none is asked for]",
+    show_default=False,
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    help="Browser origin that may call. Repeatable; 'none' is none.  [default: any, without credentials]",
+    show_default=False,
+)
+@click.option("--model-alias", "model_aliases", multiple=True, help="Another name of the model. Repeatable.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a request may take (limits.deadline_s).",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS, case_sensitive=False),
+    default="info",
+    help="'debug' follows each request through every process.",
+)
+@deployment_options
+def serve(
+    deployment: Deployment,
+    host: str,
+    port: int,
+    api_keys: tuple[str, ...],
+    cors_origins: tuple[str, ...],
+    model_aliases: tuple[str, ...],
+    log_level: str,
+) -> None:
+    """Serve a model over HTTP, with OpenAI's API.
+
+    MODEL is a pipeline's name, or the folder of a model: a Hugging Face causal language model needs nothing declared.
+    Without MODEL it is the built-in demo (speech and text in and out, on a CPU); its weights are fetched if they are
+    missing, which takes about 190 MB once.
+
+    \b
+    omni-actors serve
+    omni-actors serve ./SmolLM2-135M-Instruct --port 9000 --set stages.llm.dtype=bfloat16
+    omni-actors serve --deploy two-gpus.yaml --api-key secret
+
+    Ctrl-C (SIGINT) or SIGTERM drains: requests in flight may finish, new ones are refused, then every worker ends.
+    """
+    logs.configure(log_level)
+    plan = ready_plan(deployment)
+    options = ServerOptions(
+        host=host,
+        port=port,
+        api_keys=api_keys,
+        cors_origins=_origins(cors_origins),
+        model_aliases=model_aliases,
+        log_level=log_level.upper(),
+    )
+    from omni_actors.entrypoints.serve import run_server
+
+    run_server(plan, options)
+
+
+def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
+    if not given:
+        return ServerOptions().cors_origins
+    if "none" in given:
+        if len(given) > 1:
+            raise click.UsageError("--cors-origin none stands alone")
+        return ()
+    return given
