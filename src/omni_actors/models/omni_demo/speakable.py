@@ -1,0 +1,132 @@
+"""What of a written sentence is spoken: markup, pictures and addresses become words or go.
+
+Numbers, dates, times, money, units and abbreviations are left: the voice's own normalisation reads those.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_MARKUP: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"<!--.*?-->|</?[A-Za-z][^<>]{0,200}>", " "),  # HTML
+        (r"```[\w+-]*|~~~[\w+-]*", " "),  # the marks around a block of code
+        (r"!?\[([^\]\[]*)\]\((?:[^()\s]|\([^()\s]*\))*(?:\s+\"[^\"]*\")?\)", r"\1"),  # links and pictures: their text
+        (r"(?<=\S)\[\^?\w{1,3}\]", ""),  # notes and citations
+        (r"^\s{0,3}#{1,6}\s+", ""),  # heading
+        (r"^(?:\s*>)+\s?", ""),  # quotation
+        (r"^\s*[-*+•‣◦·–]\s+", ""),  # item
+        (r"^\s*\[[ xX]\]\s+", ""),  # check box
+        (r"^\s*\(?(\d{1,3})[.)]\s+", r"\1, "),  # numbered item
+        (r"\\[()\[\]]|\$\$", " "),  # marks around formulas
+        (r"\\(?=[*_`#|~])", ""),  # escapes
+        (r"(\*\*\*|\*\*|__|~~|`+)(?=\S)(.+?)(?<=\S)\1", r"\2"),  # strong, struck, code
+        (r"(?<![\w*])([*_])(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w*])", r"\2"),  # emphasis
+        (r"\*\*|__|~~|`+", ""),  # what is left of such marks when a sentence was cut between them
+        (r"^\s*\|\s*|\s*\|\s*$", ""),  # a table's edges
+        (r"\s*\|\s*", ", "),  # and cells
+        (r"-{3,}|={3,}|_{3,}|\*{3,}|#{2,}", " "),  # rules
+    )
+)
+
+_URL = re.compile(r"(?:https?|ftp)://(?:www\.)?([^\s/?#<>()\"]+)([^\s<>()\"]*)|\bwww\.([^\s/?#<>()\"]+)([^\s<>()\"]*)")
+_EMAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
+_DOMAIN = re.compile(
+    r"\b(?:[A-Za-z0-9-]+\.)+(?:com|org|net|edu|gov|io|dev|ai|app|co\.uk|uk|de|fr|info)\b(?:/[\w./-]*)?"
+)
+_SPELLED = {
+    ".": " dot ",
+    "@": " at ",
+    "/": " slash ",
+    "-": " dash ",
+    "_": " underscore ",
+    "+": " plus ",
+    ":": " colon ",
+}
+
+_SYMBOLS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\b24/7\b", "twenty-four seven"),
+        (r"\be\.g\.,?", "for example,"),
+        (r"\bi\.e\.,?", "that is,"),
+        (r"\betc\b\.?", "et cetera"),
+        (r"\b([A-Za-z])\+\+", r"\1 plus plus"),
+        (r"\b([CF])#", r"\1 sharp"),
+        (r"(?<=\w)\^2\b", " squared"),
+        (r"(?<=\w)\^3\b", " cubed"),
+        (r"(?<=\w)\^(?=[\w({])", " to the power of "),
+        (r"~\s?(?=[\d$£€])", "about "),
+        (r"\band/or\b", "and or"),
+        (r"(?<=\w)\s*&\s*(?=\w)", " and "),
+        (r"(?<=[\w)])\s*(?:->|=>|→|⇒)\s*(?=[\w(])", " to "),
+        (r"(?<=[\w)])\s*(?:>=|≥)\s*(?=[\w(-])", " is at least "),
+        (r"(?<=[\w)])\s*(?:<=|≤)\s*(?=[\w(-])", " is at most "),
+        (r"(?<=[\w)])\s*(?:!=|≠)\s*(?=[\w(-])", " is not "),
+        (r"≈", " about "),
+        (r"√", " the square root of "),
+        (r"π", " pi "),
+        (r"∞", " infinity "),
+        (r"(?<=\d)\s*[xX×*]\s*(?=\d)", " times "),
+        (r"(?<=[\w)])\s\+\s?(?=[\w(])|(?<=\d)\+(?=\d)", " plus "),
+        (r"(?<=[\d)])\s[-−]\s(?=[\d(])", " minus "),
+        (r"(?<![\w.])[-−](?=\d)", "minus "),
+        (r"(?<=[\d)])\s[/÷]\s(?=[\d(])", " divided by "),
+        (r"(\d) m(?=[\s.,;)]|$)", r"\1 meters"),
+        (r"(\d)\s?km/h\b", r"\1 kilometers per hour"),
+        (r"(\d)\s?m/s\b", r"\1 meters per second"),
+        (r"(?<=\w)\s*/\s*(?=[A-Za-z])", " "),
+        (r"([!?])[!?]{2,}", r"\1"),
+        (r"\.{3,}", "…"),
+        (r"[…]{2,}", "…"),
+        (r"[{}\[\]\\^~|]", " "),
+    )
+)
+
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+_PUNCTUATION = {0x3000: " ", 0x3001: ",", 0x3002: ".", 0x00A0: " ", 0x2011: "-", 0x2010: "-", 0x2212: "-"}
+
+
+def speakable(sentence: str) -> str:
+    """The words of a sentence for the voice, on one line; empty if there is nothing in it to say."""
+    text = sentence.translate(_FULL_WIDTH).translate(_PUNCTUATION)
+    text = " ".join(text.split("\n"))
+    for pattern, replacement in _MARKUP:
+        text = pattern.sub(replacement, text)
+    text = _URL.sub(_spell_url, text)
+    text = _EMAIL.sub(lambda match: _spell(match[0]), text)
+    text = _DOMAIN.sub(lambda match: _spell(match[0]), text)
+    for pattern, replacement in _SYMBOLS:
+        text = pattern.sub(replacement, text)
+    text = "".join(character for character in text if not _silent(character))
+    text = " ".join(text.split()).lstrip(",;:.!?)-–— ") if text else ""
+    return text if any(character.isalnum() for character in text) else ""
+
+
+def _spell_url(match: re.Match[str]) -> str:
+    """The host, and a short path; a long one is of no use to a listener."""
+    host, path = (match[1], match[2]) if match[1] else (match[3], match[4])
+    stop = ""
+    whole = host + path
+    while whole and whole[-1] in ".,;:!?'":
+        stop = whole[-1] + stop
+        whole = whole[:-1]
+    path = whole[len(host) :].split("?")[0].split("#")[0].rstrip("/")
+    return _spell(host.rstrip(".,;:!?'") + (path if len(path) <= 24 else "")) + stop
+
+
+def _spell(address: str) -> str:
+    return " ".join("".join(_SPELLED.get(character, character) for character in address).split())
+
+
+def _silent(character: str) -> bool:
+    """Emoji, pictographs, variation marks and controls: what has no reading."""
+    code = ord(character)
+    if code < 0x7F:
+        return code < 0x20 and character != "\t"
+    category = unicodedata.category(character)
+    if category == "So":
+        return code >= 0x2190
+    return category in ("Cc", "Cf", "Cs", "Co", "Cn", "Sk") or 0xFE00 <= code <= 0xFE0F or code == 0x20E3
