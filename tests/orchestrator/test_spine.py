@@ -30,9 +30,7 @@ async def test_concurrent_requests_get_their_own_results() -> None:
         async with trio.open_nursery() as nursery:
             for i in range(100):
                 nursery.start_soon(one, i)
-        assert results == {
-            i: f"request {i}" + (f" {checksum(i * 1000)}" if i else "") for i in range(100)
-        }
+        assert results == {i: f"request {i}" + (f" {checksum(i * 1000)}" if i else "") for i in range(100)}
 
 
 @pytest.mark.parametrize("size", [1, 4096, 64 << 10, (64 << 10) + 1, 1 << 20, (5 << 20) + 7])

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
+from omni_actors.actors.background import background
 from omni_actors.actors.process import Launcher, open_launcher
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
@@ -211,12 +214,12 @@ class Orchestrator:
                     nursery.start_soon(ask, replica)
         return found
 
-    async def query_media(self, what: str, args: dict[str, object]) -> object:
-        """Ask the media process (see :class:`omni_actors.media.client.MediaService`)."""
+    async def query_media(self, what: str, args: dict[str, Any]) -> Any:
+        """Ask the media process. For :class:`omni_actors.media.client.MediaService`, which bounds the wait itself."""
         pool = self.pools.get(MEDIA_STAGE)
         if pool is None:
             raise stage_unavailable(MEDIA_STAGE)
-        return await pool.bind().query(what, args)
+        return await pool.bind().query(what, args, timeout_s=math.inf)
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests and wait until those in flight are released, at most ``grace_s``; cancel the rest."""
@@ -229,6 +232,12 @@ class Orchestrator:
                 ErrorInfo(message="The server is shutting down.", type="unavailable_error", code="draining", status=503)
             )
 
+    def _stop(self) -> None:
+        self.draining = True
+        for pool in self.pools.values():
+            for replica in pool.replicas:
+                replica.stop()
+
 
 @asynccontextmanager
 async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIterator[Orchestrator]:
@@ -237,17 +246,9 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
     SIGTERM, then SIGKILL; when it is cancelled the workers are killed. Nothing is left in any case."""
     async with open_launcher() as launcher:
         orchestrator = Orchestrator(plan, launcher, log_level=log_level)
-        async with trio.open_nursery() as background:
-            background.start_soon(orchestrator.deadlines.run, name="deadlines")
-            async with trio.open_nursery() as replicas:
-                for pool in orchestrator.pools.values():
-                    for replica in pool.replicas:
-                        replicas.start_soon(replica.run, name=f"replica {replica.stage.name}#{replica.index}")
-                try:
-                    yield orchestrator
-                finally:
-                    orchestrator.draining = True
-                    for pool in orchestrator.pools.values():
-                        for replica in pool.replicas:
-                            replica.stop()
-            background.cancel_scope.cancel()
+        async with background() as tasks, background(orchestrator._stop) as replicas:
+            tasks.start_soon(orchestrator.deadlines.run, name="deadlines")
+            for pool in orchestrator.pools.values():
+                for replica in pool.replicas:
+                    replicas.start_soon(replica.run, name=f"replica {replica.stage.name}#{replica.index}")
+            yield orchestrator
