@@ -1,0 +1,294 @@
+"""Decoding: any audio file to mono float32 at 16 kHz, in slices.
+
+The bytes decide what a file is; its name and declared type do not (browsers send ``audio/webm;codecs=opus``,
+``audio/x-m4a`` or nothing). Only raw PCM, which nothing in the bytes declares, is taken at its word.
+
+Containers that can point at other files or hosts (playlists, concatenations, session descriptions) are not on the list
+of formats, and no protocol is allowed, so that an upload is never a way to read something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from io import RawIOBase
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+import soxr
+
+from omni_actors.media.limits import CLIP_RATE, Limits
+from omni_actors.protocol.errors import OmniError, invalid_request
+
+Float32 = npt.NDArray[np.float32]
+Slices = Generator[None, None, None]
+"""Work that is done a few milliseconds at a time: each ``yield`` is a place to do something else."""
+
+_CONTAINERS = (
+    "wav,w64,mp3,ogg,flac,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,caf,aiff,au,amr,amrnb,amrwb,asf,avi,flv,mpegts,"
+    "mpeg,ac3,eac3,wv,ape,tta,dts,gsm,voc"
+)
+_DECLARED = ("wav", "w64", "flac", "ogg", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "aiff", "caf", "au")
+"""Formats whose header tells the duration. For the others libav guesses it from the first frame's bit rate."""
+_BATCH = CLIP_RATE // 4
+"""Input samples that are mixed and resampled at once: small frames would spend more on the calls than on the work."""
+
+
+class Source(RawIOBase):
+    """A seekable file over a part of a body, without copying it."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        base = (0, self._at, len(self._data))[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = len(self._data) if size is None or size < 0 else self._at + size
+        piece = bytes(self._data[self._at : end])
+        self._at += len(piece)
+        return piece
+
+
+class Samples:
+    """A clip that grows. ``nbytes`` is what it holds now."""
+
+    def __init__(self, max_seconds: float, param: str | None) -> None:
+        self._pieces: list[Float32] = []
+        self._count = 0
+        self.max_seconds = max_seconds
+        self._param = param
+
+    @property
+    def nbytes(self) -> int:
+        return self._count * 4
+
+    @property
+    def seconds(self) -> float:
+        return self._count / CLIP_RATE
+
+    def add(self, samples: Float32) -> None:
+        """Take samples at the clip rate; NaN becomes silence, and what lies outside [-1, 1] is clipped."""
+        if len(samples):
+            self._pieces.append(np.clip(np.nan_to_num(samples, copy=False), -1.0, 1.0))
+            self._count += len(samples)
+            if self._count > self.max_seconds * CLIP_RATE:
+                raise too_long(self.max_seconds, self._param)
+
+    def join(self) -> Generator[None, None, Float32]:
+        """One contiguous array of everything, emptying this."""
+        whole = np.empty(self._count, np.float32)
+        at = 0
+        for number, piece in enumerate(self._pieces):
+            whole[at : at + len(piece)] = piece
+            at += len(piece)
+            if number % 64 == 63:
+                yield
+        self._pieces.clear()
+        return whole
+
+
+def unreadable(reason: str, param: str | None) -> OmniError:
+    return invalid_request(f"The audio cannot be used: {reason}.", param, "invalid_audio")
+
+
+def too_long(max_seconds: float, param: str | None) -> OmniError:
+    return invalid_request(f"The audio is longer than {max_seconds:g} s.", param, "audio_too_long")
+
+
+def decode(
+    data: memoryview,
+    samples: Samples,
+    limits: Limits,
+    content_type: str | None,
+    filename: str | None,
+    param: str | None,
+) -> Slices:
+    """Decode ``data`` into ``samples``. Raises :class:`OmniError` (400) for whatever is wrong with it.
+
+    Damaged packets are skipped, and a file that ends early is what there is of it: it is refused when nothing decodes.
+    """
+    if not len(data):
+        raise unreadable("it is empty", param)
+    raw = _raw_pcm(data, content_type, filename, limits, param)
+    yield from _decode_raw(data, samples, *raw, param) if raw else _decode_file(data, samples, limits, param)
+    if not samples.nbytes:
+        raise unreadable("it holds no samples", param)
+
+
+def _raw_pcm(
+    data: memoryview, content_type: str | None, filename: str | None, limits: Limits, param: str | None
+) -> tuple[str, int, int] | None:
+    """(numpy dtype, rate, channels) when the hints say headerless PCM and the bytes do not say otherwise."""
+    kind, _, rest = (content_type or "").lower().partition(";")
+    kind = kind.strip().removeprefix("audio/").removeprefix("x-")
+    suffix = (filename or "").lower().rpartition(".")[2]
+    if kind not in ("pcm", "pcm16", "l16") and suffix not in ("pcm", "pcm16"):
+        return None
+    if bytes(data[:4]) in (b"RIFF", b"OggS", b"fLaC", b"\x1a\x45\xdf\xa3") or bytes(data[:3]) == b"ID3":
+        return None
+    given = dict(part.strip().partition("=")[::2] for part in rest.split(";"))
+    try:
+        rate, channels = int(given.get("rate", "24000")), int(given.get("channels", "1"))
+    except ValueError:
+        raise unreadable("its declared rate or channel count is no number", param) from None
+    _check_shape(rate, channels, limits, param)
+    if len(data) % (2 * channels):
+        raise unreadable("16-bit PCM must be a whole number of frames", param)
+    return (">i2" if kind == "l16" else "<i2"), rate, channels
+
+
+def _decode_raw(data: memoryview, samples: Samples, dtype: str, rate: int, channels: int, param: str | None) -> Slices:
+    resampler = Resampler(rate, samples)
+    step = rate // 4 * channels * 2
+    for at in range(0, len(data), step):
+        frames = np.frombuffer(data[at : at + step], dtype).reshape(-1, channels)
+        resampler.add(_scale(frames).mean(axis=1, dtype=np.float32))
+        yield
+    resampler.finish()
+
+
+def _decode_file(data: memoryview, samples: Samples, limits: Limits, param: str | None) -> Slices:
+    try:
+        container = av.open(Source(data), "r", options=_options(), metadata_errors="ignore", buffer_size=1 << 16)
+    except (av.FFmpegError, ValueError, OSError):
+        raise unreadable("it is damaged or in a format that this server does not read", param) from None
+    with container:
+        if not container.streams.audio:
+            raise unreadable("the file has no audio stream", param)
+        stream = container.streams.audio[0]
+        context = stream.codec_context
+        if context is None:
+            raise unreadable("its codec is not one that this server reads", param)
+        if context.sample_rate and context.channels:
+            _check_shape(context.sample_rate, context.channels, limits, param)
+        if container.format.name in _DECLARED and (container.duration or 0) / 1e6 > samples.max_seconds + 1:
+            raise too_long(samples.max_seconds, param)
+        yield
+        resampler: Resampler | None = None
+        for frame in _frames(container, stream):
+            if frame is None:
+                yield
+                continue
+            rate, channels = frame.sample_rate, frame.layout.nb_channels
+            _check_shape(rate, channels, limits, param)
+            if resampler is None or resampler.rate != rate:
+                # A chained Ogg changes its rate in the middle; HE-AAC declares half of what it decodes to.
+                if resampler is not None:
+                    resampler.finish()
+                resampler = Resampler(rate, samples)
+            resampler.add(mono(frame))
+        if resampler is None:
+            raise unreadable("nothing in it could be decoded", param)
+        resampler.finish()
+
+
+def _frames(container: Any, stream: Any) -> Iterator[Any]:
+    """The decodable frames, with a ``None`` after each packet."""
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets)
+        except (StopIteration, av.FFmpegError, ValueError, OSError):
+            return  # The end, also of a file that was cut short.
+        try:
+            yield from packet.decode()
+        except (av.FFmpegError, ValueError):
+            pass  # A damaged packet.
+        yield None
+
+
+def _options() -> dict[str, str]:
+    return {
+        "format_whitelist": _CONTAINERS,
+        "codec_whitelist": ",".join(AUDIO_CODECS),  # No video decoder is opened to look at a video's header.
+        "protocol_whitelist": "",
+        "probesize": str(1 << 20),
+        "analyzeduration": "1000000",
+        "max_streams": "32",
+    }
+
+
+def _audio_codecs() -> tuple[str, ...]:
+    names = []
+    for name in sorted(av.codecs_available):
+        try:
+            codec = av.Codec(name, "r")
+        except ValueError:
+            continue  # An encoder.
+        if codec.type == "audio":
+            names.append(name)
+    return tuple(names)
+
+
+AUDIO_CODECS = _audio_codecs()
+"""Decoders that this build of libav has."""
+
+
+def _check_shape(rate: int, channels: int, limits: Limits, param: str | None) -> None:
+    if not limits.min_rate <= rate <= limits.max_rate:
+        raise unreadable(f"its sample rate of {rate} Hz is outside {limits.min_rate} to {limits.max_rate}", param)
+    if not 1 <= channels <= limits.max_channels:
+        raise unreadable(f"it has {channels} channels, of at most {limits.max_channels}", param)
+
+
+def mono(frame: Any) -> Float32:
+    """The mean of a frame's channels (a bass channel left out), float32 in [-1, 1], shape [samples]."""
+    array = _scale(frame.to_ndarray())
+    channels = frame.layout.nb_channels
+    by_channel = array if frame.format.is_planar else array.reshape(-1, channels).T
+    if channels == 1:
+        return np.ascontiguousarray(by_channel[0])
+    heard = [i for i, channel in enumerate(frame.layout.channels) if not channel.name.startswith("LFE")]
+    mixed: Float32 = by_channel[heard or slice(None)].mean(axis=0, dtype=np.float32)
+    return mixed
+
+
+def _scale(array: npt.NDArray[Any]) -> Float32:
+    if array.dtype.kind == "f":
+        return array.astype(np.float32, copy=False)
+    if array.dtype.kind == "u":
+        return (array.astype(np.float32) - 128.0) / np.float32(128.0)
+    return array.astype(np.float32) / np.float32(-float(np.iinfo(array.dtype).min))
+
+
+class Resampler:
+    """Mono float32 at ``rate`` into a clip at the clip rate. Stateful: the cutting of the input does not matter."""
+
+    def __init__(self, rate: int, into: Samples) -> None:
+        self.rate = rate
+        self._into = into
+        self._soxr = (
+            soxr.ResampleStream(rate, CLIP_RATE, 1, dtype="float32", quality="HQ") if rate != CLIP_RATE else None
+        )
+        self._batch: list[Float32] = []
+        self._batched = 0
+
+    def add(self, samples: Float32) -> None:
+        self._batch.append(samples)
+        self._batched += len(samples)
+        if self._batched >= _BATCH:
+            self._flush(last=False)
+
+    def finish(self) -> None:
+        self._flush(last=True)
+
+    def _flush(self, last: bool) -> None:
+        samples = np.concatenate(self._batch) if self._batch else np.empty(0, np.float32)
+        self._batch.clear()
+        self._batched = 0
+        # NaN would stay in the resampler's memory for ever.
+        self._into.add(self._soxr.resample_chunk(np.nan_to_num(samples), last=last) if self._soxr else samples)

@@ -1,0 +1,384 @@
+"""The media process's engine: answers questions in slices, and delivers decoded clips to the models' stages."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import msgspec
+
+from omni_actors.connectors.payload import Payload, pcm_payload
+from omni_actors.media import questions as q
+from omni_actors.media.audio import AUDIO_CODECS, Float32, Samples, decode
+from omni_actors.media.bodies import ChatBody, decode_base64
+from omni_actors.media.encode import Encoder, check_shape, open_encoder, unavailable, working_formats
+from omni_actors.media.limits import CLIP_RATE, PIECE, Limits
+from omni_actors.media.tables import Sized, Table, lost
+from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed, too_large
+from omni_actors.protocol.frames import Hello, Query
+from omni_actors.protocol.request import Usage
+from omni_actors.worker.engine import Engine, Outbox, Work
+
+log = logging.getLogger(__name__)
+
+
+class Blob:
+    """A body that comes in pieces; ``param`` names the field that it is."""
+
+    def __init__(self, param: str | None = None, data: bytes = b"") -> None:
+        self.param = param
+        self.nbytes = len(data)
+        self._file = BytesIO(data)
+        self._file.seek(0, 2)
+
+    def write(self, data: bytes) -> None:
+        self.nbytes += self._file.write(data)
+
+    def value(self) -> bytes:
+        """The whole of it, without a copy. Nothing may be written after it."""
+        return self._file.getvalue()
+
+
+@dataclass(slots=True)
+class Clip:
+    samples: Float32
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.samples.nbytes)
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / CLIP_RATE
+
+
+@dataclass(slots=True)
+class Stream:
+    encoder: Encoder
+    seconds: float = 0.0
+    bytes_per_second: int = 1
+    finished: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.encoder.nbytes
+
+
+@dataclass(slots=True)
+class Job:
+    """A question under way. ``work`` returns its answer; ``holds`` is what it keeps in memory meanwhile."""
+
+    question: int
+    owner: str
+    work: Generator[None, None, Any]
+    holds: tuple[Sized, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(held.nbytes for held in self.holds)
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A request's clips on their way to the stages that its edges lead to."""
+
+    clips: deque[Clip]
+    seconds: float
+    sent: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(clip.nbytes for clip in self.clips)
+
+
+class MediaEngine(Engine):
+    """See :mod:`omni_actors.media.questions` for what can be asked.
+
+    Whatever takes longer than a moment is a job, a generator that yields every few milliseconds. A step gives each job
+    turns of one slice, round robin, for ``slice_s`` in all: a chunk of speech that waits to be encoded never waits for
+    somebody's half hour to be decoded.
+
+    A request (``Submit`` with section ``clips``, ids in order) takes its clips out of the table; each becomes one
+    ``pcm`` payload on the request's edges with ``index`` and ``seconds`` in its metadata.
+    """
+
+    def __init__(self, hello: Hello, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(hello)
+        try:
+            self.limits = msgspec.convert(hello.options, Limits)
+        except msgspec.ValidationError as error:
+            raise invalid_request(f"Options of stage '{hello.stage}': {error}") from None
+        first = ((hello.replica & 0x7FFF) << 48) | ((hello.incarnation & 0xFFFF) << 32) | 1
+        ids = itertools.count(first)
+        idle = self.limits.idle_s
+        self._blobs: Table[Blob] = Table("body", self.limits.max_blobs, idle, ids, clock)
+        self._clips: Table[Clip] = Table("clip", self.limits.max_clips, idle, ids, clock)
+        self._streams: Table[Stream] = Table("encoder", self.limits.max_streams, idle, ids, clock)
+        self._jobs: deque[Job] = deque()
+        self._deliveries: dict[int, Delivery] = {}
+        self._formats: tuple[str, ...] = ()
+        self._totals = dict.fromkeys(
+            ("clips_decoded", "decode_failures", "decoded_s", "encoded_s", "clips_delivered", "expired"),
+            0.0,
+        )
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        progress("checking audio encoders", None)
+        self._formats = working_formats()
+        return {"formats": list(self._formats), "decoders": len(AUDIO_CODECS), "clip_rate": CLIP_RATE}
+
+    # Requests: delivery of clips.
+
+    def admit(self, work: Work) -> None:
+        self._expire()
+        try:
+            numbers = msgspec.convert(work.params.get("clips"), tuple[int, ...])
+        except msgspec.ValidationError:
+            raise invalid_request("section 'clips' must list clip ids", "clips") from None
+        clips: deque[Clip] = deque()
+        for number in numbers:
+            clips.append(self._clips.pop(number).item)
+        self._deliveries[work.key] = Delivery(clips, sum(clip.seconds for clip in clips))
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
+        raise invalid_request(f"stage 'media' has no port {port!r}")
+
+    def abort(self, key: int) -> None:
+        self._deliveries.pop(key, None)
+
+    @property
+    def runnable(self) -> bool:
+        return bool(self._jobs or self._deliveries)
+
+    def step(self, out: Outbox) -> bool:
+        self._expire()
+        ran = self._deliver(out)
+        end = time.perf_counter() + self.limits.slice_s
+        while self._jobs:
+            ran = True
+            self._turn(self._jobs.popleft(), out)
+            if time.perf_counter() >= end:
+                break
+        while self._jobs and self._nbytes > self.limits.max_bytes:
+            self._drop(max(self._jobs, key=lambda job: job.nbytes), self._full(), out)
+        return ran
+
+    def counters(self) -> dict[str, float]:
+        return {
+            "blobs": len(self._blobs),
+            "clips": len(self._clips),
+            "streams": len(self._streams),
+            "jobs": len(self._jobs),
+            "deliveries": len(self._deliveries),
+            "bytes": self._nbytes,
+            **self._totals,
+        }
+
+    def close(self) -> None:
+        for job in self._jobs:
+            job.work.close()
+
+    def _deliver(self, out: Outbox) -> bool:
+        ran = False
+        for key in [key for key in self._deliveries if out.ready(key)]:
+            ran = True
+            delivery = self._deliveries[key]
+            if delivery.clips:
+                clip = delivery.clips.popleft()
+                out.emit(key, pcm_payload(clip.samples, CLIP_RATE, index=delivery.sent, seconds=clip.seconds))
+                delivery.sent += 1
+                self._totals["clips_delivered"] += 1
+            if not delivery.clips:
+                del self._deliveries[key]
+                out.finish(key, Usage(audio_input_s=delivery.seconds))
+        return ran
+
+    # Questions.
+
+    def query(self, query: Query, out: Outbox) -> None:
+        """Answers at once what is only book-keeping; makes a job of the rest."""
+        self._expire()
+        kind = q.QUESTIONS.get(query.what)
+        if kind is None:
+            raise invalid_request(f"unknown question {query.what!r}")
+        try:
+            question = q.parse(query.args, kind)
+        except msgspec.ValidationError as error:
+            raise invalid_request(f"question {query.what!r}: {error}") from None
+        match question:
+            case q.BlobOpen():
+                out.reply(query.id, self._blobs.add(question.owner, Blob(question.param)))
+            case q.BlobAppend():
+                self._append(question)
+                out.reply(query.id, None)
+            case q.DecodeAudio():
+                blob = self._take_blob(question.blob, question.data, question.param)
+                samples = Samples(self._seconds(question.max_seconds), question.param)
+                self._start(query.id, question.owner, self._decode_audio(question, blob, samples), blob, samples)
+            case q.ParseChat():
+                blob = self._take_blob(question.blob, question.data, None)
+                clips = Clips()
+                self._start(query.id, question.owner, self._parse_chat(question, blob, clips), blob, clips)
+            case q.EncodeOpen():
+                out.reply(query.id, self._streams.add(question.owner, self._open_stream(question)))
+            case q.EncodeFeed() | q.EncodeFinish():
+                self._room(len(question.data))
+                held = self._streams.pop(question.stream)
+                ends = isinstance(question, q.EncodeFinish)
+                work = self._encode(question.stream, held.owner, held.item, question.data, ends)
+                self._start(query.id, held.owner, work, held.item)
+            case q.EncodeRead():
+                held = self._streams.pop(question.stream)
+                out.reply(query.id, q.plain(self._encoded(question.stream, held.owner, held.item)))
+            case q.Discard():
+                self._discard(question, out)
+                out.reply(query.id, None)
+
+    def _start(self, question: int, owner: str, work: Generator[None, None, Any], *holds: Sized) -> None:
+        self._jobs.append(Job(question, owner, work, holds))
+
+    def _turn(self, job: Job, out: Outbox) -> None:
+        """One slice of a job. One that fails fails alone."""
+        try:
+            next(job.work)
+        except StopIteration as end:
+            out.reply(job.question, end.value)
+        except OmniError as error:
+            out.reply(job.question, None, error.info)
+        except Exception:
+            log.exception("a question to the media process failed")
+            out.reply(job.question, None, stage_failed(self.hello.stage, "The media could not be processed.").info)
+        else:
+            self._jobs.append(job)
+
+    def _append(self, question: q.BlobAppend) -> None:
+        blob = self._blobs.get(question.blob)
+        try:
+            if blob.nbytes + len(question.data) > self.limits.max_blob_bytes:
+                raise too_large(f"The body is larger than {self.limits.max_blob_bytes >> 20} MiB.", blob.param)
+            self._room(len(question.data))
+        except OmniError:
+            self._blobs.drop(question.blob)
+            raise
+        blob.write(question.data)
+
+    def _take_blob(self, number: int | None, data: bytes, param: str | None) -> Blob:
+        if number is not None:
+            return self._blobs.pop(number).item
+        self._room(len(data))
+        return Blob(param, data)
+
+    def _decode_audio(self, question: q.DecodeAudio, blob: Blob, samples: Samples) -> Generator[None, None, Any]:
+        hints = (question.content_type, question.filename, question.param)
+        clip = yield from self._decode(memoryview(blob.value()), samples, *hints)
+        return q.plain(self._keep(question.owner, clip))
+
+    def _parse_chat(self, question: q.ParseChat, blob: Blob, clips: Clips) -> Generator[None, None, Any]:
+        chat = ChatBody(blob.value(), self.limits)
+        left = self._seconds(question.max_seconds)
+        for part in chat.parts:
+            yield
+            file = Blob(part.param)
+            samples = Samples(left, part.param)
+            clips.growing = (file, samples)
+            yield from decode_base64(part.text, file.write, part.param)
+            clip = yield from self._decode(memoryview(file.value()), samples, part.hint, None, part.param)
+            clips.growing = ()
+            clips.made.append(clip)
+            left -= clip.seconds
+        yield
+        body = chat.render()
+        return q.plain(q.ChatInfo(body, tuple(self._keep(question.owner, clip) for clip in clips.made)))
+
+    def _decode(
+        self, data: memoryview, samples: Samples, content_type: str | None, filename: str | None, param: str | None
+    ) -> Generator[None, None, Clip]:
+        try:
+            yield from decode(data, samples, self.limits, content_type, filename, param)
+        except OmniError:
+            self._totals["decode_failures"] += 1
+            raise
+        self._totals["clips_decoded"] += 1
+        self._totals["decoded_s"] += samples.seconds
+        return Clip((yield from samples.join()))
+
+    def _keep(self, owner: str, clip: Clip) -> q.ClipInfo:
+        return q.ClipInfo(self._clips.add(owner, clip), clip.seconds)
+
+    def _open_stream(self, question: q.EncodeOpen) -> Stream:
+        check_shape(question.format, question.sample_rate, question.channels)
+        if question.format not in self._formats:
+            raise unavailable(question.format)
+        encoder = open_encoder(question.format, question.sample_rate, question.channels, question.streaming)
+        return Stream(encoder, bytes_per_second=2 * question.channels * question.sample_rate)
+
+    def _encode(self, number: int, owner: str, stream: Stream, pcm: bytes, ends: bool) -> Generator[None, None, Any]:
+        stream.seconds += len(pcm) / stream.bytes_per_second
+        self._totals["encoded_s"] += len(pcm) / stream.bytes_per_second
+        if stream.seconds > self.limits.max_seconds:
+            raise invalid_request(f"The audio to encode is longer than {self.limits.max_seconds:g} s.")
+        yield from stream.encoder.feed(pcm)
+        if ends:
+            yield from stream.encoder.finish()
+            stream.finished = True
+        return q.plain(self._encoded(number, owner, stream))
+
+    def _encoded(self, number: int, owner: str, stream: Stream) -> q.Encoded:
+        data, more = stream.encoder.take()
+        if more or not stream.finished:
+            self._streams.add(owner, stream, number)
+        return q.Encoded(data, more)
+
+    def _discard(self, question: q.Discard, out: Outbox) -> None:
+        owners = frozenset(question.owners)
+        for table in (self._blobs, self._clips, self._streams):
+            table.drop_owners(owners)
+        for clip in question.clips:
+            self._clips.drop(clip)
+        for job in [job for job in self._jobs if job.owner in owners]:
+            self._drop(job, lost("operation"), out)
+
+    def _drop(self, job: Job, why: OmniError, out: Outbox) -> None:
+        self._jobs.remove(job)
+        job.work.close()
+        out.reply(job.question, None, why.info)
+
+    # Bounds.
+
+    def _seconds(self, asked: float | None) -> float:
+        return self.limits.max_seconds if asked is None else min(asked, self.limits.max_seconds)
+
+    @property
+    def _nbytes(self) -> int:
+        tables = self._blobs.nbytes + self._clips.nbytes + self._streams.nbytes
+        return tables + sum(job.nbytes for job in self._jobs) + sum(d.nbytes for d in self._deliveries.values())
+
+    def _room(self, more: int) -> None:
+        if more > PIECE:
+            raise invalid_request(f"a piece may have at most {PIECE} bytes")
+        if self._nbytes + more > self.limits.max_bytes:
+            raise self._full()
+
+    def _full(self) -> OmniError:
+        return overloaded(f"The media process holds {self.limits.max_bytes >> 20} MiB already.")
+
+    def _expire(self) -> None:
+        self._totals["expired"] += self._blobs.expire() + self._clips.expire() + self._streams.expire()
+
+
+class Clips:
+    """What :meth:`MediaEngine._parse_chat` has made so far and is making."""
+
+    def __init__(self) -> None:
+        self.made: list[Clip] = []
+        self.growing: tuple[Sized, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(clip.nbytes for clip in self.made) + sum(held.nbytes for held in self.growing)

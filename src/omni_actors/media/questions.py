@@ -1,0 +1,145 @@
+"""What the serving side asks of the media process: one struct per question, ``Query.what`` is its tag.
+
+===============  ===========  =================================================================================
+question         answer       meaning
+===============  ===========  =================================================================================
+blob_open        int          start a body; its id
+blob_append      None         the next piece of it
+decode_audio     ClipInfo     decode a body to a clip; the body is used up, also on failure
+parse_chat       ChatInfo     parse a chat body; its audio parts become clips; the body is used up
+encode_open      int          start an encoder; its id
+encode_feed      Encoded      PCM in, what is encoded so far out
+encode_finish    Encoded      the last PCM (may be empty) in, the rest out; the encoder is gone when ``more`` is false
+encode_read      Encoded      the next piece after ``more``
+discard          None         free what these owners still have, and these clips; unknown ones are ignored
+===============  ===========  =================================================================================
+
+Whatever is opened has an ``owner``, a token that the client draws for each of its operations: a client that was
+cancelled before it learnt an id still can have the thing freed. ``param`` names the field that an error is about.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+A = TypeVar("A")
+
+
+class Question(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    what: ClassVar[str]
+
+    def args(self) -> dict[str, Any]:
+        """As :class:`~omni_actors.protocol.frames.Query` carries it."""
+        args: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(bytes,))
+        return args
+
+
+class BlobOpen(Question, frozen=True):
+    what = "blob_open"
+    owner: str
+    param: str | None = None
+
+
+class BlobAppend(Question, frozen=True):
+    what = "blob_append"
+    blob: int
+    data: bytes
+
+
+class DecodeAudio(Question, frozen=True):
+    """The body is ``blob``, or ``data`` when it fits one piece. The hints only matter for raw PCM, which nothing in the
+    bytes declares."""
+
+    what = "decode_audio"
+    owner: str
+    blob: int | None = None
+    data: bytes = b""
+    content_type: str | None = None
+    filename: str | None = None
+    max_seconds: float | None = None
+    param: str | None = None
+
+
+class ParseChat(Question, frozen=True):
+    what = "parse_chat"
+    owner: str
+    blob: int | None = None
+    data: bytes = b""
+    max_seconds: float | None = None
+
+
+class EncodeOpen(Question, frozen=True):
+    what = "encode_open"
+    owner: str
+    format: str
+    sample_rate: int
+    channels: int = 1
+    streaming: bool = True
+
+
+class EncodeFeed(Question, frozen=True):
+    what = "encode_feed"
+    stream: int
+    data: bytes
+
+
+class EncodeFinish(Question, frozen=True):
+    what = "encode_finish"
+    stream: int
+    data: bytes = b""
+
+
+class EncodeRead(Question, frozen=True):
+    what = "encode_read"
+    stream: int
+
+
+class Discard(Question, frozen=True):
+    what = "discard"
+    owners: tuple[str, ...] = ()
+    clips: tuple[int, ...] = ()
+
+
+QUESTIONS: dict[str, type[Question]] = {
+    question.what: question
+    for question in (
+        BlobOpen,
+        BlobAppend,
+        DecodeAudio,
+        ParseChat,
+        EncodeOpen,
+        EncodeFeed,
+        EncodeFinish,
+        EncodeRead,
+        Discard,
+    )
+}
+
+
+class ClipInfo(msgspec.Struct, frozen=True):
+    clip: int
+    seconds: float
+
+
+class ChatInfo(msgspec.Struct, frozen=True):
+    """``body`` is the request's JSON with each audio part replaced by ``{"type": "audio", "index": i}``."""
+
+    body: bytes
+    clips: tuple[ClipInfo, ...] = ()
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    data: bytes
+    more: bool = False
+
+
+def plain(answer: msgspec.Struct) -> Any:
+    """An answer as plain builtins (bytes stay bytes)."""
+    return msgspec.to_builtins(answer, builtin_types=(bytes,))
+
+
+def parse(value: Any, kind: type[A]) -> A:
+    """The other way round; raises :class:`msgspec.ValidationError`."""
+    return msgspec.convert(value, kind, builtin_types=(bytes,))

@@ -1,0 +1,105 @@
+"""What the media process holds for its clients between two questions: bounded, owned, and freed when forgotten."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from omni_actors.protocol.errors import ErrorInfo, OmniError, overloaded
+
+
+class Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=Sized)
+
+
+@dataclass(slots=True)
+class Held(Generic[T]):
+    owner: str
+    item: T
+    deadline: float
+
+
+def lost(what: str) -> OmniError:
+    """The media process has been replaced, or the thing waited too long: the client's request was right, so 503."""
+    return OmniError(
+        ErrorInfo(
+            message=f"The {what} is no longer held by the media process; send the request again.",
+            type="unavailable_error",
+            code="media_lost",
+            status=503,
+            stage="media",
+            retry_after=1.0,
+        )
+    )
+
+
+class Table(Generic[T]):
+    """Items by id, oldest use first.
+
+    ``ids`` gives numbers that no earlier incarnation of this process has given, so that a stale one is never taken for
+    another client's. An item that nobody touches until its deadline is freed by the next :meth:`expire`.
+    """
+
+    def __init__(self, what: str, limit: int, idle_s: float, ids: Iterator[int], clock: Callable[[], float]) -> None:
+        self.what = what
+        self._limit = limit
+        self._idle_s = idle_s
+        self._ids = ids
+        self._clock = clock
+        self._held: OrderedDict[int, Held[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(held.item.nbytes for held in self._held.values())
+
+    def add(self, owner: str, item: T, number: int | None = None) -> int:
+        """Hold an item; ``number`` puts one back under the id it had, which always has room."""
+        if number is None:
+            if len(self._held) >= self._limit:
+                raise overloaded(f"The media process holds {self._limit} {self.what}s already.")
+            number = next(self._ids)
+        self._held[number] = Held(owner, item, self._clock() + self._idle_s)
+        return number
+
+    def get(self, number: int) -> T:
+        """Look at an item; it is the latest used now."""
+        held = self._held.get(number)
+        if held is None:
+            raise lost(self.what)
+        held.deadline = self._clock() + self._idle_s
+        self._held.move_to_end(number)
+        return held.item
+
+    def pop(self, number: int) -> Held[T]:
+        held = self._held.pop(number, None)
+        if held is None:
+            raise lost(self.what)
+        return held
+
+    def drop(self, number: int) -> None:
+        self._held.pop(number, None)
+
+    def drop_owners(self, owners: frozenset[str]) -> None:
+        for number in [number for number, held in self._held.items() if held.owner in owners]:
+            del self._held[number]
+
+    def expire(self) -> int:
+        """Free what is past its deadline; how many."""
+        now = self._clock()
+        count = 0
+        while self._held:
+            number, held = next(iter(self._held.items()))
+            if held.deadline > now:
+                break
+            del self._held[number]
+            count += 1
+        return count
