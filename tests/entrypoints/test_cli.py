@@ -1,0 +1,143 @@
+"""The command line: help that is quick, errors that are one line, and explain as a person would use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from omni_actors.entrypoints.cli import COMMANDS, cli, leaves, main
+from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
+from omni_actors.entrypoints.commands.serve import _origins
+from omni_actors.pipelines.plan import PlanError
+from omni_actors.protocol.errors import OmniError, invalid_request
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_help_lists_every_command_without_importing_one() -> None:
+    program = (
+        "import sys\n"
+        "from omni_actors.entrypoints.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'quart', 'trio', 'yaml', 'rich'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "models pull", "models list"])
+def test_every_command_has_help_and_never_imports_torch(name: str) -> None:
+    program = (
+        "import sys\n"
+        "from omni_actors.entrypoints.cli import main\n"
+        f"try: main({[*name.split(), '--help']!r})\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"Usage: omni-actors {name}" in done.stdout
+    assert len(done.stdout.splitlines()) > 5
+
+
+def test_the_summaries_are_those_of_the_commands() -> None:
+    context = click.Context(cli)
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert command.help
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "srve")
+    assert code == 2
+    assert "No such command 'srve'" in err
+
+
+def test_what_an_operator_can_put_right_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("stages:\n  a:\n    replica: 2\n")
+    code, out, err = call(capsys, "explain", "stub", "--platform", "cpu", "--deploy", str(deploy))
+    assert (code, out) == (1, "")
+    assert err == f"Error: {deploy}:3: stages.a: unknown key 'replica'; did you mean 'replicas'?\n"
+
+
+def test_explain_shows_values_with_their_origin(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    deploy = tmp_path / "d.yaml"
+    deploy.write_text("stages: {b: {threads: 3}}\n")
+    arguments = ("explain", "stub", "--platform", "cpu", "--deploy", str(deploy), "--set", "stages.a.replicas=2")
+    code, out, _ = call(capsys, *arguments)
+    assert code == 0
+    assert "a → b.text" in out
+    assert "command line --set stages.a.replicas=2" in " ".join(out.split())
+    code, out, _ = call(capsys, *arguments, "--json")
+    values = json.loads(out)["values"]
+    assert values["stages.a.replicas"]["value"] == 2
+    assert values["stages.b.threads"] == {"value": 3, "origin": "overlay", "where": f"{deploy}:1"}
+
+
+def test_explain_lists_what_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "explain", "stub", "--platform", "cpu", "--keys")
+    assert code == 0
+    assert "stages.a.replicas" in out
+    code, out, _ = call(capsys, "explain", "stub", "--platform", "cpu", "--keys", "--json")
+    assert json.loads(out)["limits.max_inflight"].startswith("Requests admitted")
+
+
+def test_serving_without_weights_says_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    absent = tmp_path / "nothing"
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    code, _, err = call(
+        capsys, "serve", str(tmp_path), "--platform", "cpu", "--set", f"stages.llm.model={absent}", "--port", "0"
+    )
+    assert code == 1
+    assert "weights are missing" in err
+    assert str(absent) in err
+
+
+def test_a_deadline_is_a_setting() -> None:
+    plan = Deployment("stub", None, (), "cpu", None, "echo", deadline=2.5).plan()
+    assert (plan.limits.deadline_s, plan.served_model_name) == (2.5, "echo")
+
+
+def test_a_plan_without_weights_is_ready() -> None:
+    assert ready_plan(Deployment("stub", None, (), "cpu", None, None)).name == "stub"
+
+
+def test_the_word_none_closes_cors() -> None:
+    assert _origins(("none",)) == ()
+    assert _origins(()) == ("*",)
+    assert _origins(("https://a.example",)) == ("https://a.example",)
+    with pytest.raises(click.UsageError):
+        _origins(("none", "https://a.example"))
+
+
+def test_errors_wrapped_by_nurseries_are_still_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(error: BaseException) -> None:
+        monkeypatch.setattr(cli, "main", lambda *_, **__: (_ for _ in ()).throw(error))
+
+    nested = BaseExceptionGroup("", [ExceptionGroup("", [PlanError("no room"), invalid_request("no room")])])
+    raising(nested)
+    assert call(capsys) == (1, "", "Error: no room\n")
+    raising(BaseExceptionGroup("", [KeyboardInterrupt()]))
+    assert call(capsys)[0] == 130
+    raising(ExceptionGroup("", [PlanError("no room"), ZeroDivisionError()]))
+    with pytest.raises(ExceptionGroup):
+        main([])
+    assert sum(isinstance(leaf, OmniError) for leaf in leaves(nested)) == 2

@@ -1,0 +1,74 @@
+"""What was typed becomes the right request, and what would be ignored is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_actors.entrypoints.commands.invocation import Invocation, build_request
+from omni_actors.pipelines.factory import resolve
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
+from omni_actors.protocol.request import MediaRef, Request
+
+DEMO = resolve("omni-demo", platform="cpu")
+CLIP = (MediaRef(7, "audio", 1.5),)
+
+
+def test_a_prompt_is_a_chat() -> None:
+    request = build_request(DEMO, Invocation(prompt="Hi", system="Be brief.", max_tokens=5, temperature=0.0, seed=1))
+    assert (request.task, request.inputs, request.outputs) == ("chat", ("text",), ("text",))
+    assert request.params == {
+        "prompt": Prompt(messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]),
+        "sampling": Sampling(max_tokens=5, temperature=0.0, seed=1),
+    }
+
+
+def test_a_spoken_question_with_a_spoken_answer() -> None:
+    request = build_request(DEMO, Invocation(audio=True, modalities=("text", "audio"), voice="heart"), CLIP)
+    assert (request.task, request.inputs, request.outputs) == ("chat", ("audio",), ("text", "audio"))
+    assert request.params["prompt"].messages == [{"role": "user", "content": [{"type": "audio", "index": 0}]}]
+    assert request.params["speech"] == Speech(text=None, voice="heart")
+    assert request.params["transcription"] == Transcription(clips=1)
+    assert request.media == CLIP
+
+
+def test_speech_says_the_prompt() -> None:
+    request = build_request(DEMO, Invocation(prompt="Good morning.", task="speech", speed=1.5))
+    assert request == Request(
+        task="speech", outputs=("audio",), params={"speech": Speech(text="Good morning.", speed=1.5)}
+    )
+
+
+def test_a_transcription() -> None:
+    request = build_request(DEMO, Invocation(audio=True, task="transcription", language="en"), CLIP)
+    assert (request.inputs, request.outputs) == (("audio",), ("text",))
+    assert request.params == {"transcription": Transcription(language="en")}
+
+
+def test_a_completion_takes_its_prompt_as_it_is() -> None:
+    assert build_request(DEMO, Invocation(prompt="Once", task="completion")).params["prompt"] == Prompt(text="Once")
+
+
+def test_sections_of_other_pipelines_go_through() -> None:
+    stub = resolve("stub", platform="cpu")
+    request = build_request(stub, Invocation(params={"stub": {"text": "hi"}}))
+    assert (request.task, request.inputs, request.params) == ("echo", ("text",), {"stub": {"text": "hi"}})
+
+
+@pytest.mark.parametrize(
+    ("invocation", "param"),
+    [
+        (Invocation(), "prompt"),
+        (Invocation(prompt="x", task="dance"), "task"),
+        (Invocation(prompt="x", modalities=("video",)), "modalities"),
+        (Invocation(prompt="x", voice="heart"), "voice"),
+        (Invocation(prompt="x", task="speech", max_tokens=3), "max_tokens"),
+        (Invocation(prompt="x", task="speech", system="Be brief."), "system"),
+        (Invocation(prompt="x", language="en"), "language"),
+        (Invocation(prompt="x", params={"stub": {}}), "stub"),
+    ],
+)
+def test_what_would_be_ignored_or_cannot_be_is_refused(invocation: Invocation, param: str) -> None:
+    with pytest.raises(OmniError) as caught:
+        build_request(DEMO, invocation)
+    assert (caught.value.info.status, caught.value.info.param) == (400, param)

@@ -1,0 +1,57 @@
+"""explain shows every value of a plan, each with where it came from."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+from tests.pipelines.builders import ASSISTANT, plan_of
+
+from omni_actors.pipelines.explain import as_builtins, as_text, facts
+from omni_actors.pipelines.factory import settings_of
+from omni_actors.pipelines.overlay import schema_at
+from omni_actors.pipelines.schema import Leaf
+
+OVERRIDES = ("stages.llm.replicas=2", "edges.acoustic.text.mode=full", "stages.llm.sampling.temperature=0.5")
+PLAN = plan_of(ASSISTANT, *OVERRIDES)
+
+
+def test_everything_that_has_a_provenance_is_shown() -> None:
+    assert PLAN.provenance.keys() <= {fact.path for fact in facts(PLAN)}
+
+
+def test_everything_that_can_be_set_is_shown() -> None:
+    shown = {fact.path: fact for fact in facts(PLAN)}
+    for override in OVERRIDES:
+        path, _, value = override.partition("=")
+        assert str(shown[path].value) == value
+        assert shown[path].origin.kind == "command line"
+        assert isinstance(schema_at(settings_of(PLAN), tuple(path.split(".")), (), ""), Leaf)
+
+
+def test_paths_are_unique() -> None:
+    paths = [fact.path for fact in facts(PLAN)]
+    assert len(paths) == len(set(paths))
+
+
+def test_json_is_json_and_complete() -> None:
+    read = json.loads(json.dumps(as_builtins(PLAN)))
+    assert read["values"]["stages.llm.replicas"] == {
+        "value": 2,
+        "origin": "command line",
+        "where": "--set stages.llm.replicas=2",
+    }
+    assert read["stages"] == ["asr", "llm", "acoustic", "vocoder", "media"]
+    assert read["edges"][0] == {"from": "asr", "to": "llm.text", "kind": "text"}
+    assert read["tasks"]["speech"] == {"inputs": {"text": "acoustic"}, "outputs": {"audio": "vocoder"}}
+    assert set(read["values"]) == {fact.path for fact in facts(PLAN)}
+
+
+def test_the_text_has_the_graph_and_the_values() -> None:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(as_text(PLAN))
+    text = console.export_text()
+    console.file.close()
+    assert "llm → acoustic.text  (text, full, Sentences)" in text
+    assert "--set stages.llm.replicas=2" in text
+    assert "speech" in text

@@ -1,0 +1,239 @@
+"""From a model's name to a Plan: what is chosen, what it is filled with, and where each value came from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.pipelines import builders
+from tests.pipelines.builders import ASSISTANT, plan_of
+
+from omni_actors.models.weights import demo_folder
+from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.factory import missing_weights, resolve
+from omni_actors.pipelines.plan import DeploymentLimits, PlanError
+from omni_actors.pipelines.registry import Registry
+from omni_actors.platforms.cpu import CpuPlatform
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuPlatform, "cores", lambda self: 8)
+
+
+def folder_with(tmp_path: Path, *architectures: str) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"architectures": architectures}))
+    return tmp_path / "model"
+
+
+def test_a_causal_lm_folder_needs_nothing_declared(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "LlamaForCausalLM")
+    plan = resolve(str(folder), platform="cpu")
+    (llm,) = plan.stages
+    assert (plan.name, plan.served_model_name, plan.model) == ("causal-lm", "model", str(folder))
+    assert (llm.name, llm.model, llm.threads, llm.device) == ("llm", str(folder), 8, "cpu")
+    assert llm.engine == "omni_actors.worker.engines.autoregressive:AutoregressiveEngine"
+    assert set(plan.tasks) == {"chat", "completion"}
+    assert plan.media is None
+
+
+@pytest.mark.parametrize("model", [None, "demo", "omni-demo"])
+def test_without_a_model_it_is_the_demo(model: str | None) -> None:
+    plan = resolve(model, platform="cpu")
+    assert (plan.name, plan.model, plan.served_model_name) == ("omni-demo", str(demo_folder()), "omni-demo")
+    assert plan.media is not None
+    assert plan.media.model is None
+    assert plan.stage("llm").model == str(demo_folder() / "llm")
+
+
+def test_weights_need_not_be_there_to_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_ACTORS_CACHE", str(tmp_path))
+    plan = resolve(platform="cpu")
+    assert str(tmp_path / "demo" / "llm") in missing_weights(plan)
+    assert missing_weights(resolve("stub", platform="cpu")) == []
+
+
+def test_a_pipeline_that_names_the_architecture_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builders, "_CURRENT", replace(ASSISTANT, architectures=("OddForCausalLM",)), raising=False)
+    registry = Registry({"assistant": f"{builders.__name__}:_CURRENT"})
+    plan = resolve(str(folder_with(tmp_path, "OddForCausalLM")), platform="cpu", registry=registry)
+    assert plan.name == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no model's folder"),
+        ("not json", "no model's folder"),
+        ("[]", "no model's folder"),
+        ("{}", "none named"),
+        ('{"architectures": ["BertModel"]}', "BertModel"),
+    ],
+)
+def test_a_folder_that_nothing_serves_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(PlanError) as caught:
+        resolve(str(tmp_path), platform="cpu")
+    assert message in str(caught.value)
+    assert "--pipeline" in str(caught.value)
+
+
+def test_a_folder_may_be_served_by_a_named_pipeline(tmp_path: Path) -> None:
+    plan = resolve(str(tmp_path), platform="cpu", pipeline="causal-lm")
+    assert (plan.name, plan.model) == ("causal-lm", str(tmp_path))
+
+
+def test_a_name_that_is_nothing_gets_the_nearest() -> None:
+    with pytest.raises(PlanError, match="'causal-llm' is neither a pipeline nor a folder; did you mean 'causal-lm'"):
+        resolve("causal-llm", platform="cpu")
+
+
+def test_threads_are_shared_by_weight() -> None:
+    plan = plan_of(ASSISTANT)
+    assert {s.name: s.threads for s in plan.stages} == {"asr": 1, "llm": 4, "acoustic": 1, "vocoder": 1, "media": 1}
+    assert plan.stage("llm").environment["OMP_NUM_THREADS"] == "4"
+    assert "8 cores" in str(plan.provenance["stages.llm.threads"])
+
+
+def test_the_media_stage_and_its_edges_are_added() -> None:
+    plan = plan_of(ASSISTANT)
+    edge = plan.edges[-1]
+    assert (edge.source, edge.target, edge.port, edge.kind, edge.mode, edge.capacity) == (
+        "media", "asr", "audio", "pcm", "full", 8,
+    )  # fmt: skip
+    assert plan.media is not None
+    assert (plan.media.engine, plan.media.declaration.sections) == ("omni_actors.media.engine:MediaEngine", ("clips",))
+    assert [s.index for s in plan.stages] == list(range(5))
+    assert [e.index for e in plan.edges] == list(range(4))
+
+
+def test_media_without_audio_input_has_no_edges() -> None:
+    speech = replace(ASSISTANT, tasks=(ASSISTANT.tasks[2],))
+    plan = plan_of(speech)
+    assert plan.media is not None
+    assert all(edge.source != "media" for edge in plan.edges)
+
+
+def test_hello_is_the_whole_configuration_of_a_worker() -> None:
+    plan = plan_of(ASSISTANT, "stages.llm.sampling.temperature=0.5", "stages.llm.limits.max_batch=3")
+    hello = plan.hello("llm", 1, 7, log_level="DEBUG", parent_pid=5)
+    assert (hello.stage, hello.replica, hello.incarnation, hello.parent_pid) == ("llm", 1, 7, 5)
+    assert hello.options == {"sampling": {"temperature": 0.5}}
+    assert hello.limits["max_batch"] == 3
+    assert [(e.index, e.source) for e in hello.inputs] == [(0, "asr")]
+    assert [(e.index, e.target, e.port) for e in hello.outputs] == [(1, "acoustic", "text")]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(hello), type=type(hello)) == hello
+
+
+def test_the_command_line_stands_over_the_deploy_file(tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("stages:\n  a: {replicas: 2, threads: 2}\nserved_model_name: filed\nplatform: cpu\n")
+    plan = resolve("stub", overlay=deploy, overrides=["stages.a.replicas=3"])
+    assert (plan.stage("a").replicas, plan.stage("a").threads, plan.served_model_name) == (3, 2, "filed")
+    assert str(plan.provenance["stages.a.replicas"]) == "command line --set stages.a.replicas=3"
+    assert str(plan.provenance["stages.a.threads"]) == f"overlay {deploy}:2"
+    assert str(plan.provenance["platform"]) == f"overlay {deploy}:4"
+    named = resolve("stub", overlay=deploy, served_name="typed", platform="cpu")
+    assert named.served_model_name == "typed"
+
+
+def test_a_deploy_file_may_name_the_model(tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("model: stub\nlimits: {max_inflight: 4}\n")
+    plan = resolve(overlay=deploy, platform="cpu")
+    assert (plan.name, plan.limits) == ("stub", replace(DeploymentLimits(), max_inflight=4))
+    (tmp_path / "named.yaml").write_text("pipeline: stub\n")
+    assert resolve(overlay=tmp_path / "named.yaml", platform="cpu").name == "stub"
+
+
+def test_a_deploy_file_for_another_pipeline_is_refused(tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("pipeline: omni-demo\n")
+    with pytest.raises(PlanError, match="'pipeline' takes stub, not 'omni-demo'"):
+        resolve("stub", overlay=deploy, platform="cpu")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stages.llm.strategy.tensor=2", "stage 'llm': tensor parallel degree 2 is not supported"),
+        ("stages.llm.strategy.data=2", "set replicas instead"),
+        ("stages.llm.device=cuda:0", "platform 'cpu' has no device 'cuda:0'; it has: cpu"),
+        ("stages.llm.dtype=float8", "does not compute in 'float8'"),
+        ("stages.llm.engine=autoregresive", "has no engine of kind 'autoregresive'"),
+        ("stages.llm.platform=tpu", "there is no platform 'tpu'"),
+        ("edges.llm.text.connector=carrier_pigeon", "takes shared_memory"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(override: str, message: str) -> None:
+    with pytest.raises(Exception) as caught:
+        plan_of(ASSISTANT, override)
+    assert message in str(caught.value)
+
+
+def test_degree_one_is_accepted() -> None:
+    assert plan_of(ASSISTANT, "stages.llm.strategy.tensor=1").stage("llm").strategy.tensor == 1
+
+
+def test_device_and_devices_in_one_place_are_refused() -> None:
+    with pytest.raises(PlanError, match="both device"):
+        plan_of(ASSISTANT, "stages.llm.device=cpu", "stages.llm.devices=[cpu]")
+
+
+def test_replicas_go_around_the_devices() -> None:
+    llm = replace(plan_of(ASSISTANT).stage("llm"), devices=("x:0", "x:1"))
+    assert [llm.device_of(replica) for replica in range(3)] == ["x:0", "x:1", "x:0"]
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    plan = plan_of(ASSISTANT)
+    with pytest.raises(FrozenInstanceError):
+        plan.name = "other"  # type: ignore[misc]
+    for mapping in (plan.tasks, plan.provenance, plan.stage("llm").limits, plan.stage("acoustic").options):
+        with pytest.raises(TypeError):
+            mapping["x"] = 1  # type: ignore[index]
+
+
+def test_a_broken_plugin_is_one_warning_until_it_is_asked_for(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    plugin = EntryPoint("odd", "no_such_package:PIPELINE", "omni_actors.pipelines")
+    registry = Registry.installed([plugin])
+    plan = resolve(str(folder_with(tmp_path, "LlamaForCausalLM")), platform="cpu", registry=registry)
+    assert plan.name == "causal-lm"
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "odd" in warnings[0]
+    with pytest.raises(PlanError, match=r"pipeline 'odd' .* is broken"):
+        resolve("odd", platform="cpu", registry=registry)
+
+
+def test_a_plugin_cannot_take_a_builtin_name(caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry.installed([EntryPoint("stub", "elsewhere:PIPELINE", "omni_actors.pipelines")])
+    assert registry.load("stub").name == "stub"
+    assert "elsewhere:PIPELINE" in caplog.text
+
+
+def test_two_pipelines_for_one_architecture_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builders, "_CURRENT", replace(ASSISTANT, architectures=("Odd",)), raising=False)
+    monkeypatch.setattr(builders, "_OTHER", replace(ASSISTANT, name="second", architectures=("Odd",)), raising=False)
+    registry = Registry({"a": f"{builders.__name__}:_CURRENT", "b": f"{builders.__name__}:_OTHER"})
+    with pytest.raises(PlanError, match="'assistant', 'second' all serve Odd"):
+        registry.for_architecture("Odd")
+
+
+def test_what_is_no_pipeline_is_broken() -> None:
+    with pytest.raises(PlanError, match="is no Pipeline"):
+        Registry({"os": "os:path"}).load("os")
+
+
+def test_the_builtins_are_sound() -> None:
+    for name in Registry.installed([]).targets:
+        pipeline = Registry.installed([]).load(name)
+        assert isinstance(pipeline, Pipeline)
+        assert pipeline.name == name
+        assert plan_of(pipeline).name == name

@@ -1,0 +1,181 @@
+"""Deploy files and --set: one closed schema; errors say where and what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pipelines.builders import ASSISTANT
+
+from omni_actors.pipelines.overlay import read_overlay, read_overrides
+from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.schema import Group, Leaf, settings_schema, size
+from omni_actors.platforms.cpu import CpuPlatform
+
+SCHEMA = settings_schema(ASSISTANT, CpuPlatform(), None)
+
+
+def values(tmp_path: Path, source: str) -> dict[str, object]:
+    file = tmp_path / "deploy.yaml"
+    file.write_text(source)
+    return {setting.path: setting.value for setting in read_overlay(file, SCHEMA)}
+
+
+def complaint(tmp_path: Path, source: str) -> str:
+    with pytest.raises(PlanError) as caught:
+        values(tmp_path, source)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'deploy.yaml'}:")
+    return message.removeprefix(f"{tmp_path / 'deploy.yaml'}:")
+
+
+def test_a_whole_deploy_file(tmp_path: Path) -> None:
+    assert values(
+        tmp_path,
+        """
+pipeline: assistant
+served_model_name: helper
+limits: {max_inflight: 8, max_body_bytes: 1MiB, deadline_s: 30}
+stages:
+  llm:
+    replicas: 2
+    threads: 3
+    dtype: bfloat16
+    balancer: round_robin
+    devices: [cpu]
+    environment: {MALLOC_ARENA_MAX: 2}
+    limits: {max_batch: 4, arena_bytes: "2 MiB"}
+    sampling: {temperature: 0.7, top_k: 40}
+  acoustic:
+    options: {speed: 2}
+    start_timeout_s: 9.5
+edges:
+  acoustic.text: {mode: full, capacity: 2}
+""",
+    ) == {
+        "pipeline": "assistant",
+        "served_model_name": "helper",
+        "limits.max_inflight": 8,
+        "limits.max_body_bytes": 1 << 20,
+        "limits.deadline_s": 30.0,
+        "stages.llm.replicas": 2,
+        "stages.llm.threads": 3,
+        "stages.llm.dtype": "bfloat16",
+        "stages.llm.balancer": "round_robin",
+        "stages.llm.devices": ("cpu",),
+        "stages.llm.environment": {"MALLOC_ARENA_MAX": "2"},
+        "stages.llm.limits.max_batch": 4,
+        "stages.llm.limits.arena_bytes": 2 << 20,
+        "stages.llm.sampling.temperature": 0.7,
+        "stages.llm.sampling.top_k": 40,
+        "stages.acoustic.options.speed": 2.0,
+        "stages.acoustic.start_timeout_s": 9.5,
+        "edges.acoustic.text.mode": "full",
+        "edges.acoustic.text.capacity": 2,
+    }
+
+
+def test_keys_may_be_written_with_dots(tmp_path: Path) -> None:
+    assert values(tmp_path, "stages.llm: {replicas: 2}\nedges: {acoustic: {text: {mode: full}}}\n") == {
+        "stages.llm.replicas": 2,
+        "edges.acoustic.text.mode": "full",
+    }
+
+
+@pytest.mark.parametrize("source", ["", "# nothing\n", "stages:\n", "stages: {llm: }\n"])
+def test_empty_parts_set_nothing(tmp_path: Path, source: str) -> None:
+    assert values(tmp_path, source) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("\nstages:\n  llm:\n    replica: 2\n", "4: stages.llm: unknown key 'replica'; did you mean 'replicas'?"),
+        ("stages:\n  lmm: {threads: 1}\n", "2: stages: unknown key 'lmm'; did you mean 'llm'?"),
+        ("stage: {}\n", "1: unknown key 'stage'; did you mean 'stages'?"),
+        ("stages: {acoustic: {options: {sped: 1}}}\n", "unknown key 'sped'; did you mean 'speed'?"),
+        ("edges: {acoustic.txt: {mode: full}}\n", "unknown key 'txt'; did you mean 'text'?"),
+        ("pipeline: other\n", "1: 'pipeline' takes assistant, not 'other'"),
+        ("limits:\n  max_inflight: 0\n", "2: 'limits.max_inflight' takes a whole number of at least 1, not 0"),
+        ("limits: {max_inflight: true}\n", "takes a whole number"),
+        ("limits: {deadline_s: .nan}\n", "takes a number"),
+        ("limits: {sink_bytes: 5 cats}\n", "takes a number of bytes"),
+        ("stages: {llm: {balancer: random}}\n", "takes least_queue or round_robin, not 'random'"),
+        ("stages: {llm: {sampling: {temperature: 3}}}\n", "at least 0 and at most 2"),
+        ("stages: {acoustic: {options: {speed: fast}}}\n", "takes a number, as its default 1.0 is, not 'fast'"),
+        ("stages: {llm: {environment: {A: [1]}}}\n", "put quotes around that of A"),
+        ("stages: {llm: {devices: cpu}}\n", "takes a list of texts"),
+        ("stages: [llm]\n", "1: stages: takes keys with values"),
+        ("- a\n", "1: a deploy file: takes keys with values"),
+        ("platform: cpu\nplatform: cpu\n", "2: 'platform' is given already in line 1"),
+        ("stages.llm.threads: 1\nstages: {llm: {threads: 2}}\n", "2: 'stages.llm.threads' is given already in line 1"),
+        ("platform.name: cpu\n", "takes a value and has no key 'name'"),
+        ("a: b: c\n", "1: no YAML: "),
+        ("model: !!python/object:os.system x\n", "1: "),
+    ],
+)
+def test_errors_have_the_line_and_the_nearest_key(tmp_path: Path, source: str, message: str) -> None:
+    assert message in complaint(tmp_path, source)
+
+
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot read the deploy file"):
+        read_overlay(tmp_path / "absent.yaml", SCHEMA)
+
+
+def test_overrides_go_through_the_same_schema() -> None:
+    found = read_overrides(
+        ["stages.llm.replicas=2", "edges.acoustic.text.mode=full", "stages.llm.devices=[cpu]", "limits.deadline_s=1.5"],
+        SCHEMA,
+    )
+    assert [setting.value for setting in found] == [2, "full", ("cpu",), 1.5]
+    assert str(found[0].origin) == "command line --set stages.llm.replicas=2"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("stages.llm.replica=2", "--set stages.llm.replica=2: stages.llm: unknown key 'replica'"),
+        ("stages.llm.replicas", "takes path=value"),
+        ("stages.llm.replicas=two", "takes a whole number of at least 1, not 'two'"),
+        ("stages.llm=2", "'stages.llm' has keys below it"),
+        ("stages.llm.devices=[cpu", "the value is no YAML"),
+    ],
+)
+def test_wrong_overrides_are_refused(option: str, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        read_overrides([option], SCHEMA)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given_size", "expected"), [(1, 1), ("64MiB", 64 << 20), ("2 gb", 2 * 10**9), ("10", 10), ("8B", 8)]
+)
+def test_sizes(given_size: object, expected: int) -> None:
+    assert size(given_size) == expected
+
+
+def test_every_setting_says_what_it_means() -> None:
+    def walk(group: Group, above: str) -> list[str]:
+        found = []
+        for key, node in group.keys.items():
+            if isinstance(node, Group):
+                found += walk(node, f"{above}{key}.")
+            elif isinstance(node, Leaf) and not node.doc:
+                found.append(f"{above}{key}")
+        return found
+
+    # Options are documented by the pipeline that declares them, and this test's pipeline does not.
+    assert walk(SCHEMA, "") == ["stages.acoustic.options.speed"]
+
+
+@given(st.text(max_size=200))
+def test_no_text_is_accepted_in_silence_or_crashes(tmp_path_factory: pytest.TempPathFactory, source: str) -> None:
+    file = tmp_path_factory.mktemp("fuzz") / "deploy.yaml"
+    file.write_text(source, encoding="utf-8", errors="surrogateescape")
+    try:
+        assert read_overlay(file, SCHEMA) == []
+    except PlanError:
+        pass
