@@ -1,0 +1,204 @@
+"""The speech recognition stage: clips → text.
+
+Each payload on port ``audio`` is one clip. A clip of up to 30 s is decoded in a batch with those of other requests; a
+longer one window by window, each a step of its own, its text leaving as it is known.
+
+For the client: text deltas whose ``index`` is the clip's place. ``meta`` has ``language``, ``duration`` (of the clip,
+seconds) and, when timestamps are asked for, ``segments`` (those of this delta's text; times from the clip's begin).
+The last delta of a clip has ``finish_reason``. For other stages: one payload per clip, kind ``text``, with ``text`` and
+``index`` in its metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soxr
+import torch
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.omni_demo.voice_activity import VoiceActivity
+from omni_actors.models.omni_demo.whisper import RATE, WINDOW, WINDOW_S, Samples, Segment, Transcript, Whisper
+from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.params import Transcription
+from omni_actors.protocol.request import TextDelta, Usage
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.generation import GenerationAdapter
+from omni_actors.worker.engines.outputs import Piece, Result
+
+LANGUAGE = "en"
+
+
+@dataclass(slots=True)
+class Listening:
+    """One request's state. ``clips`` counts those that have come."""
+
+    work: Work
+    asked: Transcription
+    prompt: tuple[int, ...]
+    clips: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """An item: float32 [n] at 16 kHz."""
+
+    request: Listening
+    index: int
+    samples: Samples
+    voiced: bool = field(default=True)
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / RATE
+
+    @property
+    def long(self) -> bool:
+        return len(self.samples) > WINDOW
+
+
+class Recogniser(GenerationAdapter[Listening, Clip]):
+    """Whisper tiny.en behind a voice activity gate: what holds no voice gives no text."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self._max_seconds = float(hello.options.get("max_seconds", 1800.0))
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        assert self.hello.model is not None
+        folder, options = Path(self.hello.model), self.hello.options
+        torch.set_num_threads(self.hello.threads)
+        progress("loading the recogniser", 0.0)
+        self._whisper = Whisper(str(folder), int(options.get("max_new_tokens", 224)))
+        vad = folder / options.get("vad", "../vad")
+        self._activity = VoiceActivity(vad, float(options.get("speech_threshold", 0.3)))
+        progress("warming up", 0.8)
+        self._whisper.transcribe([np.zeros(RATE, np.float32)], (), 0.0, False)
+        return {"sample_rate": RATE, "languages": [LANGUAGE], "tasks": ["transcribe"], "timestamps": ["segment"]}
+
+    def open(self, work: Work) -> tuple[Listening, Sequence[Clip]]:
+        asked: Transcription = work.params.get("transcription") or Transcription()
+        _check(asked)
+        return Listening(work, asked, self._whisper.prompt_tokens(asked.prompt)), ()
+
+    def feed(self, state: Listening, port: str, payload: Payload | None, end: bool) -> Sequence[Clip]:
+        if payload is None:
+            return ()
+        samples = payload.tensors["samples"]
+        rate = payload.meta["sample_rate"]
+        if len(samples) > self._max_seconds * rate:
+            seconds = len(samples) / rate
+            raise invalid_request(
+                f"The audio is {seconds:.0f} s long; at most {self._max_seconds:.0f} s.", param="file"
+            )
+        if rate != RATE:
+            samples = soxr.resample(samples, rate, RATE)
+        samples = np.asarray(samples, np.float32)
+        voiced = len(samples) > WINDOW or self._activity.speech_in(samples)
+        clip = Clip(state, state.clips, samples, voiced)
+        state.clips += 1
+        return (clip,)
+
+    def batch_key(self, item: Clip) -> Hashable:
+        if item.long or not item.voiced:
+            return id(item)
+        asked = item.request.asked
+        return asked.timestamps != "none", asked.temperature, item.request.prompt
+
+    def run(self, items: Sequence[Clip]) -> Sequence[Result | OmniError]:
+        first = items[0]
+        if not first.voiced:
+            return [self._whole(first, Transcript("", [], WINDOW_S))]
+        if first.long:
+            return [Result(self._windows(first), Usage(audio_input_s=first.seconds))]
+        asked = first.request.asked
+        windows = [item.samples for item in items]
+        found = self._whisper.transcribe(windows, first.request.prompt, asked.temperature, asked.timestamps != "none")
+        return [self._whole(item, transcript) for item, transcript in zip(items, found, strict=True)]
+
+    def _whole(self, clip: Clip, transcript: Transcript) -> Result:
+        """A clip of one window."""
+        text = transcript.text.strip()
+        segments = _segments(transcript, 0.0, clip.seconds)
+        usage = Usage(audio_input_s=clip.seconds, completion_tokens=transcript.tokens)
+        return Result([_piece(clip, text, text, segments, "stop")], usage)
+
+    def _windows(self, clip: Clip) -> Iterator[Piece]:
+        """A long clip, a window at a time: each begins where the last complete segment of the one before ended."""
+        asked = clip.request.asked
+        said = ""
+        start = 0
+        while start < len(clip.samples):
+            window = clip.samples[start : start + WINDOW]
+            last = start + WINDOW >= len(clip.samples)
+            if self._activity.speech_in(window):
+                prompt = () if said else clip.request.prompt
+                transcript = self._whisper.transcribe([window], prompt, asked.temperature, timestamps=True)[0]
+            else:
+                transcript = Transcript("", [], WINDOW_S)
+            offset = start / RATE
+            start += max(1, round(transcript.advance_s * RATE))
+            # What the window says behind its last complete segment is said again by the next one, if there is one.
+            ended = last and start >= len(clip.samples)
+            text = "".join(segment.text for segment in transcript.segments)
+            text = text.strip() if not said else text.rstrip()
+            said += text
+            if text or ended:
+                segments = _segments(transcript, offset, clip.seconds)
+                yield _piece(clip, text, said if ended else None, segments, "stop" if ended else None)
+            if ended:
+                return
+
+
+def _piece(
+    clip: Clip, text: str, whole: str | None, segments: list[dict[str, Any]], finish_reason: str | None
+) -> Piece:
+    """A delta for the client, and with the clip's ``whole`` text a payload for the stages behind."""
+    work = clip.request.work
+    delta = None
+    if work.visible:
+        meta: dict[str, Any] = {"language": LANGUAGE, "duration": clip.seconds}
+        if clip.request.asked.timestamps != "none":
+            meta["segments"] = segments
+        delta = TextDelta(work.key, clip.index, text, [], finish_reason, None, meta)
+    payload = None
+    if work.routed and whole is not None:
+        payload = Payload("text", {"text": whole, "index": clip.index})
+    return Piece(payload=payload, text=delta)
+
+
+def _segments(transcript: Transcript, offset: float, seconds: float) -> list[dict[str, Any]]:
+    """Segments as OpenAI's verbose form has them, but for ``id``, which counts over the whole answer."""
+
+    def one(segment: Segment) -> dict[str, Any]:
+        return {
+            "seek": round(offset * 100),
+            "start": round(min(offset + segment.start, seconds), 2),
+            "end": round(min(offset + segment.end, seconds), 2),
+            "text": segment.text,
+            "tokens": segment.tokens,
+            "temperature": transcript.temperature,
+            "avg_logprob": transcript.avg_logprob,
+            "compression_ratio": transcript.compression_ratio,
+            "no_speech_prob": transcript.no_speech_prob,
+        }
+
+    return [one(segment) for segment in transcript.segments]
+
+
+def _check(asked: Transcription) -> None:
+    """Raise a 400 for what this model cannot do."""
+    language = (asked.language or LANGUAGE).lower().replace("_", "-").split("-")[0]
+    if language not in (LANGUAGE, "english", "auto"):
+        raise invalid_request(f"This model understands English only, not {asked.language!r}.", param="language")
+    if asked.task != "transcribe":
+        raise invalid_request("This model understands English only: it has nothing to translate.", param="task")
+    if asked.timestamps not in ("none", "segment"):
+        raise invalid_request("This model gives times of segments, not of words.", param="timestamp_granularities")
+    if not 0.0 <= asked.temperature <= 1.0:
+        raise invalid_request("temperature must be between 0 and 1.", param="temperature")

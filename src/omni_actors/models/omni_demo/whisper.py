@@ -1,0 +1,219 @@
+"""Whisper's decoding: windows of 30 s in; text, segments and confidences out. Greedy unless a temperature is given."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+RATE = 16_000
+WINDOW_S = 30.0
+WINDOW = int(RATE * WINDOW_S)
+STAMP_S = 0.02
+
+RETRY_TEMPERATURES = (0.4, 0.8)
+"""Tried in turn, each with its own fixed seed, when the greedy text looks like a loop or a guess."""
+
+LOOP_COMPRESSION = 2.4
+"""Text that compresses better than this repeats itself."""
+
+GUESS_LOGPROB = -1.0
+"""Mean log-probability of a token below which the text is a guess."""
+
+NO_SPEECH = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of speech, ``start`` and ``end`` in seconds from the window's begin; ``text`` begins with its space."""
+
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What one window says. ``advance_s`` is how far the next window begins behind this one (at most 30 s)."""
+
+    text: str
+    segments: list[Segment]
+    advance_s: float
+    tokens: int = 0
+    temperature: float = 0.0
+    avg_logprob: float = 0.0
+    compression_ratio: float = 0.0
+    no_speech_prob: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A decoded row: its tokens without the prompt and the end, the sum of their log-probabilities (the end's too)."""
+
+    tokens: list[int]
+    logprob: float
+    no_speech: float
+
+
+class Whisper:
+    """An English-only Whisper (transformers' folder) in float32 on the CPU's own thread pool."""
+
+    def __init__(self, folder: str, max_new_tokens: int) -> None:
+        self.model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = WhisperTokenizer.from_pretrained(folder)
+        self._extractor = WhisperFeatureExtractor.from_pretrained(folder)
+        generation = self.model.generation_config
+        self._start = generation.decoder_start_token_id
+        self._end = generation.eos_token_id
+        self._no_timestamps = generation.no_timestamps_token_id
+        self._first_stamp = generation.no_timestamps_token_id + 1
+        self._previous = generation.prev_sot_token_id
+        self._no_speech = self.tokenizer.convert_tokens_to_ids("<|nocaptions|>")
+        self._suppressed = torch.tensor(generation.suppress_tokens)
+        self._suppressed_first = torch.tensor(generation.begin_suppress_tokens)
+        self._context = self.model.config.max_target_positions
+        self._max_new_tokens = max_new_tokens
+
+    def prompt_tokens(self, prompt: str | None) -> tuple[int, ...]:
+        """The tokens of what was said before, as far back as the model can be told."""
+        if not prompt or not prompt.strip():
+            return ()
+        tokens = self.tokenizer.encode(" " + prompt.strip(), add_special_tokens=False)
+        return tuple(tokens[-(self._context // 2 - 1) :])
+
+    def transcribe(
+        self, windows: Sequence[Samples], prompt: tuple[int, ...], temperature: float, timestamps: bool
+    ) -> list[Transcript]:
+        """Transcribe windows of at most 30 s (float32 [n], 16 kHz) as one batch.
+
+        A window whose greedy text repeats itself or is a guess is decoded again by itself at higher temperatures, with
+        fixed seeds. With a ``temperature`` nothing is tried again.
+        """
+        with torch.inference_mode():
+            batch = self._extractor(list(windows), sampling_rate=RATE, return_tensors="pt")
+            encoded = self.model.model.encoder(batch.input_features).last_hidden_state
+            rows = self._decode(encoded, prompt, temperature, timestamps)
+            found = []
+            for index, (row, window) in enumerate(zip(rows, windows, strict=True)):
+                best = self._read(row, len(window) / RATE, temperature, timestamps)
+                if temperature == 0.0:
+                    for hotter in RETRY_TEMPERATURES:
+                        if not _doubtful(best):
+                            break
+                        again = self._decode(encoded[index : index + 1], prompt, hotter, timestamps)[0]
+                        best = self._read(again, len(window) / RATE, hotter, timestamps)
+                found.append(best)
+        return found
+
+    def _decode(
+        self, encoded: torch.Tensor, prompt: tuple[int, ...], temperature: float, timestamps: bool
+    ) -> list[_Row]:
+        """Decode every row of ``encoded`` [rows, frames, width]."""
+        rows = encoded.shape[0]
+        start = [self._previous, *prompt, self._start] if prompt else [self._start]
+        initial = start if timestamps else [*start, self._no_timestamps]
+        rules = WhisperTimeStampLogitsProcessor(self.model.generation_config, len(initial))
+        generators = [torch.Generator().manual_seed(0) for _ in range(rows)] if temperature > 0 else []
+        tokens = torch.tensor([initial] * rows)
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        fed = tokens
+        logprobs = torch.zeros(rows)
+        no_speech = torch.zeros(rows)
+        done = torch.zeros(rows, dtype=torch.bool)
+        for step in range(min(self._max_new_tokens, self._context - len(initial))):
+            output = self.model.model.decoder(
+                input_ids=fed, encoder_hidden_states=encoded, past_key_values=cache, use_cache=True
+            )
+            logits = self.model.proj_out(output.last_hidden_state)
+            if step == 0:
+                no_speech = logits[:, len(start) - 1].softmax(-1)[:, self._no_speech]
+            scores = logits[:, -1]
+            scores[:, self._suppressed] = -torch.inf
+            if step == 0:
+                scores[:, self._suppressed_first] = -torch.inf
+            if timestamps:
+                scores = rules(tokens, scores)
+            logs = scores.log_softmax(-1)
+            chosen = _choose(logs, temperature, generators)
+            chosen = torch.where(done, self._end, chosen)
+            logprobs += torch.where(done, 0.0, logs.gather(1, chosen[:, None])[:, 0])
+            tokens = torch.cat([tokens, chosen[:, None]], 1)
+            fed = chosen[:, None]
+            done |= chosen == self._end
+            if bool(done.all()):
+                break
+        found = []
+        for index in range(rows):
+            said = tokens[index, len(initial) :].tolist()
+            said = said[: said.index(self._end)] if self._end in said else said
+            found.append(_Row(said, float(logprobs[index]), float(no_speech[index])))
+        return found
+
+    def _read(self, row: _Row, seconds: float, temperature: float, timestamps: bool) -> Transcript:
+        segments, advance = self._segments(row.tokens, seconds) if timestamps else ([], WINDOW_S)
+        text = self._text(row.tokens)
+        average = row.logprob / (len(row.tokens) + 1)
+        if row.no_speech > NO_SPEECH and average < GUESS_LOGPROB:
+            text, segments, advance = "", [], WINDOW_S
+        encoded = text.encode()
+        return Transcript(
+            text=text,
+            segments=segments or [Segment(0.0, seconds, text, row.tokens)] if text else [],
+            advance_s=advance,
+            tokens=len(row.tokens),
+            temperature=temperature,
+            avg_logprob=average,
+            compression_ratio=len(encoded) / len(zlib.compress(encoded)) if encoded else 0.0,
+            no_speech_prob=row.no_speech,
+        )
+
+    def _segments(self, tokens: list[int], seconds: float) -> tuple[list[Segment], float]:
+        """Cut at pairs of timestamps; what follows the last pair is left to the next window, if there is one."""
+        stamped = [token >= self._first_stamp for token in tokens]
+        ends_open = stamped[-2:] == [False, True]  # the window's last words end inside it
+        cuts = [i for i in range(1, len(tokens)) if stamped[i - 1] and stamped[i]]
+        if not cuts:
+            last = next((t for t, is_stamp in zip(tokens[::-1], stamped[::-1], strict=True) if is_stamp), 0)
+            end = (last - self._first_stamp) * STAMP_S
+            text = self._text(tokens)
+            return ([Segment(0.0, end if end > 0 else seconds, text, tokens)] if text.strip() else []), WINDOW_S
+        segments = []
+        begin = 0
+        for cut in [*cuts, len(tokens)] if ends_open else cuts:
+            part = tokens[begin:cut]
+            text = self._text(part)
+            if text.strip():
+                start, end = ((t - self._first_stamp) * STAMP_S for t in (part[0], part[-1]))
+                segments.append(Segment(start, end, text, part))
+            begin = cut
+        advance = WINDOW_S if ends_open else (tokens[cuts[-1] - 1] - self._first_stamp) * STAMP_S
+        return segments, advance if advance > 0 else WINDOW_S
+
+    def _text(self, tokens: list[int]) -> str:
+        words = [token for token in tokens if token < self._end]
+        text: str = self.tokenizer.decode(words, clean_up_tokenization_spaces=False)
+        return text
+
+
+def _choose(logs: torch.Tensor, temperature: float, generators: list[torch.Generator]) -> torch.Tensor:
+    """The next token of every row: the likeliest, or one drawn by the row's own generator."""
+    if temperature == 0.0:
+        return logs.argmax(-1)
+    noise = torch.stack([torch.empty_like(logs[0]).exponential_(generator=generator) for generator in generators])
+    return ((logs / temperature).softmax(-1) / noise).argmax(-1)
+
+
+def _doubtful(transcript: Transcript) -> bool:
+    if not transcript.text:
+        return False
+    return transcript.compression_ratio > LOOP_COMPRESSION or transcript.avg_logprob < GUESS_LOGPROB
