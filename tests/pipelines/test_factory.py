@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -175,6 +177,45 @@ def test_what_cannot_be_done_is_refused_by_name(override: str, message: str) -> 
     with pytest.raises(Exception) as caught:
         plan_of(ASSISTANT, override)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["model=stub", "pipeline=stub", "platform=cpu"])
+def test_what_the_command_line_has_a_word_for_is_no_setting(option: str) -> None:
+    with pytest.raises(PlanError, match=r"use (the argument MODEL|--pipeline|--platform) instead"):
+        plan_of(ASSISTANT, option)
+
+
+def test_a_named_pipeline_cannot_be_served_by_another() -> None:
+    with pytest.raises(PlanError, match="'stub' is a pipeline already"):
+        resolve("stub", pipeline="causal-lm", platform="cpu")
+    assert resolve("demo", pipeline="omni-demo", platform="cpu").name == "omni-demo"
+
+
+def test_a_name_is_a_pipeline_though_a_folder_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stub").mkdir()
+    assert resolve("stub", platform="cpu").name == "stub"
+    with pytest.raises(PlanError, match="no model's folder"):
+        resolve("./stub", platform="cpu")
+
+
+def test_options_of_the_media_process_are_settings() -> None:
+    plan = plan_of(ASSISTANT, "stages.media.options.max_seconds=60", "stages.media.options.max_blob_bytes=1MiB")
+    assert plan.media is not None
+    assert plan.hello("media", 0, 1).options["max_seconds"] == 60.0
+    assert plan.media.options["max_blob_bytes"] == 1 << 20
+
+
+def test_a_platforms_options_lie_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def environment(self: CpuPlatform, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
+        return {"LEVEL": str(options["level"])}
+
+    monkeypatch.setattr(CpuPlatform, "options", {"level": 3})
+    monkeypatch.setattr(CpuPlatform, "worker_environment", environment)
+    assert plan_of(ASSISTANT).stage("llm").environment["LEVEL"] == "3"
+    assert plan_of(ASSISTANT, "platforms.cpu.level=4").stage("llm").environment["LEVEL"] == "4"
+    with pytest.raises(PlanError, match="did you mean 'level'"):
+        plan_of(ASSISTANT, "platforms.cpu.levl=4")
 
 
 def test_degree_one_is_accepted() -> None:

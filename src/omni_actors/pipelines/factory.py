@@ -33,6 +33,9 @@ from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.platforms.select import select
 
 DEMO = "omni-demo"
+EARLY = {"model": "the argument MODEL", "pipeline": "--pipeline", "platform": "--platform"}
+"""Keys of a deploy file that decide which other keys there are; the command line has a word of its own for each."""
+
 START_TIMEOUT_S = 300.0
 STEP_TIMEOUT_S = 120.0
 
@@ -86,7 +89,10 @@ def resolve(
     wrong and where.
     """
     registry = registry or Registry.installed()
-    early = peek_overlay(overlay, "model", "pipeline", "platform") if overlay else {}
+    for option in overrides:
+        if (key := option.partition("=")[0].strip()) in EARLY:
+            raise PlanError(f"--set {option}: use {EARLY[key]} instead")
+    early = peek_overlay(overlay, *EARLY) if overlay else {}
     chosen, folder, model_origin = _choose(model, pipeline, early, overlay, registry)
     check_declaration(chosen)
     device_platform = select(platform or early.get("platform"))
@@ -147,16 +153,16 @@ def _choose(
     origin = Origin("command line", model) if model else _DEFAULT
     if model is None and "model" in early:
         model, origin = early["model"], Origin("overlay", str(overlay))
-    forced = forced or (early.get("pipeline") if model is None or Path(model).exists() else None)
-    if model in (None, "demo") and forced is None:
-        model = DEMO
-    if model is None or (model in registry.targets and not _is_path(model)):
-        chosen = registry.load(forced or model or DEMO)
+    name = DEMO if model == "demo" else model
+    if name is None or (name in registry.targets and not _is_path(name)):
+        if name is not None and forced not in (None, name):
+            raise PlanError(f"'{model}' is a pipeline already, so --pipeline {forced} cannot serve it; give a folder")
+        chosen = registry.load(name or forced or early.get("pipeline") or DEMO)
         return chosen, _own_weights(chosen), origin
-    folder = Path(model).expanduser()
+    folder = Path(name).expanduser()
     if not folder.exists():
-        known = [*registry.targets, "demo"]
-        raise PlanError(f"'{model}' is neither a pipeline nor a folder; {nearest(model, known)}")
+        raise PlanError(f"'{model}' is neither a pipeline nor a folder; {nearest(name, [*registry.targets, 'demo'])}")
+    forced = forced or early.get("pipeline")
     chosen = registry.load(forced) if forced else _pipeline_of_folder(folder, registry)
     return chosen, str(folder.resolve()), origin
 

@@ -104,7 +104,10 @@ def _stage(stage: Stage) -> Group:
     }
     if stage.defaults:
         keys["options"] = Group(
-            {k: Leaf(like(v), stage.options_doc.get(k, "")) for k, v in stage.defaults.items()},
+            {
+                k: Leaf(size if k.endswith("_bytes") else like(v), stage.options_doc.get(k, ""))
+                for k, v in stage.defaults.items()
+            },
             "The stage's own options.",
         )
     if "sampling" in stage.sections:

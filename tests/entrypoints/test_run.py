@@ -1,0 +1,51 @@
+"""``run``: one request through real worker processes, from the shell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "omni_actors", "run", "--model", "stub", "--platform", "cpu", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.deadline(60)
+def test_the_answer_is_printed() -> None:
+    done = run("--params", '{"stub": {"text": "hello there"}}')
+    assert (done.returncode, done.stdout) == (0, "hello there\n"), done.stderr
+
+
+@pytest.mark.deadline(60)
+def test_json_has_text_usage_and_times() -> None:
+    done = run("--params", '{"stub": {"text": "hi"}}', "--json")
+    answer = json.loads(done.stdout)
+    assert (answer["text"], answer["finish_reason"], answer["audio_file"]) == ("hi", "stop", None)
+    assert set(answer["usage"]) == {"a", "b", "c"}
+    assert 0 < answer["first_text_s"] <= answer["total_s"] < 60
+
+
+@pytest.mark.deadline(60)
+def test_a_failure_is_one_line() -> None:
+    done = run("--params", '{"stub": {"text": "hi", "fail": "b"}}')
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Error: Stage 'b': asked to fail\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--params", "{"), "--params is no JSON"),
+        (("--params", "[]"), "--params takes a JSON object"),
+        (("hello", "--output", "x.wav"), "answers in text only"),
+        ((), "There is nothing to answer"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
