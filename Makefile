@@ -25,7 +25,7 @@ help:  ## show the targets
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later (with venv) is needed: set PYTHON=…"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { echo "Making $(VENV) with $(PYTHON); this takes some minutes."; $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(TORCH)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[demo,dev]'
 	@touch $@

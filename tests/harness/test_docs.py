@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import click
+
+from omni_actors.entrypoints.app import ROUTES
+from omni_actors.entrypoints.cli import cli
+from omni_actors.entrypoints.openai.fields import accepted_no_ops
+from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest, CompletionRequest
+from omni_actors.entrypoints.openai.speech import SpeechRequest
+from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
 from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.factory import resolve
+from omni_actors.pipelines.limits import limits_of
+from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.pipelines.validate import check_declaration
 from omni_actors.platforms import OmniPlatform
 
@@ -35,3 +48,80 @@ def test_contributing_names_files_that_exist() -> None:
     named = re.findall(rf"`((?:{'|'.join(rooms)})/[\w/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text())
     assert len(named) > 5
     assert [name for name in named if not (source / name).exists()] == []
+
+
+# --- the README ------------------------------------------------------------------------------------------------------
+
+README = ROOT / "README.md"
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of the tables under a heading, header rows left out."""
+    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"README has no section {section!r}"
+    lines = [line for line in found[1].splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def shown(name: str, value: Any) -> str:
+    """A default as the README writes it."""
+    if name.endswith("_bytes") and value:
+        return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB"
+    if name.endswith("_s"):
+        return f"{value:g} s"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def test_readme_lists_every_limit_with_its_default() -> None:
+    documented = rows("Limits and defaults")
+    expected = [
+        [f"`{field.name}`", shown(field.name, field.default), field.metadata["doc"]]
+        for field in dataclasses.fields(DeploymentLimits)
+    ]
+    for kind in ("autoregressive", "generation"):
+        expected += [[f"`{name}`", shown(name, it.default), it.doc] for name, it in limits_of(kind).items()]
+    missing = [row for row in expected if row not in documented]
+    assert not missing, "the README lacks:\n" + "\n".join(f"| {' | '.join(row)} |" for row in missing)
+    unknown = [row for row in documented if row not in expected]
+    assert not unknown, f"the README has what the code has not: {unknown}"
+
+
+def test_readme_lists_every_endpoint() -> None:
+    documented = {endpoint for row in rows("Endpoints") for endpoint in re.findall(r"`([A-Z]+ /[^`]*)`", row[0])}
+    served = {f"{method} {re.sub(r'<(?:path:)?name>', '{id}', path)}" for method, path, _ in ROUTES}
+    assert documented == served
+
+
+def test_readme_publishes_the_accepted_no_ops() -> None:
+    documented = {row[0]: row[1] for row in rows("Fields that change nothing")}
+    expected: dict[str, str] = {}
+    for kind in (ChatRequest, CompletionRequest, AssistantMessage, SpeechRequest, TranscriptionRequest):
+        expected |= {f"`{name}`": why for name, why in accepted_no_ops(kind).items()}
+    assert documented == expected
+
+
+def test_readme_commands_have_the_options_that_it_shows() -> None:
+    used = []
+    for block in blocks("README.md", "sh"):
+        used += re.findall(r"^omni-actors +(\w+)(.*?)(?:#.*)?$", block, re.MULTILINE)
+    assert {name for name, _ in used} >= {"serve", "run", "explain", "bench"}
+    for name, rest in used:
+        context = click.Context(cli)
+        command = cli.get_command(context, name)
+        assert command is not None, name
+        # Parses and converts everything, runs nothing.
+        command.make_context(name, shlex.split(rest))
+
+
+def test_readme_deploy_file_is_valid(tmp_path: Path) -> None:
+    (source,) = blocks("README.md", "yaml")
+    path = tmp_path / "deploy.yaml"
+    path.write_text(source)
+    plan = resolve(overlay=path)
+    assert plan.served_model_name == "assistant"
+    assert plan.stage("llm").replicas == 2
+
+
+def test_readme_python_compiles() -> None:
+    for block in blocks("README.md", "python"):
+        compile(block, "README.md", "exec")
