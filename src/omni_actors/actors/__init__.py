@@ -1,1 +1,74 @@
-"""Actors on trio: supervised tasks with mailboxes, and processes that nothing survives."""
+"""Actors on trio: supervised tasks with mailboxes, and processes that nothing survives. The whole public surface:
+
+==================================  ====================================================================================
+:class:`Actor`                      ``setup``, ``receive``, ``on_signal``, ``teardown``; ``start_soon``, ``defer``
+:class:`ActorRef`                   ``tell``, ``ask``, ``signal``, ``stop``, ``watch``, ``wait_ready``, ``wait_stopped``
+:func:`open_supervisor`             the topmost :class:`Supervisor`: ``start``, ``supervisor``, ``stop``, ``tree``
+:class:`Restarts`                   when a supervisor restarts, and when it gives up (:class:`Escalation`)
+:func:`open_launcher`               a :class:`Launcher`: ``spawn`` → :class:`ChildProcess`: ``wait`` → :class:`Death`,
+                                    ``stop``, ``kill``, ``sock``
+``omni_actors.actors.child.adopt``  what such a child calls first
+:class:`MailboxFull`, …             the errors: :mod:`omni_actors.actors.errors`
+==================================  ====================================================================================
+
+Asks go downward in the tree: a parent asks its children, a child *tells* (or signals) its parent.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omni_actors.actors.actor import Actor, Reply
+    from omni_actors.actors.errors import (
+        ActorCrashed,
+        ActorError,
+        ActorStopped,
+        AskCycle,
+        Escalation,
+        MailboxFull,
+        Refusal,
+    )
+    from omni_actors.actors.process import ChildProcess, Death, Launcher, open_launcher, python_module
+    from omni_actors.actors.ref import ActorRef
+    from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
+    from omni_actors.actors.tree import Branch, Down
+
+_HOMES = {
+    "actor": ("Actor", "Reply"),
+    "errors": ("ActorCrashed", "ActorError", "ActorStopped", "AskCycle", "Escalation", "MailboxFull", "Refusal"),
+    "process": ("ChildProcess", "Death", "Launcher", "open_launcher", "python_module"),
+    "ref": ("ActorRef",),
+    "supervisor": ("Restarts", "Supervisor", "open_supervisor"),
+    "tree": ("Branch", "Down"),
+}
+
+__all__ = [
+    "Actor",
+    "ActorCrashed",
+    "ActorError",
+    "ActorRef",
+    "ActorStopped",
+    "AskCycle",
+    "Branch",
+    "ChildProcess",
+    "Death",
+    "Down",
+    "Escalation",
+    "Launcher",
+    "MailboxFull",
+    "Refusal",
+    "Reply",
+    "Restarts",
+    "Supervisor",
+    "open_launcher",
+    "open_supervisor",
+    "python_module",
+]
+
+
+def __getattr__(name: str) -> object:
+    # Late, so that a child process can adopt() itself without loading trio first.
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,129 @@
+"""What an actor is: state that one task owns, changed by one message at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
+
+import trio
+
+if TYPE_CHECKING:
+    from omni_actors.actors.cell import Cell
+    from omni_actors.actors.ref import ActorRef
+
+M = TypeVar("M")
+Ts = TypeVarTuple("Ts")
+
+
+class Reply:
+    """The other end of an ask: exactly one answer, or a failure. What comes second, or after the asker has gone, is
+    dropped."""
+
+    __slots__ = ("_error", "_on_withdrawn", "_settled", "_task", "_value", "cell", "deferred", "message")
+
+    def __init__(self, message: object) -> None:
+        self.message = message
+        self.deferred = False
+        self.cell: Cell | None = None
+        self._settled = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._task: trio.lowlevel.Task | None = None
+        self._on_withdrawn: Callable[[], object] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody waits any longer: answered, failed, or withdrawn by the asker."""
+        return self._settled
+
+    def answer(self, value: object) -> None:
+        self._value = value
+        self._settle()
+
+    def fail(self, error: BaseException) -> None:
+        """End the ask with an exception, raised in the asker."""
+        if not self._settled:
+            self._error = error
+        self._settle()
+
+    def on_withdrawn(self, callback: Callable[[], object]) -> None:
+        """Call this, synchronously, when the asker goes away without an answer (cancelled, or its deadline passed)."""
+        self._on_withdrawn = callback
+
+    def _settle(self) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        if self.deferred and self.cell is not None:
+            self.cell.deferred.discard(self)
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+
+    async def wait(self) -> Any:
+        """For the asker, once. Cancellation withdraws the question."""
+        if not self._settled:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # no cycle of traceback, frame and reply
+        return self._value
+
+    def _abort(self, raise_cancel: object) -> trio.lowlevel.Abort:
+        self._task = None
+        self._settle()
+        if self.cell is not None and self.cell.current is self and not self.deferred:
+            self.cell.interrupt()
+        if self._on_withdrawn is not None:
+            self._on_withdrawn()
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class Actor(Generic[M]):
+    """Subclass it, override :meth:`receive` and what else is needed, and start it under a supervisor.
+
+    One *life* is: :meth:`setup`; then :meth:`receive` for one message after the other (and :meth:`on_signal` before
+    them); :meth:`teardown`. An exception (an :class:`Exception`: cancellation is none) ends the life as a crash, and
+    the supervisor decides about the next one: a new object from the same factory, behind the same mailbox.
+    """
+
+    _cell: Cell
+
+    async def setup(self) -> None:
+        """Make what the life needs. A failure here counts as a crash, however long it took."""
+
+    async def receive(self, message: M) -> Any:
+        """Handle one message. What it returns answers an ask, and is dropped for a tell.
+
+        While it runs nothing else of this actor's messages does. If the asker goes away, it is *cancelled* where it
+        waits, and the life goes on with the next message; shield what must not be left half done. A
+        :class:`~omni_actors.actors.errors.Refusal` answers an ask with an error; every other exception is a crash.
+        """
+        raise NotImplementedError
+
+    async def on_signal(self, key: Hashable, value: Any) -> None:
+        """Handle a signal: see :meth:`ActorRef.signal <omni_actors.actors.ref.ActorRef.signal>`."""
+
+    async def teardown(self) -> None:
+        """Free what :meth:`setup` made. Runs once for each setup that returned, however the life ended, when the tasks
+        of :meth:`start_soon` have ended. It is shielded from cancellation and has
+        :data:`~omni_actors.actors.cell.TEARDOWN_S` seconds. An exception is logged and changes nothing else."""
+
+    @property
+    def ref(self) -> ActorRef[M]:
+        """This actor's own address."""
+        return self._cell.ref
+
+    def start_soon(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
+        """Run a task beside :meth:`receive` until the life ends, which cancels it. An exception in it is a crash of the
+        actor."""
+        self._cell.start_soon(function, *args)
+
+    def defer(self) -> Reply | None:
+        """Within :meth:`receive`: take over the answering of this ask. It then does not end with ``receive``, and its
+        withdrawal does not cancel ``receive`` but is told by :meth:`Reply.on_withdrawn`. ``None`` when the message was
+        told, not asked. What has no answer when the life ends fails."""
+        return self._cell.defer()

@@ -1,0 +1,63 @@
+"""What an actor's callers and owners may catch."""
+
+from __future__ import annotations
+
+
+class ActorError(Exception):
+    """Base of what this package raises to callers of an actor."""
+
+
+class MailboxFull(ActorError):
+    """The mailbox holds as many messages as it may; this one was not taken. Try later, or shed the load."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        super().__init__(f"the mailbox of {name!r} holds its {capacity} messages")
+        self.name = name
+        self.capacity = capacity
+
+
+class ActorStopped(ActorError):
+    """The actor is stopped, or was stopped before it answered. A message that it had not begun had no effect."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"actor {name!r} is stopped")
+        self.name = name
+
+
+class ActorCrashed(ActorError):
+    """The actor failed while it held this message. The message is not delivered again; the next one may find the actor
+    restarted. ``__cause__`` is the failure."""
+
+    def __init__(self, name: str, cause: BaseException) -> None:
+        super().__init__(f"actor {name!r} crashed: {type(cause).__name__}: {cause}")
+        self.name = name
+        self.__cause__ = cause
+
+
+class AskCycle(ActorError):
+    """This ask could only end by its deadline: the actor that would answer waits, perhaps through others, for the one
+    that asks. Asks go downward in the tree; upward goes ``tell``."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(f"asks in a circle: {' → '.join(names)}")
+        self.names = names
+
+
+class Refusal(ActorError):
+    """Raised by :meth:`Actor.receive <omni_actors.actors.actor.Actor.receive>` to answer an ask with an error. It is an
+    answer, not a crash: the actor goes on, and the asker gets it as it is. ``value`` says why, for a program to read;
+    it crosses process boundaries, so it is made of what the messages are made of."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(str(value))
+        self.value = value
+
+
+class Escalation(Exception):
+    """A supervisor gave up: a child failed too often in a row. ``__cause__`` is its last failure."""
+
+    def __init__(self, name: str, failures: int, cause: BaseException) -> None:
+        super().__init__(f"{name!r} failed {failures} times in a row; last: {type(cause).__name__}: {cause}")
+        self.name = name
+        self.failures = failures
+        self.__cause__ = cause

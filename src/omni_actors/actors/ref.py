@@ -1,0 +1,116 @@
+"""The address of an actor: all that others hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from omni_actors.actors.actor import Reply
+from omni_actors.actors.cell import Cell, State, current_cell
+from omni_actors.actors.errors import ActorStopped, AskCycle
+from omni_actors.actors.tree import Down
+
+M = TypeVar("M")
+
+
+class ActorRef(Generic[M]):
+    """Sends messages to one actor, over all its lives. To be used in the thread of its trio run."""
+
+    __slots__ = ("__weakref__", "_cell", "_put", "name")
+
+    def __init__(self, cell: Cell) -> None:
+        self.name = cell.name
+        self._cell = cell
+        self._put = cell.mailbox.put
+
+    def __repr__(self) -> str:
+        return f"<ActorRef {self.name} {self._cell.state}>"
+
+    def tell(self, message: M) -> None:
+        """Put a message into the mailbox; no checkpoint, no answer. Messages from one sender arrive in order.
+
+        Raises :class:`~omni_actors.actors.errors.MailboxFull` or :class:`~omni_actors.actors.errors.ActorStopped`: it
+        was not taken. Otherwise it is handled once, unless the actor is stopped before, or not at all completed if the
+        actor crashes or is stopped in it. A mailbox outlives crashes.
+        """
+        self._put(message)
+
+    async def ask(self, message: M, *, within: float) -> Any:
+        """Send a message and wait for what :meth:`Actor.receive <omni_actors.actors.actor.Actor.receive>` returns, for
+        at most ``within`` seconds (also while the actor is restarted).
+
+        Raises what :meth:`tell` does, at once, and :class:`trio.TooSlowError`;
+        :class:`~omni_actors.actors.errors.Refusal` as the actor's answer;
+        :class:`~omni_actors.actors.errors.ActorCrashed` if it crashed and
+        :class:`~omni_actors.actors.errors.ActorStopped` if it was stopped while it held the message;
+        :class:`~omni_actors.actors.errors.AskCycle`, at once, when an actor asks itself or one that waits for it.
+
+        A checkpoint. When it is cancelled or its time is over, the message is withdrawn: it is not begun any more, and
+        if it is being handled, the handling is cancelled. Already cancelled on entry, it sends nothing.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        caller = current_cell.get()
+        if caller is not None and caller.task is not trio.lowlevel.current_task():
+            caller = None  # a task beside receive: to wait in it blocks no actor
+        if caller is not None:
+            self._refuse_circle(caller)
+            caller.asking = self._cell
+        try:
+            with trio.fail_after(within):
+                reply = Reply(message)
+                self._put(reply)  # type: ignore[arg-type]
+                return await reply.wait()
+        finally:
+            if caller is not None:
+                caller.asking = None
+
+    def signal(self, key: Hashable, value: object = None) -> None:
+        """Set a signal: mergeable state that is handled before the messages that wait, and never refused. A newer value
+        replaces one of the same key that was not yet handled. To a stopped actor it says nothing."""
+        self._cell.mailbox.signal(key, value)
+
+    def stop(self) -> None:
+        """Let the actor end after the message it is at (or instead of its next life). Messages that wait are not begun:
+        their asks fail. Cannot be lost or refused; does not wait."""
+        self._cell.stop()
+
+    def watch(self, watcher: ActorRef[Any]) -> None:
+        """From now on, whenever a life of this actor ends, send ``watcher`` the signal ``("down", name)`` with a
+        :class:`~omni_actors.actors.tree.Down`. At once if it is stopped already."""
+        if self._cell.state == "stopped":
+            watcher.signal(("down", self.name), Down(self, self._cell.last_error, True))
+        else:
+            self._cell.watchers.add(watcher)
+
+    def unwatch(self, watcher: ActorRef[Any]) -> None:
+        self._cell.watchers.discard(watcher)
+
+    @property
+    def state(self) -> State:
+        return self._cell.state
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait."""
+        return len(self._cell.mailbox.queue)
+
+    async def wait_ready(self) -> None:
+        """Wait until a life is running. Raises :class:`~omni_actors.actors.errors.ActorStopped` if none will."""
+        await self._cell.ready.wait()
+        if self._cell.state == "stopped":
+            raise ActorStopped(self.name)
+
+    async def wait_stopped(self) -> None:
+        """Wait for the end of the last life, its teardown included."""
+        await self._cell.wait_stopped()
+
+    def _refuse_circle(self, caller: Cell) -> None:
+        names = [caller.name]
+        cell: Cell | None = self._cell
+        while cell is not None:
+            names.append(cell.name)
+            if cell is caller:
+                raise AskCycle(names)
+            cell = cell.asking
