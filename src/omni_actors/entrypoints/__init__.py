@@ -1,0 +1,1 @@
+"""How the outside reaches a deployment: command line, Python, HTTP."""

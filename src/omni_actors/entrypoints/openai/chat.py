@@ -1,0 +1,272 @@
+"""``POST /v1/chat/completions``: text and speech in, text and speech out, whole or streamed."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.openai import audio, sse
+from omni_actors.entrypoints.openai.fields import decode
+from omni_actors.entrypoints.openai.messages import prompt_messages
+from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of
+from omni_actors.entrypoints.openai.schemas import ChatRequest, VoiceId
+from omni_actors.entrypoints.services import Events, Services
+from omni_actors.media.client import AudioEncoder
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.params import Prompt, Speech, Transcription
+from omni_actors.protocol.request import Completed, MediaChunk, MediaRef, Request, TextDelta, TokenLogprob
+
+TASK = "chat"
+
+_AUDIO = re.compile(rb'"input_audio"|"audio_url"|\\u00[567]')
+"""What a body with audio parts contains (the type's letters may be escapes). A false hit costs a detour only."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What the answer is to look like."""
+
+    id: str
+    model: str
+    created: int
+    choices: int
+    spoken: bool
+    format: str
+    audio_id: str
+    logprobs: bool
+    include_usage: bool
+
+
+async def create(services: Services, call: Call) -> Reply:
+    """The reply waits for the first event, so that a failure before it still has its status."""
+    body, clips = await _parse(services, call)
+    model = services.model(body.model)
+    spoken = "audio" in (body.modalities or ())
+    request = _request(services, call, body, clips, spoken)
+    answer = _Answer(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        model=model,
+        created=int(time.time()),
+        choices=body.n or 1,
+        spoken=spoken,
+        format=(body.audio and body.audio.format) or ("pcm16" if body.stream else "wav"),
+        audio_id=f"audio_{uuid.uuid4().hex}",
+        logprobs=bool(body.logprobs),
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+    )
+    events = await call.enter(services.open(request))
+    await events.begin()
+    if body.stream:
+        pieces = _spoken_stream if spoken else _text_stream
+        return Reply(sse.in_band(pieces(services, call, events, answer), call.context.id), sse.HEADERS)
+    return Reply(await _whole(services, call, events, answer))
+
+
+async def _parse(services: Services, call: Call) -> tuple[ChatRequest, list[MediaRef]]:
+    """The body, validated. Large ones and all media go through the media process, raw."""
+    data = await call.read()
+    limits = services.plan.limits
+    clips: list[MediaRef] = []
+    if services.media is not None and (len(data) > limits.inline_body_bytes or _AUDIO.search(data)):
+        data, clips = await services.media.parse_chat(data)
+        await call.enter(services.clips(clips))
+    return decode(data, ChatRequest), clips
+
+
+def _request(services: Services, call: Call, body: ChatRequest, clips: list[MediaRef], spoken: bool) -> Request:
+    """What is asked of the orchestrator. Raises 400 for what the model or this server cannot do."""
+    inputs = ("text", "audio") if clips else ("text",)
+    # A spoken answer has its transcript beside it, so the text is wanted in either case.
+    outputs = ("text", "audio") if spoken else ("text",)
+    services.task(TASK, inputs=inputs, outputs=outputs)
+    if body.response_format is not None and body.response_format.type != "text":
+        raise invalid_request(
+            f"'response_format' of type '{body.response_format.type}' is not served yet.",
+            "response_format",
+            "unsupported_parameter",
+        )
+    if body.modalities is not None and (not body.modalities or len(set(body.modalities)) != len(body.modalities)):
+        raise invalid_request("'modalities' names each wanted modality once.", "modalities")
+    if body.audio is not None and not spoken:
+        raise invalid_request("'audio' needs modalities with 'audio'.", "audio")
+    if spoken and (body.n or 1) > 1:
+        raise invalid_request("A spoken answer is one choice: 'n' must be 1.", "n")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if body.max_tokens not in (None, max_tokens):
+        raise invalid_request("'max_tokens' and 'max_completion_tokens' contradict each other.", "max_tokens")
+    if body.continue_final_message:
+        if body.add_generation_prompt:
+            raise invalid_request(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.", "continue_final_message"
+            )
+        if type(body.messages[-1]).__struct_config__.tag != "assistant":
+            raise invalid_request("'continue_final_message' needs an assistant's message last.", "messages")
+    params: dict[str, Any] = {
+        "prompt": Prompt(
+            messages=prompt_messages(body.messages, len(clips), services.history),
+            add_generation_prompt=not body.continue_final_message
+            if body.add_generation_prompt is None
+            else body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs or {},
+        ),
+        "sampling": sampling_of(
+            body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None
+        ),
+    }
+    if clips:
+        params["transcription"] = Transcription(clips=len(clips))
+    if spoken:
+        voice = body.audio.voice if body.audio is not None else None
+        name = voice.id if isinstance(voice, VoiceId) else voice
+        params["speech"] = Speech(voice=services.voice(name, "audio.voice"), seed=body.seed or 0)
+    return Request(
+        task=TASK,
+        inputs=inputs,
+        outputs=outputs,
+        params=params,
+        media=tuple(clips),
+        id=call.context.id,
+        deadline_s=call.context.remaining(body.timeout),
+    )
+
+
+async def _whole(services: Services, call: Call, events: Events, answer: _Answer) -> bytes:
+    texts: list[list[str]] = [[] for _ in range(answer.choices)]
+    logprobs: list[list[TokenLogprob]] = [[] for _ in range(answer.choices)]
+    finish = ["stop"] * answer.choices
+    encoder: AudioEncoder | None = None
+    base64 = sse.Base64()
+    encoded: list[bytes] = []
+    usage: Any = None
+    async for event in events:
+        if isinstance(event, TextDelta):
+            texts[event.index].append(event.text)
+            logprobs[event.index].extend(event.logprobs or ())
+            finish[event.index] = event.finish_reason or finish[event.index]
+        elif isinstance(event, MediaChunk):
+            if encoder is None:
+                encoder = await call.enter(
+                    services.media_process().encoder(answer.format, *audio.pcm_of(event), streaming=False)
+                )
+            encoded.append(base64.feed(await encoder.feed(event.data)))
+        else:
+            usage = usage_of(services.plan, TASK, event.usage)
+    choices = []
+    for index in range(answer.choices):
+        text = "".join(texts[index])
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if answer.spoken:
+            if encoder is not None:
+                encoded.append(_rest(base64, await encoder.finish()))
+            services.history.put(answer.audio_id, text)
+            message["content"] = None
+            message["audio"] = {
+                "id": answer.audio_id,
+                "data": msgspec.Raw(b"".join((b'"', *encoded, b'"'))),
+                "expires_at": services.history.expires_at(),
+                "transcript": text,
+            }
+        choices.append(
+            {
+                "index": index,
+                "message": message,
+                "logprobs": chat_logprobs(logprobs[index]) if answer.logprobs else None,
+                "finish_reason": finish[index],
+            }
+        )
+    return sse.encode(
+        {
+            "id": answer.id,
+            "object": "chat.completion",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": choices,
+            "usage": usage,
+        }
+    )
+
+
+def _rest(base64: sse.Base64, data: bytes) -> bytes:
+    """The last piece: what was held back and the encoder's end."""
+    return base64.feed(data) + base64.finish()
+
+
+def _choice(index: int, delta: bytes, finish: str | None = None, logprobs: Any = None) -> bytes:
+    return b"".join(
+        (
+            b'{"index":%d,"delta":' % index,
+            delta,
+            b',"logprobs":',
+            b"null" if logprobs is None else sse.encode(logprobs),
+            b',"finish_reason":',
+            b"null}" if finish is None else b'"%s"}' % finish.encode(),
+        )
+    )
+
+
+def _template(answer: _Answer) -> sse.Template:
+    return sse.Template(answer.id, "chat.completion.chunk", answer.created, answer.model, usage=answer.include_usage)
+
+
+async def _text_stream(services: Services, call: Call, events: Events, answer: _Answer) -> AsyncGenerator[bytes, None]:
+    template = _template(answer)
+    for index in range(answer.choices):
+        yield template.chunk(_choice(index, b'{"role":"assistant","content":""}'))
+    async for event in events:
+        if isinstance(event, TextDelta):
+            logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
+            if event.text or event.finish_reason or logprobs:
+                delta = b'{"content":%b}' % sse.encode(event.text) if event.text else b"{}"
+                yield template.chunk(_choice(event.index, delta, event.finish_reason, logprobs))
+        elif isinstance(event, Completed) and answer.include_usage:
+            yield template.usage(usage_of(services.plan, TASK, event.usage))
+    yield sse.DONE
+
+
+async def _spoken_stream(
+    services: Services, call: Call, events: Events, answer: _Answer
+) -> AsyncGenerator[bytes, None]:
+    """Transcript and audio as they come, in the order in which they come. The id is in the first chunk, the finish
+    reason and ``expires_at`` in the last."""
+    template = _template(answer)
+    first = {"role": "assistant", "audio": {"id": answer.audio_id, "transcript": ""}}
+    yield template.chunk(_choice(0, sse.encode(first)))
+    encoder: AudioEncoder | None = None
+    base64 = sse.Base64()
+    transcript: list[str] = []
+    finish = "stop"
+    async for event in events:
+        if isinstance(event, TextDelta):
+            finish = event.finish_reason or finish
+            logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
+            if event.text or logprobs:
+                transcript.append(event.text)
+                delta = b'{"audio":{"transcript":%b}}' % sse.encode(event.text)
+                yield template.chunk(_choice(0, delta, None, logprobs))
+        elif isinstance(event, MediaChunk):
+            if encoder is None:
+                rate, channels = audio.pcm_of(event)
+                base64 = sse.Base64(audio.frame_of(answer.format, channels))
+                encoder = await call.enter(
+                    services.media_process().encoder(answer.format, rate, channels, streaming=True)
+                )
+            if data := base64.feed(await encoder.feed(event.data)):
+                yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data))
+        else:
+            if encoder is not None and (data := _rest(base64, await encoder.finish())):
+                yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data))
+            services.history.put(answer.audio_id, "".join(transcript))
+            yield template.chunk(_choice(0, b'{"audio":{"expires_at":%d}}' % services.history.expires_at(), finish))
+            if answer.include_usage:
+                yield template.usage(usage_of(services.plan, TASK, event.usage))
+    yield sse.DONE

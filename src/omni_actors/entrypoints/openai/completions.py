@@ -1,0 +1,244 @@
+"""``POST /v1/completions``: text after text, for one prompt or several."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.openai import sse
+from omni_actors.entrypoints.openai.fields import decode
+from omni_actors.entrypoints.openai.sampling import sampling_of, totals
+from omni_actors.entrypoints.openai.schemas import CompletionRequest
+from omni_actors.entrypoints.services import Services
+from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.params import Prompt
+from omni_actors.protocol.request import Completed, Request, TextDelta, TokenLogprob, Usage
+
+TASK = "completion"
+
+MAX_PROMPTS = 128
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, for this route alone."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What one choice has so far. ``offset`` counts the characters of its text that have been reported."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str = "stop"
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class _Answer:
+    id: str
+    model: str
+    created: int
+    choices: int
+    logprobs: bool
+    include_usage: bool
+    usage: list[Usage] = field(default_factory=list)
+
+
+async def create(services: Services, call: Call) -> Reply:
+    """The reply waits for the first event of any prompt, so that a failure before it still has its status."""
+    data = await call.read()
+    if services.media is not None and len(data) > services.plan.limits.inline_body_bytes:
+        data, _ = await services.media.parse_chat(data)
+    body = decode(data, CompletionRequest)
+    model = services.model(body.model)
+    services.task(TASK, inputs=("text",), outputs=("text",))
+    sampling = sampling_of(
+        body,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        logprobs=body.logprobs,
+        echo=bool(body.echo),
+    )
+    requests = [
+        Request(
+            task=TASK,
+            params={"prompt": prompt, "sampling": sampling},
+            id=call.context.id,
+            deadline_s=call.context.remaining(body.timeout),
+        )
+        for prompt in _prompts(body.prompt)
+    ]
+    answer = _Answer(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        model=model,
+        created=int(time.time()),
+        choices=sampling.n * len(requests),
+        logprobs=body.logprobs is not None,
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+    )
+    events = await _run(services, call, requests, sampling.n)
+    first = await anext(events)
+    if body.stream:
+        return Reply(sse.in_band(_stream(services, events, first, answer), call.context.id), sse.HEADERS)
+    return Reply(await _whole(services, events, first, answer))
+
+
+def _prompts(prompt: str | list[Any]) -> list[Prompt]:
+    """One prompt, or a list of them, each as text or as token ids."""
+    if isinstance(prompt, list) and prompt and all(isinstance(it, int) for it in prompt):
+        return [Prompt(token_ids=prompt)]
+    many = [prompt] if isinstance(prompt, str) else prompt
+    if not many or len(many) > MAX_PROMPTS:
+        raise invalid_request(f"'prompt' takes 1 to {MAX_PROMPTS} prompts.", "prompt")
+    made = []
+    for place, one in enumerate(many):
+        param = "prompt" if isinstance(prompt, str) else f"prompt[{place}]"
+        if isinstance(one, int):
+            raise invalid_request("'prompt' mixes token ids with prompts.", param)
+        if not one:
+            raise invalid_request(f"'{param}' is empty.", param)
+        made.append(Prompt(text=one) if isinstance(one, str) else Prompt(token_ids=one))
+    return made
+
+
+Item = tuple[int, TextDelta | Completed]
+
+
+async def _run(services: Services, call: Call, requests: list[Request], n: int) -> AsyncIterator[Item]:
+    """All prompts at once; their events as they come, each with the index of its prompt's first choice.
+
+    One prompt runs in the request's own task. Several have a task each, and the first failure ends them all.
+    """
+    if len(requests) == 1:
+        return aiter(await _one(services, call, requests[0]))
+    nursery = await call.enter(trio.open_nursery())
+    send, receive = trio.open_memory_channel[Item | OmniError](0)
+
+    async def pump(request: Request, base: int, to: trio.MemorySendChannel[Item | OmniError]) -> None:
+        async with to:
+            try:
+                async with services.open(request) as events:
+                    async for event in events:
+                        if isinstance(event, TextDelta | Completed):
+                            await to.send((base, event))
+            except OmniError as error:
+                await to.send(error)
+
+    async with send:
+        for place, request in enumerate(requests):
+            nursery.start_soon(pump, request, place * n, send.clone())
+    call.stack.callback(nursery.cancel_scope.cancel)  # runs before the nursery is left: nothing runs on after the reply
+    return _raising(receive)
+
+
+async def _one(services: Services, call: Call, request: Request) -> AsyncGenerator[Item, None]:
+    events = await call.enter(services.open(request))
+    await events.begin()
+
+    async def items() -> AsyncGenerator[Item, None]:
+        async for event in events:
+            if isinstance(event, TextDelta | Completed):
+                yield 0, event
+
+    return items()
+
+
+async def _raising(receive: trio.MemoryReceiveChannel[Item | OmniError]) -> AsyncGenerator[Item, None]:
+    async for item in receive:
+        if isinstance(item, OmniError):
+            raise item
+        yield item
+
+
+async def _whole(services: Services, events: AsyncIterator[Item], item: Item, answer: _Answer) -> bytes:
+    choices = [_Choice() for _ in range(answer.choices)]
+    while True:
+        base, event = item
+        if isinstance(event, TextDelta):
+            choice = choices[base + event.index]
+            choice.texts.append(event.text)
+            choice.logprobs.extend(event.logprobs or ())
+            choice.finish = event.finish_reason or choice.finish
+        else:
+            answer.usage.append(_used(services, event))
+        try:
+            item = await anext(events)
+        except StopAsyncIteration:
+            break
+    return sse.encode(
+        {
+            "id": answer.id,
+            "object": "text_completion",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [
+                {
+                    "index": index,
+                    "text": "".join(choice.texts),
+                    "logprobs": _logprobs(choice.logprobs, choice) if answer.logprobs else None,
+                    "finish_reason": choice.finish,
+                }
+                for index, choice in enumerate(choices)
+            ],
+            "usage": _usage(answer),
+        }
+    )
+
+
+async def _stream(
+    services: Services, events: AsyncIterator[Item], item: Item, answer: _Answer
+) -> AsyncGenerator[bytes, None]:
+    template = sse.Template(answer.id, "text_completion", answer.created, answer.model, usage=answer.include_usage)
+    choices = [_Choice() for _ in range(answer.choices)]
+    while True:
+        base, event = item
+        if isinstance(event, Completed):
+            answer.usage.append(_used(services, event))
+        elif event.text or event.finish_reason or (event.logprobs and answer.logprobs):
+            index = base + event.index
+            choice = {
+                "index": index,
+                "text": event.text,
+                "logprobs": _logprobs(event.logprobs or [], choices[index]) if answer.logprobs else None,
+                "finish_reason": event.finish_reason,
+            }
+            yield template.chunk(sse.encode(choice))
+        try:
+            item = await anext(events)
+        except StopAsyncIteration:
+            break
+    if answer.include_usage:
+        yield template.usage(_usage(answer))
+    yield sse.DONE
+
+
+def _used(services: Services, event: Completed) -> Usage:
+    return event.usage.get(services.plan.tasks[TASK].outputs["text"], Usage())
+
+
+def _usage(answer: _Answer) -> dict[str, Any]:
+    """The sum over the prompts."""
+    return totals(
+        sum(it.prompt_tokens for it in answer.usage),
+        sum(it.cached_tokens for it in answer.usage),
+        sum(it.completion_tokens for it in answer.usage),
+    )
+
+
+def _logprobs(tokens: list[TokenLogprob], choice: _Choice) -> dict[str, Any] | None:
+    """The form of this older route: parallel lists. Moves the choice's offset on."""
+    if not tokens:
+        return None
+    made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for it in tokens:
+        text = it.token.decode(errors="replace")
+        made["tokens"].append(text)
+        made["token_logprobs"].append(it.logprob)
+        made["top_logprobs"].append({token.decode(errors="replace"): logprob for _, token, logprob in it.top})
+        made["text_offset"].append(choice.offset)
+        choice.offset += len(text)
+    return made

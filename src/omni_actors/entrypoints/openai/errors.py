@@ -1,0 +1,48 @@
+"""Errors as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from omni_actors.protocol.errors import ErrorInfo
+
+JSON = "application/json"
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+}
+
+
+def error_body(info: ErrorInfo) -> bytes:
+    """``{"error": {"message", "type", "param", "code"}}``: these four keys, always."""
+    return msgspec.json.encode(
+        {"error": {"message": info.message, "type": info.type, "param": info.param, "code": info.code}}
+    )
+
+
+def error_headers(info: ErrorInfo) -> list[tuple[str, str]]:
+    headers = [("content-type", JSON)]
+    if info.retry_after is not None:
+        headers.append(("retry-after", str(max(1, math.ceil(info.retry_after)))))
+    if info.status == 401:
+        headers.append(("www-authenticate", "Bearer"))
+    return headers
+
+
+def http_error(status: int, message: str, *, code: str | None = None, param: str | None = None) -> ErrorInfo:
+    """An error that arises in HTTP itself: no such route, method, credentials."""
+    return ErrorInfo(message=message, type=_TYPES.get(status, "server_error"), code=code, param=param, status=status)
+
+
+def internal_error(request_id: str) -> ErrorInfo:
+    """What a client learns of an unexpected exception: under which id the log has it."""
+    return ErrorInfo(
+        message=f"Internal error. The server's log has it under request id {request_id}.", code="internal_error"
+    )

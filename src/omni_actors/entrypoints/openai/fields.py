@@ -1,0 +1,115 @@
+"""How a field of a wire format is treated, and how its errors are worded.
+
+Every field is honoured, or an accepted no-op (:class:`NoOp`, published by :func:`accepted_no_ops`), or refused with a
+400 that names it (:class:`Refused`, and every name that no struct knows).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import typing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from omni_actors.protocol.errors import OmniError, invalid_request
+
+
+@dataclass(frozen=True, slots=True)
+class NoOp:
+    """Marks a field that is accepted and changes nothing. ``why`` goes into the documentation."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Marks a field that is refused unless its value asks for nothing: null, or one of ``neutral``."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def decode(data: bytes, kind: type[S]) -> S:
+    """A body as its struct. Raises 400 with ``param``: the path of the field as OpenAI writes it."""
+    try:
+        made = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise explain(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid_request(f"The body is not valid JSON: {error}") from None
+    refuse_unserved(made)
+    return made
+
+
+def convert(values: dict[str, Any], kind: type[S]) -> S:
+    """A form's fields (strings) as their struct, under the same rules."""
+    try:
+        made = msgspec.convert(values, type=kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise explain(str(error), kind) from None
+    refuse_unserved(made)
+    return made
+
+
+def refuse_unserved(made: msgspec.Struct, at: str = "") -> None:
+    """Raises 400 for the first field marked :class:`Refused` that asks for something. ``at`` is the struct's path."""
+    for name, mark in marks(type(made), Refused).items():
+        value = getattr(made, name)
+        if value is not None and not any(type(value) is type(it) and value == it for it in mark.neutral):
+            raise invalid_request(f"'{at}{name}' is refused: {mark.why}", at + name, "unsupported_parameter")
+
+
+M = TypeVar("M", NoOp, Refused)
+
+
+def marks(kind: type[msgspec.Struct], mark: type[M]) -> dict[str, M]:
+    """The fields of a struct that carry a mark of that type."""
+    return {name: it for name, it in _marked(kind).items() if isinstance(it, mark)}
+
+
+@functools.cache
+def _marked(kind: type[msgspec.Struct]) -> dict[str, NoOp | Refused]:
+    return {
+        name: it
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items()
+        for it in getattr(hint, "__metadata__", ())
+        if isinstance(it, NoOp | Refused)
+    }
+
+
+def accepted_no_ops(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """The published list: field → why it changes nothing."""
+    return {name: mark.why for name, mark in marks(kind, NoOp).items()}
+
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`$")
+_VALUE = re.compile(r"^Invalid (?:enum )?value '?(?P<value>[^']*)'?$")
+
+
+def explain(message: str, kind: type[msgspec.Struct]) -> OmniError:
+    """msgspec's message as a client's error: the same facts, the path in ``param``."""
+    found = _AT.match(message)
+    assert found is not None
+    what, path = found["what"], (found["path"] or "").lstrip(".").replace("[...]", "")
+    field = _FIELD.match(what)
+    if field is not None:
+        name = field["name"]
+        param = f"{path}.{name}" if path else name
+        if field["what"].startswith("missing"):
+            return invalid_request(f"Missing required field '{param}'.", param, "missing_required_parameter")
+        known = kind.__struct_encode_fields__ if not path else ()
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        return invalid_request(f"Unknown field '{param}'.{hint}", param, "unknown_parameter")
+    if path.endswith(".type") and (value := _VALUE.match(what)) is not None:
+        what = f"Parts of type '{value['value']}' are not served here"
+    where = f"'{path}': " if path else "The body: "
+    return invalid_request(f"{where}{what.replace('`', '')}.", path or None, "invalid_value")

@@ -1,0 +1,116 @@
+"""``multipart/form-data``, read as it arrives: small fields are kept, the one file goes on piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from werkzeug.http import parse_options_header
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
+
+from omni_actors.protocol.errors import OmniError, invalid_request
+
+MAX_PARTS = 64
+MAX_FIELDS_BYTES = 1 << 20
+SLICE = 64 << 10
+"""Bytes that are looked through at once, so that a large file never holds the loop."""
+
+Take = Callable[[AsyncIterator[bytes], str | None, str | None], Awaitable[Any]]
+"""Takes a file: its pieces, file name and content type."""
+
+
+async def read_form(
+    body: AsyncIterator[bytes], content_type: str, file_field: str, take: Take
+) -> tuple[dict[str, Any], Any]:
+    """The fields, and what ``take`` made of the file in ``file_field`` (``None`` without one).
+
+    A field named with ``[]`` is a list under its bare name. Raises 400 for anything else that comes twice, for a file
+    elsewhere, and for what is not a form.
+    """
+    _, options = parse_options_header(content_type)
+    boundary = options.get("boundary", "")
+    if not boundary:
+        raise invalid_request("The form's content type names no boundary.")
+    reader = _Reader(body, boundary)
+    fields: dict[str, Any] = {}
+    taken: Any = None
+    seen_file = False
+    size = 0
+    while (part := await reader.part()) is not None:
+        if isinstance(part, File) or part.name == file_field:  # some clients name no file
+            if part.name != file_field or seen_file:
+                raise invalid_request(f"One file is taken, in field '{file_field}'.", part.name or file_field)
+            seen_file = True
+            taken = await take(reader.data(), getattr(part, "filename", None), part.headers.get("content-type"))
+            async for _ in reader.data():  # what the taker did not want
+                pass
+            continue
+        pieces = [piece async for piece in reader.data()]
+        size += sum(map(len, pieces))
+        if size > MAX_FIELDS_BYTES:
+            raise invalid_request("The form's fields are too large.", part.name)
+        try:
+            value = b"".join(pieces).decode()
+        except UnicodeDecodeError:
+            raise invalid_request(f"'{part.name}' is not UTF-8.", part.name) from None
+        name = part.name.removesuffix("[]")
+        if part.name.endswith("[]"):
+            fields.setdefault(name, []).append(value)
+        elif name in fields:
+            raise invalid_request(f"'{name}' comes twice.", name)
+        else:
+            fields[name] = value
+    return fields, taken
+
+
+class _Reader:
+    """The parts of a form, one after the other."""
+
+    def __init__(self, body: AsyncIterator[bytes], boundary: str) -> None:
+        self._decoder = MultipartDecoder(boundary.encode("latin-1"), MAX_FIELDS_BYTES, max_parts=MAX_PARTS)
+        self._slices = _slices(body)
+        self._in_part = False
+
+    async def part(self) -> Field | File | None:
+        """The head of the next part; ``None`` behind the last."""
+        event = await self._next()
+        if isinstance(event, Field | File):
+            self._in_part = True
+            return event
+        if isinstance(event, Epilogue):
+            return None
+        return await self.part()  # the preamble
+
+    async def data(self) -> AsyncIterator[bytes]:
+        """The rest of the current part."""
+        while self._in_part:
+            event = await self._next()
+            if not isinstance(event, Data):
+                raise _malformed()
+            self._in_part = event.more_data
+            if event.data:
+                yield event.data
+
+    async def _next(self) -> Any:
+        while True:
+            try:
+                event = self._decoder.next_event()
+            except Exception:  # werkzeug raises ValueError, and its own HTTP errors for its limits
+                raise _malformed() from None
+            if not isinstance(event, NeedData):
+                return event
+            piece = await anext(self._slices, None)
+            try:
+                self._decoder.receive_data(piece)
+            except Exception:
+                raise _malformed() from None
+
+
+async def _slices(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for piece in body:
+        for at in range(0, len(piece), SLICE):
+            yield piece[at : at + SLICE]
+
+
+def _malformed() -> OmniError:
+    return invalid_request("The body is not a valid multipart form.")

@@ -1,0 +1,54 @@
+"""``/v1/models``, ``/v1/audio/models`` and ``/v1/audio/voices``: what is served, under which names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.services import Services
+
+
+async def list_models(services: Services, call: Call) -> Reply:
+    return Reply(msgspec.json.encode({"object": "list", "data": [_card(services, it) for it in services.model_names]}))
+
+
+async def one_model(services: Services, call: Call, name: str) -> Reply:
+    return Reply(msgspec.json.encode(_card(services, services.model(name))))
+
+
+async def audio_models(services: Services, call: Call) -> Reply:
+    """For clients that look for voices' models apart: empty when nothing here speaks."""
+    names = services.model_names if "speech" in services.plan.tasks else ()
+    return Reply(msgspec.json.encode({"models": [{"id": it, "name": it} for it in names]}))
+
+
+async def voices(services: Services, call: Call) -> Reply:
+    """The model's own voices first, then the names that stand for one of them."""
+    return Reply(msgspec.json.encode({"voices": _voices(services)}))
+
+
+def _voices(services: Services) -> list[dict[str, str]]:
+    speaks = any("audio" in task.outputs for task in services.plan.tasks.values())
+    return [{"id": voice, "name": voice} for voice in services.voices] if speaks else []
+
+
+def _card(services: Services, name: str) -> dict[str, Any]:
+    """OpenAI's model object plus ``capabilities``, the one thing here that its clients do not know."""
+    plan = services.plan
+    return {
+        "id": name,
+        "object": "model",
+        "created": services.started,
+        "owned_by": "omni-actors",
+        "capabilities": {
+            "pipeline": plan.pipeline.name,
+            "tasks": {
+                task.name: {"inputs": list(task.entries), "outputs": list(task.outputs)} for task in plan.tasks.values()
+            },
+            "voices": _voices(services),
+            "sample_rate": plan.sample_rate,
+            "languages": list(plan.languages),
+        },
+    }

@@ -1,0 +1,85 @@
+"""From a request's fields to the sections that text stages read, and from their usage back to OpenAI's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omni_actors.entrypoints.openai.fields import refuse_unserved
+from omni_actors.entrypoints.openai.schemas import SamplingFields
+from omni_actors.pipelines.plan import Plan
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.request import TokenLogprob, Usage
+
+
+def sampling_of(
+    fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None, echo: bool = False
+) -> Sampling:
+    """The ``sampling`` section. Raises 400 for fields that contradict each other."""
+    if fields.stream_options is not None:
+        refuse_unserved(fields.stream_options, "stream_options.")
+        if not fields.stream:
+            raise invalid_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+    if max_tokens is not None and fields.min_tokens > max_tokens:
+        raise invalid_request(f"'min_tokens' is over the limit of {max_tokens} tokens.", "min_tokens")
+    stop = [fields.stop] if isinstance(fields.stop, str) else (fields.stop or [])
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=fields.min_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
+        min_p=fields.min_p,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=fields.repetition_penalty,
+        seed=fields.seed,
+        stop=stop,
+        stop_token_ids=fields.stop_token_ids or [],
+        include_stop_str_in_output=fields.include_stop_str_in_output,
+        ignore_eos=fields.ignore_eos,
+        logprobs=logprobs,
+        logit_bias=fields.logit_bias or {},
+        n=fields.n or 1,
+        echo=echo,
+        skip_special_tokens=fields.skip_special_tokens,
+    )
+
+
+def usage_of(plan: Plan, task: str, usage: Mapping[str, Usage]) -> dict[str, Any]:
+    """``prompt_tokens`` are those of the stage that writes the text (what other stages put in its prompt included);
+    ``completion_tokens`` are those of the stages whose output the client sees, ``audio_tokens`` the audio stage's
+    share of them."""
+    outputs = plan.tasks[task].outputs
+    text = usage.get(outputs.get("text", ""), Usage())
+    audio = usage.get(outputs.get("audio", ""), Usage())
+    return totals(text.prompt_tokens, text.cached_tokens, text.completion_tokens, audio.completion_tokens)
+
+
+def totals(prompt: int, cached: int, text: int, audio: int = 0) -> dict[str, Any]:
+    """OpenAI's ``usage`` object."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": text + audio,
+        "total_tokens": prompt + text + audio,
+        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
+        "completion_tokens_details": {"text_tokens": text, "audio_tokens": audio, "reasoning_tokens": 0},
+    }
+
+
+def chat_logprobs(tokens: list[TokenLogprob] | None) -> dict[str, Any] | None:
+    """``choices[].logprobs`` of a chat, ``None`` when there are none."""
+    if not tokens:
+        return None
+    return {
+        "content": [
+            {**_entry(it.token, it.logprob), "top_logprobs": [_entry(token, logprob) for _, token, logprob in it.top]}
+            for it in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _entry(token: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token.decode(errors="replace"), "logprob": logprob, "bytes": list(token)}

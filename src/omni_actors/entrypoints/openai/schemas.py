@@ -1,0 +1,192 @@
+"""The bodies of chat and text completions, field by field.
+
+A field without a mark is honoured. Ranges are OpenAI's, or vLLM's where only vLLM has the field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from omni_actors.entrypoints.openai.fields import NoOp, Refused
+
+AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+_STORED = "Nothing is stored."
+_CACHE = "Prefixes are reused wherever they match, whoever asks."
+_TOOLS = "tools are not served yet."
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+    include_obfuscation: Annotated[bool | None, Refused("events are not padded.", (False,))] = None
+
+
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What chat and text completions share."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+
+    # vLLM's
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    # ours
+    timeout: Seconds | None = None
+
+    user: Annotated[str | None, NoOp("Callers are not told apart.")] = None
+
+
+class AudioOutput(msgspec.Struct, forbid_unknown_fields=True):
+    format: AudioFormat | None = None
+    voice: str | VoiceId | None = None
+
+
+class VoiceId(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+
+
+class ResponseFormat(msgspec.Struct):
+    type: str
+
+
+class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    text: str
+
+
+class RefusalPart(msgspec.Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
+    refusal: str
+
+
+class InputAudio(msgspec.Struct, forbid_unknown_fields=True):
+    data: str
+    format: str | None = None
+
+
+class InputAudioPart(msgspec.Struct, tag="input_audio", tag_field="type", forbid_unknown_fields=True):
+    """Only in bodies that have not gone through the media process yet."""
+
+    input_audio: InputAudio
+
+
+class ClipPart(msgspec.Struct, tag="audio", tag_field="type", forbid_unknown_fields=True):
+    """What the media process leaves in the place of an :class:`InputAudioPart`."""
+
+    index: int
+
+
+class SystemMessage(msgspec.Struct, tag="system", tag_field="role", forbid_unknown_fields=True):
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class DeveloperMessage(msgspec.Struct, tag="developer", tag_field="role", forbid_unknown_fields=True):
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class UserMessage(msgspec.Struct, tag="user", tag_field="role", forbid_unknown_fields=True):
+    content: str | list[TextPart | ClipPart | InputAudioPart]
+    name: str | None = None
+
+
+class AudioId(msgspec.Struct):
+    """A spoken answer of an earlier turn. Clients that send back a whole ``message.audio`` may: the id decides."""
+
+    id: str
+    data: Any = None
+    expires_at: Any = None
+    transcript: Any = None
+
+
+class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True):
+    content: str | list[TextPart | RefusalPart] | None = None
+    name: str | None = None
+    audio: AudioId | None = None
+    refusal: str | None = None
+    annotations: Annotated[Any, NoOp("Citations of an earlier answer are not part of what was said.")] = None
+    tool_calls: Annotated[Any, Refused(_TOOLS, ([],))] = None
+    function_call: Annotated[Any, Refused(_TOOLS)] = None
+
+
+class ToolMessage(msgspec.Struct, tag="tool", tag_field="role"):
+    """Known so that its refusal can be clear."""
+
+
+class FunctionMessage(msgspec.Struct, tag="function", tag_field="role"):
+    """Known so that its refusal can be clear."""
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+
+
+class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    modalities: list[Literal["text", "audio"]] | None = None
+    audio: AudioOutput | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+
+    # vLLM's
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    store: Annotated[bool | None, NoOp(_STORED)] = None
+    metadata: Annotated[dict[str, str] | None, NoOp(_STORED)] = None
+    service_tier: Annotated[str | None, NoOp("There is one tier.")] = None
+    parallel_tool_calls: Annotated[bool | None, NoOp("Without tools there are no calls.")] = None
+    prediction: Annotated[Any, NoOp("A hint for speed; the answer is the same without it.")] = None
+    prompt_cache_key: Annotated[str | None, NoOp(_CACHE)] = None
+    prompt_cache_options: Annotated[Any, NoOp(_CACHE)] = None
+    prompt_cache_retention: Annotated[str | None, NoOp(_CACHE)] = None
+    safety_identifier: Annotated[str | None, NoOp("Callers are not told apart.")] = None
+
+    tools: Annotated[Any, Refused(_TOOLS, ([],))] = None
+    tool_choice: Annotated[Any, Refused(_TOOLS, ("none", "auto"))] = None
+    functions: Annotated[Any, Refused(_TOOLS, ([],))] = None
+    function_call: Annotated[Any, Refused(_TOOLS, ("none", "auto"))] = None
+    moderation: Annotated[Any, Refused("there is no moderation model.")] = None
+    reasoning_effort: Annotated[Any, Refused("this model does not reason before it answers.", ("none",))] = None
+    verbosity: Annotated[Any, Refused("ask for a length in the prompt.", ("medium",))] = None
+    web_search_options: Annotated[Any, Refused("there is no web search.")] = None
+
+
+class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    echo: bool | None = False
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+    best_of: Annotated[Any, Refused("ask for n answers and choose.", (1,))] = None
+    suffix: Annotated[Any, Refused("this model does not fill in the middle.", ("",))] = None

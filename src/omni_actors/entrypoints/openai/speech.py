@@ -1,0 +1,148 @@
+"""``POST /v1/audio/speech``: text in, speech out, as bytes or as events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.openai import audio, sse
+from omni_actors.entrypoints.openai.fields import decode
+from omni_actors.entrypoints.openai.schemas import Seconds, VoiceId
+from omni_actors.entrypoints.services import Events, Services
+from omni_actors.media.client import AudioEncoder
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.params import Speech
+from omni_actors.protocol.request import Completed, MediaChunk, Request, Usage
+
+TASK = "speech"
+
+
+class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/audio/speech``. ``stream`` says whether bytes are sent as they come (the default, but for WAV) or
+    whole, as a file whose head tells its length (the default for WAV)."""
+
+    input: str
+    model: str | None = None
+    voice: str | VoiceId | None = None
+    instructions: str | None = None
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=4.0)] | None = None
+    stream_format: Literal["audio", "sse"] | None = None
+
+    # vLLM-Omni's
+    stream: bool | None = None
+    language: str | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+
+    # ours
+    timeout: Seconds | None = None
+
+
+async def create(services: Services, call: Call) -> Reply:
+    """The reply waits for the first audio, so that a failure before it still has its status."""
+    data = await call.read()
+    if services.media is not None and len(data) > services.plan.limits.inline_body_bytes:
+        data, _ = await services.media.parse_chat(data)
+    body = decode(data, SpeechRequest)
+    services.model(body.model)
+    services.task(TASK, inputs=("text",), outputs=("audio",))
+    _check_text(body.input)
+    if body.stream is False and body.stream_format == "sse":
+        raise invalid_request("'stream': false and 'stream_format': 'sse' contradict each other.", "stream")
+    voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
+    request = Request(
+        task=TASK,
+        inputs=("text",),
+        outputs=("audio",),
+        params={
+            "speech": Speech(
+                text=body.input,
+                voice=services.voice(voice, "voice"),
+                speed=1.0 if body.speed is None else body.speed,
+                instructions=body.instructions,
+                language=body.language,
+                seed=body.seed or 0,
+            )
+        },
+        id=call.context.id,
+        deadline_s=call.context.remaining(body.timeout),
+    )
+    events = await call.enter(services.open(request))
+    first = await _first_audio(events)
+    rate, channels = audio.pcm_of(first)
+    format = body.response_format or "mp3"
+    # A WAV's head wants the length, so it is streamed only to who asks for that; the other formats need no length.
+    whole = body.stream is False or (format == "wav" and body.stream is None and body.stream_format is None)
+    encoder = await call.enter(services.media_process().encoder(format, rate, channels, streaming=not whole))
+    described = [
+        ("x-sample-rate", str(rate)),
+        ("x-channels", str(channels)),
+        ("x-bits-per-sample", "16"),
+    ]
+    if body.stream_format == "sse":
+        base64 = sse.Base64(audio.frame_of(format, channels))
+        pieces = _events(services, events, encoder, first, base64)
+        return Reply(sse.in_band(pieces, call.context.id), [*sse.HEADERS, *described])
+    headers = [("content-type", audio.content_type(format, rate, channels)), *described]
+    if whole:
+        return Reply(b"".join([piece async for piece in _bytes(events, encoder, first)]), headers)
+    return Reply(sse.in_band(_bytes(events, encoder, first), call.context.id, sse=False), headers)
+
+
+def _check_text(text: str) -> None:
+    """Raises 400 for what nobody could say: blank text, punctuation or pictures alone, control characters."""
+    if "\x00" in text:
+        raise invalid_request("'input' has a NUL character.", "input", "invalid_value")
+    if not any(char.isalnum() for char in text):
+        raise invalid_request("'input' has nothing to say: it has no letter and no digit.", "input", "invalid_value")
+
+
+async def _first_audio(events: Events) -> MediaChunk:
+    """Raises 400 when the request completes without any: the text was nothing to say for this model."""
+    async for event in events:
+        if isinstance(event, MediaChunk) and event.data:
+            return event
+    raise invalid_request("'input' gave no audio: this model finds nothing in it to say.", "input", "no_audio")
+
+
+async def _bytes(events: Events, encoder: AudioEncoder, first: MediaChunk) -> AsyncGenerator[bytes, None]:
+    if piece := await encoder.feed(first.data):
+        yield piece
+    async for event in events:
+        if isinstance(event, MediaChunk) and (piece := await encoder.feed(event.data)):
+            yield piece
+    if piece := await encoder.finish():
+        yield piece
+
+
+async def _events(
+    services: Services, events: Events, encoder: AudioEncoder, first: MediaChunk, base64: sse.Base64
+) -> AsyncGenerator[bytes, None]:
+    usage = Usage()
+    if data := base64.feed(await encoder.feed(first.data)):
+        yield _delta(data)
+    async for event in events:
+        if isinstance(event, MediaChunk):
+            if data := base64.feed(await encoder.feed(event.data)):
+                yield _delta(data)
+        elif isinstance(event, Completed):
+            usage = event.usage.get(services.plan.tasks[TASK].outputs["audio"], usage)
+    if data := base64.feed(await encoder.finish()) + base64.finish():
+        yield _delta(data)
+    done = {
+        "type": "speech.audio.done",
+        "usage": {
+            "input_tokens": usage.prompt_tokens,
+            "output_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        },
+    }
+    yield sse.event(sse.encode(done))
+
+
+def _delta(data: bytes) -> bytes:
+    return b'data: {"type":"speech.audio.delta","audio":"%b"}\n\n' % data

@@ -1,0 +1,90 @@
+"""Server-sent events, written with one encode or one splice per delta."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from omni_actors.entrypoints.http import BrokenStream
+from omni_actors.entrypoints.openai.errors import error_body, internal_error
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+
+HEADERS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
+DONE = b"data: [DONE]\n\n"
+
+log = logging.getLogger("omni_actors.http")
+
+encode = msgspec.json.encode
+
+
+def event(data: bytes) -> bytes:
+    """One event of encoded JSON (which has no line breaks of its own)."""
+    return b"data: " + data + b"\n\n"
+
+
+def error_event(info: ErrorInfo) -> bytes:
+    """The in-band error. Nothing follows it: the response then ends abnormally, never with a success marker."""
+    return event(error_body(info))
+
+
+class Base64:
+    """Base64 of a byte stream, piece by piece. The pieces joined are the encoding of the whole, and each piece alone
+    decodes to whole frames of ``frame`` bytes: clients may join before decoding or decode before joining.
+
+    A few bytes are held back; no call works on more than the piece that it is given.
+    """
+
+    def __init__(self, frame: int = 1) -> None:
+        self._unit = math.lcm(3, frame)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        data = self._rest + data
+        cut = len(data) - len(data) % self._unit
+        self._rest = data[cut:]
+        return base64.b64encode(data[:cut])
+
+    def finish(self) -> bytes:
+        rest, self._rest = self._rest, b""
+        return base64.b64encode(rest)
+
+
+async def in_band(pieces: AsyncGenerator[bytes, None], request_id: str, *, sse: bool = True) -> AsyncIterator[bytes]:
+    """A reply's body that fails as a stream must: the error as an event (``sse``), then an abnormal end."""
+    async with aclosing(pieces):
+        try:
+            async for piece in pieces:
+                yield piece
+        except OmniError as error:
+            log.info("failed while its answer was being sent: %s", error.info.message)
+            info = error.info
+        except Exception:
+            log.exception("unexpected failure while the answer was being sent")
+            info = internal_error(request_id)
+        else:
+            return
+        if sse:
+            yield error_event(info)
+        raise BrokenStream
+
+
+class Template:
+    """Chunks of one streamed completion: the constant parts are encoded once, each delta is one join."""
+
+    def __init__(self, id: str, object: str, created: int, model: str, *, usage: bool) -> None:
+        head = encode({"id": id, "object": object, "created": created, "model": model})[:-1]
+        self._head = b"data: " + head + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+
+    def chunk(self, choice: bytes) -> bytes:
+        return b"".join((self._head, choice, self._tail))
+
+    def usage(self, usage: Any) -> bytes:
+        """The last chunk, with the usage and no choice."""
+        return b"".join((self._head, b'],"usage":', encode(usage), b"}\n\n"))

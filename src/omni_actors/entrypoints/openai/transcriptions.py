@@ -1,0 +1,188 @@
+"""``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: speech in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.openai import sse
+from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode
+from omni_actors.entrypoints.openai.forms import read_form
+from omni_actors.entrypoints.openai.schemas import ClipPart, Seconds
+from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
+from omni_actors.entrypoints.services import Events, Services
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.params import Transcription
+from omni_actors.protocol.request import Completed, MediaRef, Request, TextDelta, Usage
+
+TEXT = [("content-type", "text/plain; charset=utf-8")]
+Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+_SPEAKERS = "this model does not tell speakers apart."
+
+
+class TranslationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/audio/translations``; a form's ``file`` is taken out before."""
+
+    model: str | None = None
+    prompt: str | None = None
+    response_format: Format | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    timeout: Seconds | None = None
+    input_audio: ClipPart | None = None
+    """In place of a form's file, in a JSON body (as the media process leaves it)."""
+
+
+class TranscriptionRequest(TranslationRequest, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/audio/transcriptions``."""
+
+    language: str | None = None
+    timestamp_granularities: list[Literal["word", "segment"]] | None = None
+    stream: bool | None = None
+
+    chunking_strategy: Annotated[Any, NoOp("The model cuts long audio itself.")] = None
+    include: Annotated[Any, Refused("log probabilities of transcriptions are not served.", ([],))] = None
+    keywords: Annotated[Any, Refused("put them into the prompt.", ([],))] = None
+    languages: Annotated[Any, Refused("give one language, or none.", ([],))] = None
+    known_speaker_names: Annotated[Any, Refused(_SPEAKERS, ([],))] = None
+    known_speaker_references: Annotated[Any, Refused(_SPEAKERS, ([],))] = None
+    vad_filter: Annotated[Any, Refused("silence is left in.", (False, "false"))] = None
+
+
+async def transcribe(services: Services, call: Call) -> Reply:
+    return await _create(services, call, TranscriptionRequest, "transcription")
+
+
+async def translate(services: Services, call: Call) -> Reply:
+    return await _create(services, call, TranslationRequest, "translation")
+
+
+async def _create(services: Services, call: Call, kind: type[TranslationRequest], task: str) -> Reply:
+    """The reply waits for the first event, so that a failure before it still has its status."""
+    services.task(task, inputs=("audio",), outputs=("text",))
+    body, clip = await _read(services, call, kind)
+    services.model(body.model)
+    format = body.response_format or "json"
+    language = getattr(body, "language", None)
+    if language is not None and services.plan.languages and language not in services.plan.languages:
+        raise invalid_request(
+            f"This model knows: {', '.join(services.plan.languages)}; not '{language}'.", "language", "invalid_value"
+        )
+    granularities = getattr(body, "timestamp_granularities", None) or []
+    if granularities and format != "verbose_json":
+        raise invalid_request(
+            "'timestamp_granularities' needs response_format 'verbose_json'.", "timestamp_granularities"
+        )
+    streamed = bool(getattr(body, "stream", False))
+    if streamed and format != "json":
+        raise invalid_request("A streamed transcription has response_format 'json'.", "response_format")
+    timed = format in ("srt", "vtt", "verbose_json")
+    request = Request(
+        task=task,
+        inputs=("audio",),
+        outputs=("text",),
+        params={
+            "transcription": Transcription(
+                language=language,
+                prompt=body.prompt,
+                temperature=body.temperature or 0.0,
+                timestamps="word" if "word" in granularities else "segment" if timed else "none",
+                task="translate" if task == "translation" else "transcribe",
+            )
+        },
+        media=(clip,),
+        id=call.context.id,
+        deadline_s=call.context.remaining(body.timeout),
+    )
+    events = await call.enter(services.open(request))
+    await events.begin()
+    if streamed:
+        return Reply(sse.in_band(_stream(services, events, task), call.context.id), sse.HEADERS)
+    return await _whole(events, format, task, clip.seconds, language, granularities)
+
+
+async def _read(services: Services, call: Call, kind: type[TranslationRequest]) -> tuple[TranslationRequest, MediaRef]:
+    """The fields and the decoded clip, which is freed when the call is over."""
+    media = services.media_process()
+    clip: MediaRef | None = None
+    if call.content_type == "multipart/form-data":
+
+        async def take(pieces: AsyncIterator[bytes], filename: str | None, content_type: str | None) -> MediaRef:
+            taken = await media.decode(pieces, content_type=content_type, filename=filename, param="file")
+            await call.enter(services.clips([taken]))
+            return taken
+
+        fields, clip = await read_form(call.body, call.headers["content-type"], "file", take)
+        body = convert(fields, kind)
+        if clip is None or body.input_audio is not None:
+            raise invalid_request("A form brings its audio in the field 'file'.", "file", "missing_required_parameter")
+        return body, clip
+    if call.content_type not in ("application/json", ""):
+        raise invalid_request("The body is a form (multipart/form-data) with a file, or JSON with 'input_audio'.")
+    data, clips = await media.parse_chat(call.body)
+    await call.enter(services.clips(clips))
+    body = decode(data, kind)
+    if body.input_audio is None or len(clips) != 1:
+        raise invalid_request("Missing required field 'input_audio'.", "input_audio", "missing_required_parameter")
+    return body, clips[0]
+
+
+async def _whole(
+    events: Events, format: Format, task: str, seconds: float, language: str | None, granularities: list[str]
+) -> Reply:
+    texts: list[str] = []
+    segments: list[Segment] = []
+    words: list[Word] = []
+    async for event in events:
+        if isinstance(event, TextDelta):
+            texts.append(event.text)
+            meta = event.meta or {}
+            language = meta.get("language") or language
+            segments += msgspec.convert(meta.get("segments", []), list[Segment])
+            words += msgspec.convert(meta.get("words", []), list[Word])
+    text = "".join(texts).strip()
+    if format == "json":
+        duration = {"type": "duration", "seconds": seconds}
+        return Reply(sse.encode({"text": text, "usage": duration} if task == "transcription" else {"text": text}))
+    if format == "text":
+        return Reply((text + "\n").encode(), TEXT)
+    if format == "srt":
+        return Reply(srt(segments).encode(), TEXT)
+    if format == "vtt":
+        return Reply(vtt(segments).encode(), [("content-type", "text/vtt; charset=utf-8")])
+    for number, segment in enumerate(segments):
+        segment.id = number
+    verbose: dict[str, Any] = {"language": language or "", "duration": seconds, "text": text}
+    if not granularities or "segment" in granularities:
+        verbose["segments"] = segments
+    if task == "transcription":
+        if "word" in granularities:
+            verbose["words"] = words
+        verbose["usage"] = {"type": "duration", "seconds": seconds}
+    return Reply(sse.encode(verbose))
+
+
+async def _stream(services: Services, events: Events, task: str) -> AsyncGenerator[bytes, None]:
+    texts: list[str] = []
+    async for event in events:
+        if isinstance(event, TextDelta):
+            delta = event.text if texts else event.text.lstrip()
+            if delta:
+                texts.append(delta)
+                yield sse.event(b'{"type":"transcript.text.delta","delta":%b}' % sse.encode(delta))
+        elif isinstance(event, Completed):
+            used = event.usage.get(services.plan.tasks[task].outputs["text"], Usage())
+            done = {
+                "type": "transcript.text.done",
+                "text": "".join(texts),
+                "usage": {
+                    "type": "tokens",
+                    "input_tokens": used.prompt_tokens,
+                    "output_tokens": used.completion_tokens,
+                    "total_tokens": used.prompt_tokens + used.completion_tokens,
+                },
+            }
+            yield sse.event(sse.encode(done))

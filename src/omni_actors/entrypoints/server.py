@@ -1,0 +1,46 @@
+"""The seam between the application and what serves it. Today that is Hypercorn's trio worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve as hypercorn_serve
+
+KEEP_ALIVE_S = 75.0
+"""How long an idle connection is kept for the client's next request."""
+
+BACKLOG = 1024
+
+
+async def serve(
+    app: Any,
+    host: str,
+    port: int,
+    *,
+    grace_s: float = 30.0,
+    shutdown: Callable[[], Awaitable[None]] | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an ASGI application until ``shutdown`` returns (or this is cancelled).
+
+    ``task_status`` gets the URLs once connections are accepted; ``port`` 0 takes a free one. After ``shutdown`` no new
+    connection is accepted, and requests under way have ``grace_s`` seconds before they are cancelled.
+    Raises ``OSError`` when the address cannot be bound.
+    """
+    log = logging.getLogger("omni_actors.server")
+    config = Config()
+    config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+    config.accesslog = None
+    config.errorlog = log
+    config.loglevel = "WARNING"
+    config.graceful_timeout = grace_s
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.backlog = BACKLOG
+    config.include_server_header = False
+    if not log.level:
+        log.setLevel(logging.WARNING)  # its own announcements are not ours
+    await hypercorn_serve(app, config, shutdown_trigger=shutdown, task_status=task_status, mode="asgi")

@@ -1,0 +1,211 @@
+"""What every surface works with: the orchestrator, the media process, the plan, and the server's own state."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.media.client import MediaService
+from omni_actors.pipelines.plan import Plan
+from omni_actors.protocol.errors import OmniError, invalid_request, not_found
+from omni_actors.protocol.request import Completed, Event, MediaChunk, MediaRef, Request, TextDelta
+from omni_actors.telemetry.metrics import Metrics, RequestMetrics
+
+OPENAI_VOICES = (
+    "alloy",
+    "ash",
+    "ballad",
+    "cedar",
+    "coral",
+    "echo",
+    "fable",
+    "marin",
+    "nova",
+    "onyx",
+    "sage",
+    "shimmer",
+    "verse",
+)
+"""Names that clients ask for without knowing the model: each is an alias of one of the model's own voices."""
+
+MAX_HISTORY = 4096
+
+
+class EventStream(Protocol):
+    """A running request."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def receive(self) -> Event: ...
+
+
+class StageState(Protocol):
+    @property
+    def live(self) -> int: ...
+
+    @property
+    def wanted(self) -> int: ...
+
+    @property
+    def progress(self) -> str: ...
+
+
+class Orchestration(Protocol):
+    """What the surfaces need of an orchestrator."""
+
+    def open(self, request: Request) -> AbstractAsyncContextManager[EventStream]: ...
+
+    def health(self) -> Mapping[str, StageState]: ...
+
+    async def counters(self) -> Mapping[str, list[dict[str, Any]]]: ...
+
+
+class SpokenHistory:
+    """Transcripts of spoken answers by id, so that a later turn can refer to one. Bounded: the oldest goes first."""
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def expires_at(self) -> int:
+        return int(time.time() + self._keep_s)
+
+    def put(self, id: str, transcript: str) -> None:
+        while len(self._kept) >= MAX_HISTORY:
+            self._kept.popitem(last=False)
+        self._kept[id] = (time.monotonic() + self._keep_s, transcript)
+
+    def get(self, id: str) -> str | None:
+        until, transcript = self._kept.get(id, (0.0, ""))
+        return transcript if time.monotonic() < until else None
+
+
+@dataclass(slots=True)
+class Services:
+    """One deployment as the surfaces see it."""
+
+    orchestrator: Orchestration
+    media: MediaService | None
+    plan: Plan
+    options: ServerOptions
+    metrics: Metrics
+    started: int = field(default_factory=lambda: int(time.time()))
+    history: SpokenHistory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.history = SpokenHistory(self.options.audio_history_s)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return (self.plan.served_model_name, *self.options.model_aliases)
+
+    def model(self, name: str | None) -> str:
+        """The name to answer under. Raises 404 for a model that is not served; ``None`` is the one that is."""
+        if name is None:
+            return self.plan.served_model_name
+        if name not in self.model_names:
+            raise not_found(
+                f"The model '{name}' does not exist; this server has: {', '.join(self.model_names)}.",
+                "model",
+                "model_not_found",
+            )
+        return name
+
+    def task(self, name: str, *, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+        """Raises 400 when the model has no such task, or not with these modalities."""
+        task = self.plan.tasks.get(name)
+        if task is None:
+            raise invalid_request(f"This model does not do {name}.", "model", "unsupported_task")
+        for modality in outputs:
+            if modality not in task.outputs:
+                raise invalid_request(f"This model gives no {modality}.", "modalities", "unsupported_modality")
+        for modality in inputs:
+            if modality not in task.entries:
+                raise invalid_request(f"This model takes no {modality}.", "messages", "unsupported_modality")
+
+    @property
+    def voices(self) -> dict[str, str]:
+        """Every name that is answered to → the model's own voice."""
+        own = self.plan.voices
+        named = {voice: voice for voice in own}
+        default = own[0] if own else "default"
+        named.setdefault("default", default)
+        for place, alias in enumerate(OPENAI_VOICES):
+            named.setdefault(alias, own[place % len(own)] if own else default)
+        return named
+
+    def voice(self, name: str | None, param: str) -> str:
+        """The model's own voice of that name, alias or id; ``None`` is the default. Raises 400 for an unknown one."""
+        found = self.voices.get(name or "default") if name != "" else None
+        if found is None:
+            raise invalid_request(f"Unknown voice '{name}'; known: {', '.join(self.voices)}.", param, "unknown_voice")
+        return found
+
+    def media_process(self) -> MediaService:
+        if self.media is None:
+            raise invalid_request("This model takes no media.", None, "unsupported_modality")
+        return self.media
+
+    @asynccontextmanager
+    async def clips(self, refs: list[MediaRef]) -> AsyncGenerator[None, None]:
+        """Owns decoded clips: when the block is left, those that no request has taken are freed."""
+        try:
+            yield
+        finally:
+            if refs and self.media is not None:
+                await self.media.discard(refs)
+
+    @asynccontextmanager
+    async def open(self, request: Request) -> AsyncGenerator[Events, None]:
+        """Run a request; leaving the block cancels what is left of it. Counts it, however it ends."""
+        with self.metrics.request(request.task) as metrics:
+            async with self.orchestrator.open(request) as stream:
+                metrics.admitted()
+                yield Events(stream, metrics)
+
+
+class Events:
+    """A running request's events, counted as they pass. Ends after :class:`Completed`; raises :class:`OmniError`."""
+
+    def __init__(self, stream: EventStream, metrics: RequestMetrics) -> None:
+        self._stream = stream
+        self._metrics = metrics
+        self._first: Event | None = None
+        self._over = False
+
+    async def begin(self) -> None:
+        """Wait for the first event (or raise the failure that came in its place); iteration will give it again."""
+        self._first = await self.receive()
+
+    async def receive(self) -> Event:
+        try:
+            event = await self._stream.receive()
+        except OmniError:
+            self._metrics.failed = True
+            raise
+        if isinstance(event, TextDelta):
+            self._metrics.first_text()
+        elif isinstance(event, MediaChunk):
+            self._metrics.first_audio()
+        else:
+            self._metrics.done(event.usage)
+        return event
+
+    def __aiter__(self) -> Events:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._over:
+            raise StopAsyncIteration
+        if self._first is not None:
+            event, self._first = self._first, None
+        else:
+            event = await self.receive()
+        self._over = isinstance(event, Completed)
+        return event

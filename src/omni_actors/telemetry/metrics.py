@@ -1,0 +1,175 @@
+"""Prometheus metrics of the serving process, in a registry of their own.
+
+Names follow vLLM's, with the prefix ``omni_actors_``. A request is counted once, with one outcome, however it ends; at
+idle every gauge is zero.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import trio
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+
+from omni_actors.protocol.request import Usage
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_FAST = (0.0005, 0.001, 0.0025, *_SECONDS)
+
+
+class HttpRecord(Protocol):
+    """What is counted of an HTTP exchange once it is over. ``status`` 0: the client left before there was one."""
+
+    route: str
+    status: int
+
+
+class Metrics:
+    """Everything that the serving process counts. One instance per deployment."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, doc: str, *labels: str) -> Counter:
+            return Counter(f"omni_actors_{name}", doc, labels, registry=self.registry)
+
+        def gauge(name: str, doc: str, *labels: str) -> Gauge:
+            return Gauge(f"omni_actors_{name}", doc, labels, registry=self.registry)
+
+        def histogram(name: str, doc: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"omni_actors_{name}", doc, labels, registry=self.registry, buckets=buckets)
+
+        self._http = counter(
+            "http_requests", "HTTP exchanges by route, method and status.", "route", "method", "status"
+        )
+        self._http_open = gauge("http_requests_in_flight", "HTTP exchanges under way.")
+        self._requests = counter("requests", "Requests by task and outcome.", "task", "outcome")
+        self._running = gauge("num_requests_running", "Requests between arrival and their last event.", "task")
+        self._queue = histogram(
+            "request_queue_time_seconds",
+            "From a request's arrival at the orchestrator to its admission.",
+            _FAST,
+            "task",
+        )
+        self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first text.", _SECONDS, "task")
+        self._ttfa = histogram("time_to_first_audio_seconds", "From arrival to the first audio.", _SECONDS, "task")
+        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to completion.", _SECONDS, "task")
+        self._prompt = counter("prompt_tokens", "Prompt tokens by stage.", "stage")
+        self._cached = counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache, by stage.", "stage")
+        self._generated = counter("generation_tokens", "Generated tokens by stage.", "stage")
+        self._audio_in = counter("audio_input_seconds", "Seconds of audio taken in, by stage.", "stage")
+        self._audio_out = counter("audio_output_seconds", "Seconds of audio produced, by stage.", "stage")
+
+    @contextmanager
+    def http(self, record: HttpRecord, method: str) -> Iterator[None]:
+        """Count the exchange around which it stands; ``record`` is read at its end."""
+        self._http_open.inc()
+        try:
+            yield
+        finally:
+            self._http_open.dec()
+            status = str(record.status) if record.status else "client_gone"
+            self._http.labels(record.route, method, status).inc()
+
+    @contextmanager
+    def request(self, task: str) -> Iterator[RequestMetrics]:
+        """Count one request of the orchestrator: completed, failed (an exception) or cancelled."""
+        timer = RequestMetrics(self, task)
+        running = self._running.labels(task)
+        running.inc()
+        outcome = "failed"
+        try:
+            yield timer
+            outcome = "completed" if timer.completed else "cancelled"
+        except (trio.Cancelled, GeneratorExit):
+            outcome = "cancelled"
+            raise
+        finally:
+            running.dec()
+            if timer.failed:
+                outcome = "failed"
+            self._requests.labels(task, outcome).inc()
+
+    def render(
+        self,
+        counters: Mapping[str, Iterable[Mapping[str, float]]],
+        replicas: Mapping[str, tuple[int, int]],
+    ) -> bytes:
+        """The exposition. ``counters``: stage → counters of each replica; ``replicas``: stage → (live, wanted)."""
+        stages = CollectorRegistry()
+        stages.register(_Families(_stage_families(counters, replicas)))
+        return generate_latest(self.registry) + generate_latest(stages)
+
+
+class RequestMetrics:
+    """The clock of one request. Each ``first_*`` counts once."""
+
+    def __init__(self, metrics: Metrics, task: str) -> None:
+        self._metrics = metrics
+        self._task = task
+        self._started = trio.current_time()
+        self._text = self._audio = False
+        self.completed = False
+        self.failed = False
+
+    def admitted(self) -> None:
+        self._metrics._queue.labels(self._task).observe(trio.current_time() - self._started)
+
+    def first_text(self) -> None:
+        if not self._text:
+            self._text = True
+            self._metrics._ttft.labels(self._task).observe(trio.current_time() - self._started)
+
+    def first_audio(self) -> None:
+        if not self._audio:
+            self._audio = True
+            self._metrics._ttfa.labels(self._task).observe(trio.current_time() - self._started)
+
+    def done(self, usage: Mapping[str, Usage]) -> None:
+        metrics = self._metrics
+        self.completed = True
+        metrics._e2e.labels(self._task).observe(trio.current_time() - self._started)
+        for stage, used in usage.items():
+            metrics._prompt.labels(stage).inc(used.prompt_tokens)
+            metrics._cached.labels(stage).inc(used.cached_tokens)
+            metrics._generated.labels(stage).inc(used.completion_tokens)
+            metrics._audio_in.labels(stage).inc(used.audio_input_s)
+            metrics._audio_out.labels(stage).inc(used.audio_output_s)
+
+
+class _Families:
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _stage_families(
+    counters: Mapping[str, Iterable[Mapping[str, float]]], replicas: Mapping[str, tuple[int, int]]
+) -> list[Metric]:
+    live = GaugeMetricFamily("omni_actors_stage_live_replicas", "Replicas that can take work.", labels=["stage"])
+    wanted = GaugeMetricFamily("omni_actors_stage_wanted_replicas", "Replicas of the plan.", labels=["stage"])
+    for stage, (alive, planned) in replicas.items():
+        live.add_metric([stage], alive)
+        wanted.add_metric([stage], planned)
+    families: dict[str, GaugeMetricFamily] = {}
+    for stage, each in counters.items():
+        for replica, values in enumerate(each):
+            for name, value in values.items():
+                metric = "omni_actors_stage_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+                family = families.get(metric)
+                if family is None:
+                    family = families[metric] = GaugeMetricFamily(
+                        metric, f"The engine's own '{name}'.", labels=["stage", "replica"]
+                    )
+                family.add_metric([stage, str(replica)], float(value))
+    return [live, wanted, *(families[name] for name in sorted(families))]
+
+
+__all__ = ["CONTENT_TYPE", "Metrics", "RequestMetrics"]

@@ -1,0 +1,194 @@
+"""An orchestrator in memory with the API of the real one, and the application over a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import httpx
+import trio
+from tests.media.room import Room, tone
+from tests.pipelines.builders import ASSISTANT, plan_of
+
+from omni_actors.entrypoints.app import build_app
+from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.server import serve
+from omni_actors.media.client import MediaService
+from omni_actors.pipelines.declaration import Pipeline, Task
+from omni_actors.pipelines.plan import Plan
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta, TokenLogprob, Usage
+
+RATE = 24_000
+WORDS = ["Paris", " is", " the", " capital", " of", " France", "."]
+TEXT = "".join(WORDS)
+SPEECH = tone(0.5, RATE)
+
+PIPELINE = replace(
+    ASSISTANT,
+    tasks=(
+        *ASSISTANT.tasks,
+        Task("completion", {"text": "llm"}, {"text": "llm"}),
+        Task("translation", {"audio": "asr.audio"}, {"text": "asr"}),
+    ),
+    voices=("heart", "bella"),
+    languages=("en", "de"),
+)
+
+Step = Event | OmniError | float | trio.Event
+Script = Callable[[Request], list[Step]]
+
+
+def logprob(token: str) -> TokenLogprob:
+    return TokenLogprob(1, token.encode(), -0.5, ((1, token.encode(), -0.5), (2, b"\xff", -1.5)))
+
+
+def answer(request: Request) -> list[Step]:
+    """Text, speech or both, as asked for: audio comes interleaved with text, in chunks cut at odd places of 50 ms."""
+    sampling = request.params.get("sampling")
+    choices = sampling.n if sampling else 1
+    usage = {"llm": Usage(prompt_tokens=11, cached_tokens=3, completion_tokens=len(WORDS) * choices)}
+    steps: list[Step] = []
+    meta = {"sample_rate": RATE, "channels": 1}
+    audio = [SPEECH[at : at + 2402] for at in range(0, len(SPEECH), 2402)]
+    wants_text = "text" in request.outputs
+    if request.task in ("transcription", "translation"):
+        segments = [{"start": 0.0, "end": 1.5, "text": TEXT}]
+        words = [{"word": "Paris", "start": 0.0, "end": 0.4}]
+        steps.append(
+            TextDelta(0, 0, TEXT, [1, 2], "stop", None, {"segments": segments, "words": words, "language": "en"})
+        )
+        return [*steps, Completed({"asr": Usage(prompt_tokens=4, completion_tokens=9, audio_input_s=1.5)})]
+    if wants_text:
+        for place, word in enumerate(WORDS):
+            for index in range(choices):
+                last = place == len(WORDS) - 1
+                wanted = sampling is not None and sampling.logprobs is not None
+                steps.append(
+                    TextDelta(0, index, word, [place], "stop" if last else None, [logprob(word)] if wanted else None)
+                )
+            if "audio" in request.outputs and audio:
+                steps.append(MediaChunk(0, "audio", meta, audio.pop(0)))
+    if "audio" in request.outputs:
+        steps += [MediaChunk(0, "audio", meta, piece) for piece in audio]
+        usage["vocoder"] = Usage(audio_output_s=0.5)
+    return [*steps, Completed(usage)]
+
+
+@dataclass
+class Stage:
+    live: int = 1
+    wanted: int = 1
+    progress: str = "ready"
+
+
+@dataclass
+class FakeOrchestrator:
+    """Plays a script per request: events, failures (raised), delays (seconds) and events to wait for."""
+
+    plan: Plan
+    script: Script = answer
+    requests: list[Request] = field(default_factory=list)
+    cancelled: int = 0
+    completed: int = 0
+    running: int = 0
+    stages: dict[str, Stage] = field(default_factory=dict)
+    idle: trio.Event = field(default_factory=trio.Event)
+
+    def __post_init__(self) -> None:
+        self.stages = {stage.name: Stage() for stage in self.plan.stages}
+
+    @asynccontextmanager
+    async def open(self, request: Request) -> AsyncIterator[FakeStream]:
+        self.requests.append(request)
+        steps = self.script(request)
+        if steps and isinstance(steps[0], OmniError):
+            raise steps[0]
+        stream = FakeStream(f"req-{len(self.requests)}", steps)
+        self.running += 1
+        self.idle = trio.Event()
+        try:
+            yield stream
+        finally:
+            self.running -= 1
+            if stream.steps:
+                self.cancelled += 1
+            else:
+                self.completed += 1
+            if not self.running:
+                self.idle.set()
+
+    def health(self) -> dict[str, Stage]:
+        return self.stages
+
+    async def counters(self) -> dict[str, list[dict[str, float]]]:
+        return {"llm": [{"running": float(self.running), "kv.blocks": 7.0}]}
+
+
+@dataclass
+class FakeStream:
+    id: str
+    steps: list[Step]
+
+    async def receive(self) -> Event:
+        await trio.lowlevel.checkpoint()
+        while True:
+            step = self.steps[0]
+            if isinstance(step, trio.Event):
+                await step.wait()
+            elif isinstance(step, float):
+                await trio.sleep(step)
+            else:
+                del self.steps[0]
+                if isinstance(step, OmniError):
+                    raise step
+                return step
+            del self.steps[0]
+
+
+@dataclass
+class Server:
+    """A served application. ``url`` has no path."""
+
+    url: str
+    orchestrator: FakeOrchestrator
+    room: Room
+    client: httpx.AsyncClient
+    stop: trio.Event
+
+    async def post(self, path: str, json: Any, **more: Any) -> httpx.Response:
+        return await self.client.post(path, json=json, **more)
+
+    async def get(self, path: str, **more: Any) -> httpx.Response:
+        return await self.client.get(path, **more)
+
+
+@asynccontextmanager
+async def served(
+    script: Script = answer,
+    *overrides: str,
+    pipeline: Pipeline = PIPELINE,
+    options: ServerOptions | None = None,
+    grace_s: float = 1.0,
+) -> AsyncIterator[Server]:
+    """The application on a free port, with the real media engine behind a real client."""
+    plan = plan_of(pipeline, *overrides)
+    orchestrator = FakeOrchestrator(plan, script)
+    room = Room()
+    media = MediaService(room.query)
+    app = build_app(orchestrator, media, plan, options)
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(media.run)
+        urls = await nursery.start(partial(serve, app, "127.0.0.1", 0, grace_s=grace_s, shutdown=stop.wait))
+        async with httpx.AsyncClient(base_url=urls[0], timeout=20) as client:
+            yield Server(urls[0], orchestrator, room, client, stop)
+        stop.set()
+        nursery.cancel_scope.cancel()
+
+
+def message(text: str = "hi", **more: Any) -> dict[str, Any]:
+    return {"model": "assistant", "messages": [{"role": "user", "content": text}], **more}
