@@ -303,7 +303,7 @@ async def test_children_can_be_spawned_and_stopped_after_a_warden_was_lost() -> 
         early = launcher.spawn(python(IDLE))
         os.kill(lost := launcher.warden_pid, signal.SIGKILL)
         with trio.fail_after(5):
-            while launcher.warden_pid == lost:  # noqa: ASYNC110
+            while launcher.warden_pid == lost:
                 await trio.sleep(0.005)
         late = launcher.spawn(python(IDLE))
         with trio.fail_after(10):
@@ -391,7 +391,7 @@ async def test_leaving_the_launcher_by_cancellation_ends_everything() -> None:
 
 
 async def test_an_exception_of_the_block_comes_out_as_it_is() -> None:
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+    with pytest.raises(ZeroDivisionError):
         async with open_launcher() as launcher:
             child = launcher.spawn(python(DEAF))
             _ = 1 / 0

@@ -37,22 +37,22 @@ class Reply:
         return self._settled
 
     def answer(self, value: object) -> None:
-        self._value = value
-        self._settle()
+        """End the ask with a value."""
+        if not self._settled:
+            self._value = value
+            self._settle()
 
     def fail(self, error: BaseException) -> None:
         """End the ask with an exception, raised in the asker."""
         if not self._settled:
             self._error = error
-        self._settle()
+            self._settle()
 
     def on_withdrawn(self, callback: Callable[[], object]) -> None:
         """Call this, synchronously, when the asker goes away without an answer (cancelled, or its deadline passed)."""
         self._on_withdrawn = callback
 
     def _settle(self) -> None:
-        if self._settled:
-            return
         self._settled = True
         if self.deferred and self.cell is not None:
             self.cell.deferred.discard(self)
