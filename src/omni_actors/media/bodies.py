@@ -1,8 +1,8 @@
 """Big JSON bodies: a chat request of tens of megabytes is one huge base64 string with a little JSON around it.
 
 A JSON parser would copy and check that string in one call of 50 ms and more. So the long strings are cut out first (a
-search for a quote is fast), the rest is parsed in no time, and the audio among the strings is decoded a piece at a time.
-A long string that is not audio is put back as it was.
+search for a quote is fast), the rest is parsed in no time, and the audio among the strings is decoded piece by piece. A
+long string that is not audio is put back as it was.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _STEP = 1 << 20
 """Characters of base64 that are decoded at once (1.5 ms)."""
 _ESCAPES = ((b"\\/", b"/"), (b"\\u002B", b"+"), (b"\\u002b", b"+"), (b"\\u002F", b"/"), (b"\\u002f", b"/"))
 """How JSON writers of PHP and .NET write characters of base64."""
+_BREAKS = ((b"\\r", b""), (b"\\n", b""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +71,32 @@ class ChatBody:
         return mark.sub(lambda found: b'"' + self._long[int(found[1])] + b'"', text)
 
     def _find(self) -> Iterator[AudioPart]:
+        """Chat's parts, and the one of a transcription's JSON body."""
+        if isinstance(alone := self._tree.get("input_audio"), dict):
+            yield self._audio(alone, alone, "data", "input_audio")
         messages = self._tree.get("messages")
         for i, message in enumerate(messages if isinstance(messages, list) else ()):
             content = message.get("content") if isinstance(message, dict) else None
             for j, part in enumerate(content if isinstance(content, list) else ()):
                 kind = part.get("type") if isinstance(part, dict) else None
+                path = f"messages[{i}].content[{j}]"
                 if kind in ("input_audio", "audio_url"):
-                    yield self._audio(part, kind, f"messages[{i}].content[{j}].{kind}")
+                    yield self._audio(
+                        part, part.get(kind), "data" if kind == "input_audio" else "url", f"{path}.{kind}"
+                    )
                 elif kind == "audio":
                     # The form that this server uses inside: from outside it would point at another part's sound.
-                    raise invalid_request("Unknown content part type 'audio'.", f"messages[{i}].content[{j}].type")
+                    raise invalid_request("Unknown content part type 'audio'.", f"{path}.type")
 
-    def _audio(self, part: dict[str, Any], kind: str, path: str) -> AudioPart:
-        field = "data" if kind == "input_audio" else "url"
+    def _audio(self, part: dict[str, Any], inner: Any, field: str, path: str) -> AudioPart:
         param = f"{path}.{field}"
-        inner = part.get(kind)
         value = inner.get(field) if isinstance(inner, dict) else None
         if not isinstance(value, str):
             raise invalid_request(f"The audio part needs the string '{field}'.", param)
-        format = inner.get("format") if isinstance(inner, dict) else None
+        format = inner.get("format")
         if format is not None and not isinstance(format, str):
             raise invalid_request("The audio format must be a string.", f"{path}.format")
-        return AudioPart(part, *self._base64(value, param, kind == "audio_url"), _hint(format))
+        return AudioPart(part, *self._base64(value, param, field == "url"), _hint(format))
 
     def _base64(self, value: str, param: str, url: bool) -> tuple[memoryview, str]:
         number = self._number(value)
@@ -165,7 +170,7 @@ def decode_base64(text: memoryview, into: Callable[[bytes], Any], param: str) ->
     held = b""
     for at in range(0, len(text), _STEP):
         held += bytes(text[at : at + _STEP])
-        for escape, character in _ESCAPES:
+        for escape, character in _ESCAPES + _BREAKS:
             held = held.replace(escape, character)
         held = b"".join(held.split())
         if at + _STEP >= len(text):

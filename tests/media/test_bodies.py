@@ -1,0 +1,221 @@
+"""Big chat bodies: the audio is taken out, everything else stays as it was."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.media.room import Room, container, tone, wav
+
+from omni_actors.media import bodies
+from omni_actors.media import questions as q
+from omni_actors.media.bodies import LONG, ChatBody, decode_base64, long_strings
+from omni_actors.media.limits import CLIP_RATE, Limits
+from omni_actors.protocol.errors import OmniError
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def audio_part(data: str, **extra: Any) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav", **extra}}
+
+
+def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": list(parts)}], **fields}
+
+
+def parse(room: Room, body: dict[str, Any] | bytes, **options: Any) -> tuple[dict[str, Any], q.ChatInfo]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    question = q.ParseChat(owner="o", blob=room.blob(data), **options)
+    info = q.parse(room.ask(question), q.ChatInfo)
+    clean: dict[str, Any] = json.loads(info.body)
+    return clean, info
+
+
+def refused(body: dict[str, Any] | bytes, status: int = 400, room: Room | None = None, **options: Any) -> OmniError:
+    room = room or Room()
+    with pytest.raises(OmniError) as caught:
+        parse(room, body, **options)
+    room.ask(q.Discard(owners=("o",)))
+    room.assert_empty()
+    assert caught.value.info.status == status
+    assert len(caught.value.info.message) < 200
+    return caught.value
+
+
+def test_audio_parts_become_indices_and_clips_in_order() -> None:
+    room = Room()
+    first, second = wav(tone(0.1, 16_000), 16_000), container("webm", "libopus", tone(0.5, 48_000))
+    text = {"type": "text", "text": "which is longer?"}
+    clean, info = parse(
+        room,
+        chat(
+            audio_part(b64(first)),
+            text,
+            {"type": "audio_url", "audio_url": {"url": f"data:audio/webm;codecs=opus;base64,{b64(second)}"}},
+            stream=True,
+            n=1,
+        ),
+    )
+    content = [{"type": "audio", "index": 0}, text, {"type": "audio", "index": 1}]
+    assert clean == {"model": "m", "messages": [{"role": "user", "content": content}], "stream": True, "n": 1}
+    assert [clip.seconds for clip in info.clips] == pytest.approx([0.1, 0.5], abs=0.03)
+    samples = room.deliver([clip.clip for clip in info.clips])
+    assert np.array_equal(samples[0], np.frombuffer(tone(0.1, 16_000), "<i2") / np.float32(32_768))
+    room.assert_empty()
+
+
+def test_a_transcriptions_json_body_has_one_clip() -> None:
+    room = Room()
+    clean, info = parse(room, {"model": "m", "input_audio": {"data": b64(wav(tone(0.5))), "format": "wav"}})
+    assert clean == {"model": "m", "input_audio": {"type": "audio", "index": 0}}
+    assert [clip.seconds for clip in info.clips] == [0.5]
+    assert refused({"input_audio": {"data": "????"}}).info.param == "input_audio.data"
+    assert refused({"input_audio": {}}).info.param == "input_audio.data"
+
+
+def test_a_body_without_audio_comes_back_equal() -> None:
+    body = chat({"type": "text", "text": 'héllo \u2028 "quoted" \\ back'}, temperature=0.5, stop=["\n"], seed=2**53)
+    body["messages"].append({"role": "assistant", "content": "a" * 300_000})
+    body["messages"].append({"role": "user", "content": "日本語\n" * 50_000})
+    clean, info = parse(Room(), body)
+    assert clean == body
+    assert info.clips == ()
+
+
+@pytest.mark.parametrize("escape", ["plain", "slashes", "unicode", "breaks", "no padding"])
+def test_base64_as_other_languages_write_it(escape: str) -> None:
+    data = wav(np.random.default_rng(2).integers(-32768, 32768, 90_001, dtype="<i2").tobytes(), 16_000)
+    text = b64(data)
+    if escape == "breaks":
+        text = "\r\n".join(text[at : at + 76] for at in range(0, len(text), 76))
+    if escape == "no padding":
+        assert text.endswith("=")
+        text = text.rstrip("=")
+    body = json.dumps(chat(audio_part(text)))
+    if escape == "slashes":
+        body = body.replace("/", "\\/")
+    if escape == "unicode":
+        body = body.replace("+", "\\u002B").replace("/", "\\u002f")
+    room = Room()
+    _, info = parse(room, body.encode())
+    assert room.deliver([info.clips[0].clip])[0].shape == (90_001,)
+
+
+BAD_AUDIO: dict[str, tuple[Any, str]] = {
+    "not base64": (audio_part("!!!!"), "messages[0].content[0].input_audio.data"),
+    "url alphabet": (audio_part("-_-_" * 20), "messages[0].content[0].input_audio.data"),
+    "padding inside": (audio_part("AA==AAAA"), "messages[0].content[0].input_audio.data"),
+    "one character": (audio_part("A"), "messages[0].content[0].input_audio.data"),
+    "not ascii": (audio_part("é" * 40), "messages[0].content[0].input_audio.data"),
+    "empty": (audio_part(""), "messages[0].content[0].input_audio.data"),
+    "no sound": (audio_part(b64(b"hello")), "messages[0].content[0].input_audio.data"),
+    "no comma": (audio_part("data:audio/wav;base64"), "messages[0].content[0].input_audio.data"),
+    "not base64 url": (audio_part("data:audio/wav,RIFF"), "messages[0].content[0].input_audio.data"),
+    "a number": (audio_part(7), "messages[0].content[0].input_audio.data"),  # type: ignore[arg-type]
+    "format is a number": (audio_part("AAAA", format=1), "messages[0].content[0].input_audio.format"),
+    "no data": ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0].input_audio.data"),
+    "no object": ({"type": "input_audio", "input_audio": "x"}, "messages[0].content[0].input_audio.data"),
+    "a host": (
+        {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/x.wav"}},
+        "messages[0].content[0].audio_url.url",
+    ),
+    "a file": ({"type": "audio_url", "audio_url": {"url": "file:///x.wav"}}, "messages[0].content[0].audio_url.url"),
+    "the inner form": ({"type": "audio", "index": 0}, "messages[0].content[0].type"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_AUDIO)
+def test_a_bad_audio_part_is_a_400_that_names_the_field(name: str) -> None:
+    part, param = BAD_AUDIO[name]
+    assert refused(chat(part)).info.param == param
+
+
+def test_a_bad_part_behind_a_good_one_leaves_nothing() -> None:
+    good = audio_part(b64(wav(tone(0.1))))
+    assert refused(chat(good, audio_part("????"))).info.param == "messages[0].content[1].input_audio.data"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"messages": [}', b"[" * 100_000, b'{"a": ' + b"9" * 70_000],
+    ids=lambda body: repr(body[:12]),
+)
+def test_what_is_no_json_object_is_a_400(body: bytes) -> None:
+    assert refused(body).info.code == "invalid_json"
+
+
+@pytest.mark.parametrize("messages", [None, 3, "x", {}, [3], [{"content": 3}], [{"content": [3, None, "x"]}], [{}]])
+def test_strange_shapes_are_left_to_the_validation_behind(messages: Any) -> None:
+    body = {"model": "m", "messages": messages}
+    assert parse(Room(), body)[0] == body
+
+
+def test_what_is_left_without_audio_is_bounded() -> None:
+    refused(chat({"type": "text", "text": "a" * 300_000}), 413, Room(max_json_bytes=200_000))
+    many = [{"type": "text", "text": "a" * 100_000}] * 3
+    refused(chat(*many), 413, Room(max_json_bytes=200_000))
+    refused({"messages": [], "x": list(range(100_000))}, 413, Room(max_json_bytes=200_000))
+
+
+def test_the_number_of_clips_and_their_sum_are_bounded() -> None:
+    part = audio_part(b64(wav(tone(0.4))))
+    refused(chat(part, part, part), room=Room(max_clips_per_body=2))
+    assert refused(chat(part, part, part), max_seconds=1.0).info.param == "messages[0].content[2].input_audio.data"
+    _, info = parse(Room(), chat(part, part), max_seconds=1.0)
+    assert sum(clip.seconds for clip in info.clips) == pytest.approx(0.8)
+
+
+STRINGS = st.one_of(
+    st.text(max_size=20),
+    st.builds(
+        lambda unit, times, end: unit * times + end,
+        st.sampled_from(["A", "+/", '"', "\\", 'ab"', "\\\\", "é", "日", "\n", "}", " "]),
+        st.sampled_from([1, LONG // 2, LONG, 2 * LONG + 1]),
+        st.sampled_from(["", '"', "\\", "\\\\", "x"]),
+    ),
+)
+
+
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), STRINGS),
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(STRINGS, inner, max_size=3)),
+        max_leaves=6,
+    ),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_json_survives_the_cutting(tree: Any, ascii: bool) -> None:
+    body = {"x": tree, "messages": [{"content": tree}]}
+    data = json.dumps(body, ensure_ascii=ascii).encode()
+    limits = Limits(max_json_bytes=1 << 30)
+    for start, end in long_strings(data):
+        assert end - start >= LONG
+        assert data[start - 1 : start] == data[end : end + 1] == b'"'
+    assert json.loads(ChatBody(data, limits).render()) == body
+
+
+@given(st.binary(max_size=300), st.integers(1, 50))
+@settings(max_examples=50, deadline=None)
+def test_base64_decodes_the_same_in_any_slices(data: bytes, step: int) -> None:
+    text = b64(data).replace("/", "\\/").replace("+", "\\u002B").encode()
+    out = bytearray()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "_STEP", step)
+        for _ in decode_base64(memoryview(text), out.extend, "x"):
+            pass
+    assert bytes(out) == data
+
+
+def test_a_long_clip_in_a_body_is_whole() -> None:
+    room = Room()
+    _, info = parse(room, chat(audio_part(b64(wav(tone(60.0, 16_000), 16_000)))))
+    assert len(room.deliver([info.clips[0].clip])[0]) == 60 * CLIP_RATE
