@@ -32,8 +32,8 @@ BINS = 601
 
 SLOWEST, FASTEST = 0.25, 4.0
 
-NET_FASTEST = 1.5
-"""Up to this speed the net's own durations are about right; what is beyond is left to the vocoder as ``tempo``."""
+NET_SLOWEST, NET_FASTEST = 0.5, 1.5
+"""Between these speeds the net speaks well; what is beyond is left to the vocoder as ``tempo``."""
 
 MAX_PHONEMES = 400
 """The net's longest sentence in training: what is longer is cut at a clause, or between words."""
@@ -136,11 +136,11 @@ class Acoustic(GenerationAdapter[Speaking, Line]):
 
     def _net(self, phonemes: str, speed: float, **meta: Any) -> Payload:
         ids = np.asarray([self._voice.ids(phonemes)], np.int64)
-        net = min(speed, NET_FASTEST)
+        net = min(max(speed, NET_SLOWEST), NET_FASTEST)
         outputs = self._run(ids, net)
         tempo = 1.0
-        if speed > 1.0:
-            # The net rounds durations to whole frames, so quick speech comes out slower than asked: make up for it.
+        if speed > 1.0 or speed < NET_SLOWEST:
+            # The net rounds durations to whole frames, so quick speech comes out slower than asked: make up for that.
             wanted = self._run(ids, 1.0, ["f0"])[0].shape[-1] / speed
             tempo = outputs[-1].shape[-1] / wanted
         tensors = {name: value[0] for name, value in zip((*SPECTRA, "f0"), outputs, strict=True)}

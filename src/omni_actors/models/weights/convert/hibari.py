@@ -16,4 +16,4 @@ def convert(wheel: Path, folder: Path) -> None:
             return member
         return licence_file(member)
 
-    unpack(wheel, folder, rename)
+    unpack(wheel, folder, rename, ("hibari/__init__.py", "hibari/assets/hibari.onnx", "LICENSE", "NOTICE"))

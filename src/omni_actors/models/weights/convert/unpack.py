@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
-def unpack(wheel: Path, target: Path, rename: Callable[[str], str | None]) -> None:
-    """Copy members of ``wheel`` into ``target`` under the relative name that ``rename`` gives (``None`` skips)."""
+def unpack(wheel: Path, target: Path, rename: Callable[[str], str | None], expected: Iterable[str] = ()) -> None:
+    """Copy members of ``wheel`` into ``target`` under the relative name that ``rename`` gives (``None`` skips).
+
+    Raises :class:`ValueError` unless every ``expected`` name is among them.
+    """
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.namelist():
             name = None if member.endswith("/") else rename(member)
@@ -21,6 +24,8 @@ def unpack(wheel: Path, target: Path, rename: Callable[[str], str | None]) -> No
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, open(path, "wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
+    if lacking := [name for name in expected if not (target / name).is_file()]:
+        raise ValueError(f"{wheel.name} does not hold {', '.join(lacking)}")
 
 
 def licence_file(member: str) -> str | None:

