@@ -1,0 +1,77 @@
+"""A decoder for any transformers ``*ForCausalLM``: the model's own modules, an attention that reads the paged cache.
+
+transformers lets a model take its attention function from a registry. Ours finds the step's
+:class:`~omni_actors.worker.engines.decoder.Attention` among the keyword arguments that the model hands down.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from omni_actors.worker.engines.decoder import Attention, KVShape, StepInputs
+
+IMPLEMENTATION = "omni_paged"
+
+
+class UnsupportedModel(ValueError):
+    """The architecture keeps something else per token than keys and values of equal heads in every layer."""
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    omni_attention: Attention | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: [1, heads, tokens, head_dim] in, [1, tokens, heads, head_dim] out."""
+    if omni_attention is None or s_aux is not None or position_bias is not None or key.shape != value.shape:
+        raise UnsupportedModel(f"{type(module).__name__} needs another attention than the paged one")
+    key_value = torch.cat((key[0], value[0])).transpose(0, 1)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = omni_attention.attend(module.layer_idx, query[0].transpose(0, 1), key_value, scale, sliding_window, softcap)
+    return out.unsqueeze(0), None
+
+
+class GenericDecoder:
+    """Implements :class:`~omni_actors.worker.engines.decoder.Decoder` by the model's own ``forward``.
+
+    Raises :class:`UnsupportedModel` for an architecture that the paged cache cannot hold.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config.get_text_config()
+        if getattr(config, "is_encoder_decoder", False):
+            raise UnsupportedModel(f"{type(model).__name__} has an encoder")
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if unknown := kinds - {"full_attention", "sliding_attention"}:
+            raise UnsupportedModel(f"{type(model).__name__} has layers of kind {min(unknown)}")
+        AttentionInterface.register(IMPLEMENTATION, _attend)
+        model.set_attn_implementation(IMPLEMENTATION)
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self._model = model
+        self.device = model.device
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.kv_shape = KVShape(config.num_hidden_layers, kv_heads, head_dim, model.dtype)
+
+    def forward(self, inputs: StepInputs, attention: Attention) -> torch.Tensor:
+        logits: torch.Tensor = self._model(
+            input_ids=inputs.tokens.unsqueeze(0),
+            position_ids=inputs.positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=inputs.rows,
+            omni_attention=attention,
+        ).logits
+        return logits[0]

@@ -1,0 +1,163 @@
+"""Which tokens of which sequences one step computes.
+
+Decode comes first: every running sequence that needs one token gets it. What is left of the step's token budget goes to
+prompts, in pieces, oldest first. When blocks run out, the youngest running sequence is preempted: its blocks go back,
+its tokens stay, and it is computed again as if they had all been its prompt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+
+from omni_actors.worker.engines.paged_cache import BlockPool
+from omni_actors.worker.engines.sequence import Chunk, Sequence
+
+
+class Scheduler:
+    """``waiting`` sequences hold no blocks; ``running`` ones do. Both are in order of arrival.
+
+    A sequence alone always fits: whoever adds one makes sure that it never grows beyond the pool.
+    """
+
+    def __init__(self, pool: BlockPool, max_running: int, step_tokens: int) -> None:
+        self.pool = pool
+        self.max_running = max_running
+        self.step_tokens = max(step_tokens, max_running)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self.prefix_hit_tokens = 0
+
+    @property
+    def runnable(self) -> bool:
+        return any(s.pending > 0 for s in chain(self.running, self.waiting))
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def fork(self, parent: Sequence, child: Sequence) -> int | None:
+        """Start ``child``, whose tokens begin with all that ``parent`` has computed, from the parent's blocks. Full
+        blocks are shared. Returns a block for the child's copy of the parent's last, partly filled one (the last of
+        ``child.blocks``), ``None`` if there is none to copy. A child without room waits like any other."""
+        full, rest = divmod(parent.computed, self.pool.block_size)
+        if len(self.running) >= self.max_running or self.pool.available < bool(rest):
+            self._requeue(child)
+            return None
+        self.pool.share(parent.blocks[:full])
+        copy = self.pool.allocate(1)[0] if rest else None
+        child.blocks = parent.blocks[:full] + ([] if copy is None else [copy])
+        child.computed = parent.computed
+        child.cached = parent.cached
+        self.running.append(child)
+        self.running.sort(key=_order)
+        return copy
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take it out, wherever it is, and free its blocks."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.release(self.pool)
+
+    def schedule(self, ready: Callable[[int], bool]) -> list[Chunk]:
+        """The next step's chunks; their blocks are allocated. Sequences of requests that are not ``ready`` (without
+        credit) keep what they have and stand still. Empty if nothing can run."""
+        chunks = self._decodes(ready)
+        budget = self.step_tokens - len(chunks)
+        starved = False
+        for sequence in [s for s in self.running if s.pending > 1]:
+            if budget and ready(sequence.key):
+                count = self._grow(sequence, min(sequence.pending, budget))
+                starved = starved or not count
+                budget -= self._add_chunk(chunks, sequence, count)
+        if not starved:
+            self._admit(chunks, budget, ready)
+        if not chunks:
+            self._break_deadlock(chunks, ready)
+        return chunks
+
+    def _decodes(self, ready: Callable[[int], bool]) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for sequence in [s for s in self.running if s.pending == 1]:
+            if sequence.blocks and ready(sequence.key):  # one preempted meanwhile has no blocks
+                while not self._grow(sequence, 1):
+                    victim = self.running[-1]
+                    self._preempt(victim)
+                    if victim is sequence:
+                        break
+                else:
+                    self._add_chunk(chunks, sequence, 1)
+        return chunks
+
+    def _admit(self, chunks: list[Chunk], budget: int, ready: Callable[[int], bool]) -> None:
+        for sequence in list(self.waiting):
+            if not budget or len(self.running) >= self.max_running:
+                return
+            if sequence.pending < 1 or not ready(sequence.key):
+                continue
+            # At least one token is computed anew: its logits are wanted.
+            found = self._lookup(sequence)
+            if self.pool.blocks_for(len(sequence.tokens) + 1) - len(found) > self.pool.available:
+                self.pool.release(found)
+                return  # nobody overtakes
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            self.running.sort(key=_order)
+            sequence.blocks = found
+            sequence.computed = len(found) * self.pool.block_size
+            self.prefix_hit_tokens += sequence.computed
+            if sequence.cached is None:
+                sequence.cached = sequence.computed
+            budget -= self._add_chunk(chunks, sequence, self._grow(sequence, min(sequence.pending, budget)))
+
+    def _lookup(self, sequence: Sequence) -> list[int]:
+        if not (self.pool.prefix_cache and sequence.reuse):
+            return []
+        limit = len(sequence.tokens) - 1 - (0 if sequence.sealed else 1)
+        return self.pool.find(sequence.full_names(limit, self.pool.block_size))
+
+    def _break_deadlock(self, chunks: list[Chunk], ready: Callable[[int], bool]) -> None:
+        """Prompts that each hold a part of the pool could wait for each other, or for one without credit: the oldest
+        that is ready takes from the youngest."""
+        sequence = next((s for s in self.running if s.pending > 0 and ready(s.key)), None)
+        if sequence is None:
+            return
+        count = self._grow(sequence, min(sequence.pending, self.step_tokens))
+        while not count and self.running[-1] is not sequence:
+            self._preempt(self.running[-1])
+            count = self._grow(sequence, min(sequence.pending, self.step_tokens))
+        self._add_chunk(chunks, sequence, count)
+
+    def _grow(self, sequence: Sequence, count: int) -> int:
+        """Blocks for ``count`` more tokens, or for as many as there is room for: how many."""
+        size = self.pool.block_size
+        room = (len(sequence.blocks) + self.pool.available) * size - sequence.computed
+        count = min(count, room)
+        missing = self.pool.blocks_for(sequence.computed + count) - len(sequence.blocks)
+        if missing > 0:
+            sequence.blocks += self.pool.allocate(missing)
+        return count
+
+    def _add_chunk(self, chunks: list[Chunk], sequence: Sequence, count: int) -> int:
+        if count:
+            end = sequence.computed + count
+            sample = sequence.sealed and end == len(sequence.tokens)
+            chunks.append(Chunk(sequence, sequence.computed, count, sample))
+        return count
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self.running.remove(sequence)
+        sequence.release(self.pool)
+        self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        at = next((i for i, s in enumerate(self.waiting) if s.order > sequence.order), len(self.waiting))
+        self.waiting.insert(at, sequence)
+
+
+def _order(sequence: Sequence) -> int:
+    return sequence.order

@@ -1,0 +1,83 @@
+"""One choice of a request as its client sees it: text, tokens, log-probabilities, and why it ended."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.request import TextDelta, TokenLogprob
+from omni_actors.worker.engines.detokenize import TextStream
+from omni_actors.worker.engines.sampling import Row
+from omni_actors.worker.engines.sequence import Sequence
+
+
+class Choice:
+    """Follows one sequence token by token.
+
+    Nothing leaves that the stop matcher holds back: no text, and no log-probability of a token whose text is held. What
+    belongs to a stop string or to an end-of-sequence token never leaves, unless the request wants it in the text.
+    ``limit`` is the most tokens that may be sampled; ``ends`` are the ids that stop it.
+    """
+
+    def __init__(
+        self, sequence: Sequence, row: Row, stream: TextStream, sampling: Sampling, ends: frozenset[int], limit: int
+    ) -> None:
+        self.sequence = sequence
+        self.row = row
+        self.finish_reason: str | None = None
+        self.completion_tokens = 0
+        self._stream = stream
+        self._sampling = sampling
+        self._ends = ends
+        self.limit = limit
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._released = 0
+        self._logprobs: deque[TokenLogprob] = deque()
+        self._ready_logprobs: list[TokenLogprob] = []
+
+    def echo(self, text: str, logprobs: list[TokenLogprob]) -> None:
+        """Put the prompt before the answer."""
+        self._text += text
+        self._ready_logprobs += logprobs
+
+    def push(self, token_id: int, logprob: TokenLogprob | None) -> None:
+        """Take the token that was sampled. The choice is over when ``finish_reason`` is set."""
+        self.completion_tokens += 1
+        self.sequence.tokens.append(token_id)
+        self.row.append(token_id)
+        self._token_ids.append(token_id)
+        stream = self._stream
+        ended = token_id in self._ends and self.completion_tokens > self._sampling.min_tokens
+        if not ended or self._sampling.include_stop_str_in_output:
+            self._text += stream.push(token_id)
+            if logprob is not None:
+                self._logprobs.append(logprob)
+        if stream.stopped is not None or ended:
+            self.finish_reason = "stop"
+        elif self.completion_tokens >= self.limit:
+            self.finish_reason = "length"
+        if self.finish_reason is not None:
+            self._text += stream.finish()
+            if stream.stopped is not None:
+                self.finish_reason = "stop"
+        while self._logprobs and self._released < stream.released_tokens:
+            self._released += 1
+            self._ready_logprobs.append(self._logprobs.popleft())
+
+    def end(self, reason: str) -> None:
+        """Nothing is to be sampled."""
+        self.finish_reason = reason
+
+    def take(self, key: int) -> TextDelta:
+        """What there is since the last call."""
+        delta = TextDelta(
+            key,
+            self.sequence.index,
+            self._text,
+            self._token_ids,
+            self.finish_reason,
+            self._ready_logprobs if self._sampling.logprobs is not None else None,
+        )
+        self._text, self._token_ids, self._ready_logprobs = "", [], []
+        return delta

@@ -1,0 +1,137 @@
+"""What the autoregressive engine needs of a model family.
+
+A family brings an :class:`AutoregressiveAdapter` (prompts, vocabulary, defaults) whose ``decoder`` is the network: it
+computes a flat list of tokens, of many sequences at once, and calls :class:`Attention` in every layer. Where keys and
+values lie, and which tokens see which, is not its business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.protocol.frames import Hello
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.detokenize import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What a decoder keeps per token: a key and a value of ``head_dim`` for each of ``kv_heads`` in each layer."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        return self.layers * 2 * self.kv_heads * self.head_dim * int(self.dtype.itemsize)
+
+
+class Attention(Protocol):
+    """Causal self-attention of one step's tokens over their own sequences."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Keep the new keys and values and attend.
+
+        ``query`` is [tokens, heads, head_dim]; ``key_value`` is [tokens, 2 * kv_heads, head_dim], keys first. ``heads``
+        is a multiple of ``kv_heads``; neighbouring heads share one. A token sees the last ``window`` tokens up to
+        itself. Scores are squeezed into ±``softcap``. Returns [tokens, heads, head_dim].
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step: ``tokens`` and ``positions`` are int64 [tokens]; ``rows`` int64 [rows] are the tokens after which the
+    next one is wanted; ``spans`` say which request's tokens are where, for a family whose inputs are more than token
+    ids."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    rows: torch.Tensor
+    spans: Sequence[Span] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens ``start … start + count - 1`` of a sequence of request ``key``, from place ``at`` of the flat list on."""
+
+    key: int
+    at: int
+    start: int
+    count: int
+
+
+class Decoder(Protocol):
+    """The network. Stateless between steps but for what :class:`Attention` keeps."""
+
+    kv_shape: KVShape
+    vocab_size: int
+    device: torch.device
+
+    def forward(self, inputs: StepInputs, attention: Attention) -> torch.Tensor:
+        """Logits for ``inputs.rows``: [rows, vocab_size], in the model's dtype or float32."""
+        ...
+
+
+@dataclass(slots=True)
+class PromptInput:
+    """What an admission or an input adds to a request's prompt.
+
+    ``root`` names what the prompt holds beside tokens: two prompts with equal tokens and different roots share no
+    cache; it counts in what :meth:`AutoregressiveAdapter.open` gives. ``continued`` says that the answer goes on with
+    the prompt's own text, as in a completion.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    root: bytes = b""
+    continued: bool = False
+
+
+class AutoregressiveAdapter(ABC):
+    """A model family's side of an autoregressive stage. One thread calls everything.
+
+    :class:`OmniError` from :meth:`open` or :meth:`feed` fails the request alone.
+    """
+
+    decoder: Decoder
+    vocabulary: Vocabulary
+    eos: frozenset[int]
+    """Ids that end an answer."""
+    max_model_len: int
+    """Tokens of prompt and answer together."""
+    sampling_defaults: Mapping[str, Any]
+    """For the fields of :class:`~omni_actors.protocol.params.Sampling` that a request leaves ``None``."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+
+    @abstractmethod
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        """Load the weights and set the attributes above. Returns what the serving process should know."""
+
+    @abstractmethod
+    def open(self, work: Work) -> PromptInput:
+        """A new request: its prompt, or as much of it as there is before its ports are fed."""
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
+        """Input on a port, in order: what it adds to the prompt. Sampling begins when all ports have ended."""
+        raise NotImplementedError(f"{type(self).__name__} takes no input on port {port!r}")
+
+    def close(self, key: int) -> None:
+        """The request has left, by whichever way."""

@@ -1,0 +1,50 @@
+"""Turns chunks of sequences into one call of the network, and its logits back into the chunks' order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from omni_actors.worker.engines.decoder import Decoder, Span, StepInputs
+from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention, flat_order
+from omni_actors.worker.engines.sequence import Chunk
+
+
+class ModelRunner:
+    """Runs a decoder over a paged cache of ``blocks`` blocks."""
+
+    def __init__(self, decoder: Decoder, blocks: int, block_size: int) -> None:
+        self.decoder = decoder
+        self.cache = KVCache(decoder.kv_shape, blocks, block_size, decoder.device)
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Compute the chunks in one pass. Returns float32 logits [n, vocab_size]: ``chunk.rows`` rows for each, in
+        order. The sequences themselves are not advanced."""
+        extents = [Extent(c.start, c.count, c.sequence.blocks) for c in chunks]
+        order = sorted(range(len(chunks)), key=lambda i: flat_order(extents[i]))
+        starts = [0] * len(chunks)
+        spans: list[Span] = []
+        tokens: list[int] = []
+        for i in order:
+            chunk = chunks[i]
+            starts[i] = len(tokens)
+            spans.append(Span(chunk.sequence.key, len(tokens), chunk.start, chunk.count))
+            tokens += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+        rows: list[int] = []
+        for start, chunk in zip(starts, chunks, strict=True):
+            rows += range(start, start + chunk.scored)
+            if chunk.sample:
+                rows.append(start + chunk.count - 1)
+        positions = np.concatenate([np.arange(extents[i].start, extents[i].end) for i in order])
+        device = self.decoder.device
+        inputs = StepInputs(
+            torch.tensor(tokens, device=device),
+            torch.from_numpy(positions).to(device),
+            torch.tensor(rows, dtype=torch.int64, device=device),
+            spans,
+        )
+        attention = PagedAttention(self.cache, [extents[i] for i in order])
+        return self.decoder.forward(inputs, attention).float()

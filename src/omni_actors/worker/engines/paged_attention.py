@@ -1,0 +1,257 @@
+"""Attention over the paged KV cache, in plain torch operations.
+
+Layout: per layer one tensor [blocks, 2 * kv_heads, block_size, head_dim], keys' heads before values' heads. A block is
+thus 2 * kv_heads *pages* of [block_size, head_dim]. A sequence's pages gathered in the order head, block are the
+[kv_heads, length, head_dim] that a batched matrix product wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from omni_actors.worker.engines.decoder import KVShape
+
+
+class KVCache:
+    """The tensors. One block more than the pool has: it stays zero and pads shorter sequences."""
+
+    def __init__(self, shape: KVShape, blocks: int, block_size: int, device: torch.device) -> None:
+        self.shape = shape
+        self.block_size = block_size
+        self.padding = blocks
+        # Zeros, not whatever memory holds: places behind a sequence's end are masked, but 0 * NaN is NaN.
+        self.layers = [
+            torch.zeros((blocks + 1, 2 * shape.kv_heads, block_size, shape.head_dim), dtype=shape.dtype, device=device)
+            for _ in range(shape.layers)
+        ]
+
+    def copy(self, source: int, target: int) -> None:
+        """Give ``target`` the content of block ``source``."""
+        for layer in self.layers:
+            layer[target] = layer[source]
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Make blocks zero: of a sequence whose numbers went bad, so that no later owner reads them as padding."""
+        for layer in self.layers:
+            layer[list(blocks)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Tokens ``start … start + count - 1`` of a sequence with these blocks, as one step computes them."""
+
+    start: int
+    count: int
+    blocks: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(slots=True)
+class _Decodes:
+    """Sequences with one token each and about the same length: rows ``first … first + len(lengths) - 1``."""
+
+    first: int
+    lengths: np.ndarray
+    pages: torch.Tensor
+    width: int
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One sequence with several tokens: rows ``first … first + count - 1``."""
+
+    first: int
+    count: int
+    start: int
+    pages: torch.Tensor | None
+
+
+PADDING_LIMIT = 512
+"""Tokens of padding that a group of decodes may hold before a shorter sequence starts the next group. Measured: a group
+more costs about as much as reading so many tokens."""
+
+
+class PagedAttention:
+    """One step's attention. ``extents`` are in the order of the flat token list, those of one token first and, among
+    them, longer sequences before shorter ones (:func:`flat_order`)."""
+
+    def __init__(self, cache: KVCache, extents: Sequence[Extent]) -> None:
+        self._cache = cache
+        self._pages_per_block = 2 * cache.shape.kv_heads
+        self._slots = self._token_slots(extents)
+        self._decodes, self._prompts = self._group(extents)
+        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """See :class:`~omni_actors.worker.engines.decoder.Attention`."""
+        pool = self._cache.layers[layer]
+        head_dim = pool.shape[-1]
+        pool.view(-1, head_dim).index_copy_(0, self._slots, key_value.reshape(-1, head_dim))
+        parts = [self._decode(i, group, pool, query, scale, window, softcap) for i, group in enumerate(self._decodes)]
+        parts += [
+            self._prompt(i, prompt, pool, query, key_value, scale, window, softcap)
+            for i, prompt in enumerate(self._prompts, len(self._decodes))
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode(
+        self,
+        index: int,
+        group: _Decodes,
+        pool: torch.Tensor,
+        query: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        count = len(group.lengths)
+        kv_heads, size, head_dim = self._cache.shape.kv_heads, self._cache.block_size, pool.shape[-1]
+        heads = query.shape[1]
+        gathered = pool.view(-1, size * head_dim).index_select(0, group.pages)
+        keys, values = gathered.view(2, count * kv_heads, group.width, head_dim)
+        # The query heads that share a key head are rows of one product: nothing is repeated.
+        q = query[group.first : group.first + count].reshape(count * kv_heads, heads // kv_heads, head_dim)
+        mask = self._mask(index, window)
+        if softcap is None:
+            scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=scale)
+        else:
+            scores = torch.bmm(q * (scale / softcap), keys.transpose(1, 2)).tanh_().mul_(softcap).add_(mask)
+        return torch.bmm(torch.softmax(scores, -1), values).view(count, heads, head_dim)
+
+    def _prompt(
+        self,
+        index: int,
+        prompt: _Prompt,
+        pool: torch.Tensor,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        rows = slice(prompt.first, prompt.first + prompt.count)
+        kv_heads, head_dim = self._cache.shape.kv_heads, pool.shape[-1]
+        q = query[rows].transpose(0, 1)
+        if prompt.pages is None:
+            both = key_value[rows].transpose(0, 1)
+        else:
+            gathered = pool.view(-1, self._cache.block_size * head_dim).index_select(0, prompt.pages)
+            both = gathered.view(2 * kv_heads, -1, head_dim)[:, : prompt.start + prompt.count]
+        keys, values = both[:kv_heads], both[kv_heads:]
+        if softcap is not None:
+            groups = q.reshape(kv_heads, -1, prompt.count, head_dim)
+            scores = torch.matmul(groups * (scale / softcap), keys.transpose(1, 2).unsqueeze(1))
+            scores = scores.tanh_().mul_(softcap).add_(self._mask(index, window))
+            out = torch.matmul(torch.softmax(scores, -1), values.unsqueeze(1)).flatten(0, 1)
+        else:
+            whole = prompt.pages is None and (window is None or window >= prompt.count)
+            out = F.scaled_dot_product_attention(
+                q.unsqueeze(0),
+                keys.unsqueeze(0),
+                values.unsqueeze(0),
+                attn_mask=None if whole else self._mask(index, window),
+                is_causal=whole,
+                scale=scale,
+                enable_gqa=q.shape[0] != kv_heads,
+            ).squeeze(0)
+        return out.transpose(0, 1)
+
+    def _mask(self, index: int, window: int | None) -> torch.Tensor:
+        """What is added to the scores: 0, or -inf for places that a token does not see. [sequences * kv_heads, 1,
+        width] for decodes, [tokens, length] for a prompt."""
+        mask = self._masks.get((index, window))
+        if mask is None:
+            mask = self._masks[index, window] = self._make_mask(index, window)
+        return mask
+
+    def _make_mask(self, index: int, window: int | None) -> torch.Tensor:
+        dtype, device = self._cache.shape.dtype, self._cache.layers[0].device
+        if index < len(self._decodes):
+            group = self._decodes[index]
+            last = (group.lengths - 1)[:, None]
+            width = group.width
+        else:
+            prompt = self._prompts[index - len(self._decodes)]
+            last = np.arange(prompt.start, prompt.start + prompt.count)[:, None]
+            width = prompt.start + prompt.count
+        place = np.arange(width)[None]
+        seen = place <= last
+        if window is not None:
+            seen &= place > last - window
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), -torch.inf).to(device)
+        if index < len(self._decodes):
+            mask = mask.repeat_interleave(self._cache.shape.kv_heads, 0).unsqueeze(1)
+        return mask
+
+    def _token_slots(self, extents: Sequence[Extent]) -> torch.Tensor:
+        """For each new token and page of its block: the row of the layer's pool as [rows, head_dim]."""
+        size, pages = self._cache.block_size, self._pages_per_block
+        places = np.concatenate([np.arange(e.start, e.end) for e in extents])
+        blocks = np.concatenate([np.asarray(e.blocks)[np.arange(e.start, e.end) // size] for e in extents])
+        first = blocks * (pages * size) + places % size
+        slots = first[:, None] + np.arange(pages) * size
+        return self._tensor(slots)
+
+    def _group(self, extents: Sequence[Extent]) -> tuple[list[_Decodes], list[_Prompt]]:
+        decodes: list[_Decodes] = []
+        prompts: list[_Prompt] = []
+        members: list[Extent] = []
+        waste = row = 0
+        for extent in extents:
+            if extent.count == 1:
+                waste += members[0].end - extent.end if members else 0
+                if waste > PADDING_LIMIT:
+                    decodes.append(self._decode_group(row - len(members), members))
+                    members, waste = [], 0
+                members.append(extent)
+            else:
+                pages = self._pages([extent]) if extent.start else None
+                prompts.append(_Prompt(row, extent.count, extent.start, pages))
+            row += extent.count
+        if members:
+            decodes.append(self._decode_group(0 if not decodes else _end(decodes[-1]), members))
+        return decodes, prompts
+
+    def _decode_group(self, first: int, members: list[Extent]) -> _Decodes:
+        lengths = np.array([e.end for e in members])
+        width = -(-int(lengths.max()) // self._cache.block_size) * self._cache.block_size
+        return _Decodes(first, lengths, self._pages(members), width)
+
+    def _pages(self, extents: Sequence[Extent]) -> torch.Tensor:
+        """The pages of some sequences in the order keys and values, sequence, head, block; padded to equal length."""
+        kv_heads, size = self._cache.shape.kv_heads, self._cache.block_size
+        counts = [-(-e.end // size) for e in extents]
+        tables = np.full((len(extents), max(counts)), self._cache.padding)
+        for row, extent, count in zip(tables, extents, counts, strict=True):
+            row[:count] = extent.blocks[:count]
+        first = tables * self._pages_per_block
+        head = np.arange(self._pages_per_block).reshape(2, 1, kv_heads, 1)
+        return self._tensor(first[None, :, None, :] + head)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array).reshape(-1)).to(self._cache.layers[0].device)
+
+
+def _end(group: _Decodes) -> int:
+    return group.first + len(group.lengths)
+
+
+def flat_order(extent: Extent) -> tuple[bool, int]:
+    """Sort key that brings extents into the order that :class:`PagedAttention` wants."""
+    return (extent.count > 1, -extent.end if extent.count == 1 else 0)

@@ -1,0 +1,87 @@
+"""A sequence: one line of tokens that grows at its end, and where its keys and values are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omni_actors.worker.engines.paged_cache import BlockPool, block_hash
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request.
+
+    ``tokens`` are prompt and sampled tokens; nothing else is needed to compute it again. ``computed`` of them have
+    their keys and values in ``blocks``. While ``sealed`` is false more input may come: the last token then waits, so
+    that there is always one left to compute when the first new token is wanted.
+    """
+
+    key: int
+    index: int
+    order: int
+    tokens: list[int]
+    prompt_len: int
+    sealed: bool = True
+    root: bytes = b""
+    """What the prompt holds beside its tokens, as part of the blocks' names (empty: tokens are all there is)."""
+    reuse: bool = True
+    """Whether computed blocks of others may stand in for its own."""
+    score: bool = False
+    """Whether the prompt's own log-probabilities are wanted: logits after each of its tokens."""
+    computed: int = 0
+    cached: int | None = None
+    """Prompt tokens found in the cache when it first ran; ``None`` before."""
+    blocks: list[int] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that can be computed now."""
+        return len(self.tokens) - self.computed - (0 if self.sealed else 1)
+
+    def full_names(self, tokens: int, block_size: int) -> list[bytes]:
+        """The names of the blocks that the first ``tokens`` tokens fill."""
+        count = tokens // block_size
+        while len(self.names) < count:
+            start = len(self.names) * block_size
+            parent = self.names[-1] if self.names else self.root
+            self.names.append(block_hash(parent, self.tokens[start : start + block_size]))
+        return self.names[:count]
+
+    def advance(self, count: int, pool: BlockPool) -> None:
+        """``count`` more tokens are computed: publish the blocks that are full now."""
+        before = self.computed // pool.block_size
+        self.computed += count
+        if pool.prefix_cache:
+            names = self.full_names(self.computed, pool.block_size)
+            for i in range(before, len(names)):
+                pool.publish(self.blocks[i], names[i])
+
+    def release(self, pool: BlockPool) -> None:
+        """Give every block back; what is computed is forgotten, the tokens stay."""
+        pool.release(self.blocks)
+        self.blocks = []
+        self.computed = 0
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What one step computes of a sequence: tokens ``start … start + count - 1``. ``sample`` says that the last of
+    them is the last there is, so that its logits choose the next token."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    sample: bool
+
+    @property
+    def scored(self) -> int:
+        """How many of its tokens, from the first, are followed by a prompt token whose log-probability is wanted."""
+        if not self.sequence.score:
+            return 0
+        return max(0, min(self.start + self.count, self.sequence.prompt_len - 1) - self.start)
+
+    @property
+    def rows(self) -> int:
+        """How many of its tokens' logits are wanted: the scored ones', then the last one's if it samples."""
+        return self.scored + self.sample
