@@ -27,8 +27,15 @@ ASSISTANT = Pipeline(
     stages=(
         Stage("asr", ENGINE, "", (needs("audio", "pcm"),), sections=("transcription",), emits="text"),
         Stage("llm", "autoregressive", "adapter:A", (may(),), sections=("prompt", "sampling"), emits="text", weight=4),
-        Stage("acoustic", "generation", "adapter:B", (may(),), sections=("speech",), defaults={"speed": 1.0}),
-        Stage("vocoder", "generation", "adapter:C", (needs("frames", "mel"),), emits="audio"),
+        Stage(
+            "acoustic",
+            "generation",
+            "adapter:B",
+            (Port("text", "text", required=False, mode="chunk"),),
+            sections=("speech",),
+            defaults={"speed": 1.0},
+        ),
+        Stage("vocoder", "generation", "adapter:C", (Port("frames", "mel", mode="chunk"),), emits="audio"),
     ),
     edges=(
         Edge("asr", "llm.text", "text"),

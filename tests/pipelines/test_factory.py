@@ -123,11 +123,17 @@ def test_media_without_audio_input_has_no_edges() -> None:
 
 
 def test_hello_is_the_whole_configuration_of_a_worker() -> None:
-    plan = plan_of(ASSISTANT, "stages.llm.sampling.temperature=0.5", "stages.llm.limits.max_batch=3")
+    plan = plan_of(
+        ASSISTANT,
+        "stages.llm.sampling.temperature=0.5",
+        "stages.llm.options.max_batch=3",
+        "stages.vocoder.limits.max_batch=5",
+    )
     hello = plan.hello("llm", 1, 7, log_level="DEBUG", parent_pid=5)
     assert (hello.stage, hello.replica, hello.incarnation, hello.parent_pid) == ("llm", 1, 7, 5)
-    assert hello.options == {"sampling": {"temperature": 0.5}}
-    assert hello.limits["max_batch"] == 3
+    assert hello.options["sampling"] == {"temperature": 0.5}
+    assert (hello.options["max_batch"], hello.options["block_size"]) == (3, 16)
+    assert plan.hello("vocoder", 0, 1).limits["max_batch"] == 5
     assert [(e.index, e.source) for e in hello.inputs] == [(0, "asr")]
     assert [(e.index, e.target, e.port) for e in hello.outputs] == [(1, "acoustic", "text")]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(hello), type=type(hello)) == hello

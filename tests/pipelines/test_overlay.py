@@ -46,7 +46,7 @@ stages:
     balancer: round_robin
     devices: [cpu]
     environment: {MALLOC_ARENA_MAX: 2}
-    limits: {max_batch: 4, arena_bytes: "2 MiB"}
+    limits: {max_requests: 4, arena_bytes: "2 MiB"}
     sampling: {temperature: 0.7, top_k: 40}
   acoustic:
     options: {speed: 2}
@@ -66,7 +66,7 @@ edges:
         "stages.llm.balancer": "round_robin",
         "stages.llm.devices": ("cpu",),
         "stages.llm.environment": {"MALLOC_ARENA_MAX": "2"},
-        "stages.llm.limits.max_batch": 4,
+        "stages.llm.limits.max_requests": 4,
         "stages.llm.limits.arena_bytes": 2 << 20,
         "stages.llm.sampling.temperature": 0.7,
         "stages.llm.sampling.top_k": 40,
@@ -108,6 +108,7 @@ def test_empty_parts_set_nothing(tmp_path: Path, source: str) -> None:
         ("stages: {llm: {environment: {A: [1]}}}\n", "put quotes around that of A"),
         ("stages: {llm: {devices: cpu}}\n", "takes a list of texts"),
         ("stages: [llm]\n", "1: stages: takes keys with values"),
+        ("edges: {llm.text: {mode: chunk}}\n", "'edges.llm.text.mode' takes full, not 'chunk'"),
         ("- a\n", "1: a deploy file: takes keys with values"),
         ("platform: cpu\nplatform: cpu\n", "2: 'platform' is given already in line 1"),
         ("stages.llm.threads: 1\nstages: {llm: {threads: 2}}\n", "2: 'stages.llm.threads' is given already in line 1"),

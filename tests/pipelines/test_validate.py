@@ -40,6 +40,7 @@ def test_sound_declarations_pass() -> None:
         (replace(BASE, edges=(Edge("a", "c.text", "text"),)), "there is no stage 'c'"),
         (replace(BASE, edges=(Edge("a", "b.text", "mel"),)), "carries 'mel', the port takes 'text'"),
         (replace(BASE, edges=(Edge("a", "b.text", "text", capacity=0),)), "capacity must be at least 1"),
+        (replace(BASE, edges=(Edge("a", "b.text", "text", mode="chunk"),)), "the port takes the whole input only"),
         (replace(BASE, edges=BASE.edges * 2), "two edges lead into 'b.text'"),
         (replace(BASE, edges=(*BASE.edges, Edge("b", "b.other", "text"))), "make a cycle: b → b"),
         (replace(BASE, tasks=(Task("t", {"text": "z"}, {"text": "b"}),)), "there is no stage 'z'"),

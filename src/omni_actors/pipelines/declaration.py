@@ -14,7 +14,11 @@ Mode = Literal["chunk", "full"]
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A named input of a stage. An optional port may stay without a source in a request's subgraph."""
+    """A named input of a stage.
+
+    An optional port may stay without a source in a request's subgraph. A port of mode ``full`` takes its whole input at
+    once; one of mode ``chunk`` takes pieces as they come, or the whole.
+    """
 
     name: str
     kind: str

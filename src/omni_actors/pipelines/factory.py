@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from typing import Any
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Stage
 from omni_actors.pipelines.explain import edge_path
-from omni_actors.pipelines.limits import limits_of
+from omni_actors.pipelines.limits import engine_options, limits_of
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
 from omni_actors.pipelines.plan import (
     MEDIA_STAGE,
@@ -95,6 +95,7 @@ def resolve(
     early = peek_overlay(overlay, *EARLY) if overlay else {}
     chosen, folder, model_origin = _choose(model, pipeline, early, overlay, registry)
     check_declaration(chosen)
+    chosen = replace(chosen, stages=tuple(map(_with_engine_options, chosen.stages)))
     device_platform = select(platform or early.get("platform"))
     media = _attribute(MEDIA) if _has_audio(chosen) else None
     schema = settings_schema(chosen, device_platform, media)
@@ -165,6 +166,11 @@ def _choose(
     forced = forced or early.get("pipeline")
     chosen = registry.load(forced) if forced else _pipeline_of_folder(folder, registry)
     return chosen, str(folder.resolve()), origin
+
+
+def _with_engine_options(stage: Stage) -> Stage:
+    defaults, docs = engine_options(stage.engine)
+    return replace(stage, defaults=defaults | stage.defaults, options_doc=docs | stage.options_doc)
 
 
 def _is_path(model: str) -> bool:

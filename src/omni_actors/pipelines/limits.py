@@ -1,8 +1,10 @@
-"""Capacities of one replica, by engine kind: names, defaults and meaning."""
+"""What each kind of engine can be told: capacities of a replica, and where the engine documents its own options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +20,8 @@ _COMMON = {
     "arena_bytes": StageLimit(256 << 20, "Shared memory for payloads on their way to other workers."),
 }
 
-_BY_KIND = {
-    "autoregressive": {
-        "max_batch": StageLimit(32, "Requests that take part in one step."),
-    },
+_BY_KIND: dict[str, dict[str, StageLimit]] = {
+    "autoregressive": {},
     "generation": {
         "max_batch": StageLimit(8, "Compatible items that run as one batch."),
     },
@@ -32,3 +32,16 @@ def limits_of(engine: str) -> dict[str, StageLimit]:
     """The limits of an engine kind; a dotted name has the common ones and ``max_batch``."""
     own = _BY_KIND.get(engine, {"max_batch": StageLimit(8, "Requests that take part in one step.")})
     return {**own, **_COMMON}
+
+
+_OPTIONS = {"autoregressive": "omni_actors.worker.engines.ar_options"}
+"""Engine kind → the module beside the engine with ``OPTIONS`` (option → default) and ``OPTIONS_DOC``, without torch."""
+
+
+def engine_options(engine: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options that every stage of an engine kind has, and a sentence for each. Its sampling is a group of its own."""
+    if engine not in _OPTIONS:
+        return {}, {}
+    module = import_module(_OPTIONS[engine])
+    defaults = {name: default for name, default in module.OPTIONS.items() if name != "sampling"}
+    return defaults, {name: module.OPTIONS_DOC[name] for name in defaults}

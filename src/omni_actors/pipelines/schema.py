@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from omni_actors.pipelines.declaration import Edge, Pipeline, Stage
+from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
 from omni_actors.pipelines.limits import limits_of
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
@@ -49,7 +49,8 @@ def settings_schema(pipeline: Pipeline, platform: OmniPlatform, media: Stage | N
     stages = (*pipeline.stages, *([media] if media else []))
     ports: dict[str, dict[str, Leaf | Group]] = {}
     for edge in pipeline.edges:
-        ports.setdefault(edge.stage, {})[edge.port] = _edge(edge)
+        takes = {port.name: port.mode for stage in pipeline.stages if stage.name == edge.stage for port in stage.ports}
+        ports.setdefault(edge.stage, {})[edge.port] = _edge(edge, takes[edge.port])
     options: dict[str, Leaf | Group] = {
         key: Leaf(like(default), platform.options_doc.get(key, "")) for key, default in platform.options.items()
     }
@@ -121,10 +122,11 @@ def _stage(stage: Stage) -> Group:
     return Group(keys, stage.doc)
 
 
-def _edge(edge: Edge) -> Group:
+def _edge(edge: Edge, takes: Mode) -> Group:
+    modes = ("chunk", "full") if takes == "chunk" else ("full",)
     return Group(
         {
-            "mode": Leaf(one_of("chunk", "full"), "Hand on pieces as they come, or the whole at the end."),
+            "mode": Leaf(one_of(*modes), "Hand on pieces as they come (chunk), or the whole at the end (full)."),
             "capacity": Leaf(integer(1), "Chunks of one request that may be under way."),
             "connector": Leaf(one_of(*CONNECTORS), "How payloads travel."),
         },

@@ -118,6 +118,8 @@ def _edge_faults(edge: Edge, stages: dict[str, Stage]) -> Iterator[str]:
         yield (
             f"{label}: it carries '{edge.kind}', the port takes '{port.kind}', and no bridge turns one into the other"
         )
+    if port is not None and edge.mode == "chunk" and port.mode == "full":
+        yield f"{label}: it hands on pieces, and the port takes the whole input only"
 
 
 def _task_faults(task: Task, stages: dict[str, Stage]) -> Iterator[str]:
