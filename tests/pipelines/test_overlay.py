@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipelines.builders import ASSISTANT
 
@@ -172,6 +172,7 @@ def test_every_setting_says_what_it_means() -> None:
     assert walk(SCHEMA, "") == ["stages.acoustic.options.speed"]
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_no_text_is_accepted_in_silence_or_crashes(tmp_path_factory: pytest.TempPathFactory, source: str) -> None:
     file = tmp_path_factory.mktemp("fuzz") / "deploy.yaml"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipelines.builders import ASSISTANT, may, needs, plan_of, stage
 
@@ -184,6 +184,7 @@ def graphs(draw: st.DrawFn) -> Pipeline:
     )
 
 
+@settings(deadline=None)
 @given(graphs(), st.data())
 def test_random_graphs_keep_the_invariants(pipeline: Pipeline, data: st.DataObject) -> None:
     plan = plan_of(pipeline)

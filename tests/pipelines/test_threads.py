@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_actors.pipelines.threads import share_threads
@@ -34,6 +34,7 @@ def test_weight_zero_takes_no_share() -> None:
     assert share_threads(8, {"llm": 1.0, "media": 0.0}, {"llm": 1, "media": 1}, {}) == {"llm": 8, "media": 1}
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 64),
     st.dictionaries(st.text(min_size=1), st.tuples(st.floats(0, 10), st.integers(1, 4)), min_size=1, max_size=6),

@@ -39,7 +39,7 @@ _OPTIONS = {"autoregressive": "omni_actors.worker.engines.ar_options"}
 
 
 def engine_options(engine: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The options that every stage of an engine kind has, and a sentence for each. Its sampling is a group of its own."""
+    """The options that every stage of an engine kind has, with a sentence for each. Sampling is a group of its own."""
     if engine not in _OPTIONS:
         return {}, {}
     module = import_module(_OPTIONS[engine])
