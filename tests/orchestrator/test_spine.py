@@ -54,8 +54,9 @@ async def test_a_budget_smaller_than_one_payload_still_serves_every_request() ->
         assert results == [f" {checksum(3 << 20)}"] * 8
 
 
-async def test_more_pieces_than_credits_all_arrive_in_order() -> None:
-    async with stub_orchestrator("edges.b.text.capacity=4") as orchestrator:
+@pytest.mark.parametrize("mode", ["chunk", "full"])
+async def test_more_pieces_than_credits_all_arrive_in_order(mode: str) -> None:
+    async with stub_orchestrator("edges.b.text.capacity=4", f"edges.b.text.mode={mode}") as orchestrator:
         assert text_of(await collect(orchestrator, stub(text="ab", pieces=300))) == "ab" * 300
 
 

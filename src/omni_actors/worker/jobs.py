@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from omni_actors.connectors.link import Link
+from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Slot
 from omni_actors.protocol.frames import EdgeSpec
 from omni_actors.worker.bridge import Bridge
@@ -13,13 +14,17 @@ from omni_actors.worker.bridge import Bridge
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """One outgoing edge of one request. ``seq`` chunks are sent, ``acked`` consumed; ``slots`` hold what is between."""
+    """One outgoing edge of one request. ``seq`` chunks are sent, ``acked`` consumed; ``slots`` hold what is between.
+
+    On an edge in ``full`` mode everything is ``held`` here and published at once, when the stage has finished.
+    """
 
     edge: EdgeSpec
     link: Link | None
     seq: int = 0
     acked: int = 0
     slots: deque[tuple[int, Slot]] = field(default_factory=deque)
+    held: list[Payload] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:

@@ -439,17 +439,34 @@ class Worker:
             self._write_control()
 
     def _send(self, emit: _Emit, touched: dict[int, Link]) -> None:
-        routes = [route for route in emit.job.routes if route.link is not None]
-        if not routes:
-            return
-        payload = emit.payload
+        """Put a payload on the request's edges, or keep it back on those that publish at the end."""
+        now: list[Route] = []
+        for route in emit.job.routes:
+            if route.link is None:
+                continue
+            touched[route.link.id] = route.link
+            if route.edge.mode != "full":
+                now.append(route)
+                continue
+            if emit.payload is not None:
+                route.held.append(emit.payload)
+            if emit.end:
+                held, route.held = route.held, []
+                for payload in held[:-1]:
+                    self._put(emit.job.key, payload, False, [route])
+                self._put(emit.job.key, held[-1] if held else None, True, [route])
+        if now:
+            self._put(emit.job.key, emit.payload, emit.end, now)
+
+    def _put(self, key: int, payload: Payload | None, end: bool, routes: list[Route]) -> None:
         metas, data, slot = ((), None, None) if payload is None else pack(payload, self._arena, len(routes))
         for route in routes:
+            assert route.link is not None
             chunk = Chunk(
-                emit.job.key,
+                key,
                 route.edge.index,
                 route.seq,
-                emit.end,
+                end,
                 "" if payload is None else payload.kind,
                 {} if payload is None else payload.meta,
                 metas,
@@ -459,9 +476,7 @@ class Worker:
             if slot is not None:
                 route.slots.append((route.seq, slot))
             route.seq += 1
-            assert route.link is not None
             route.link.send_chunk(chunk, self._arena)
-            touched[route.link.id] = route.link
 
     def _release_drained(self) -> None:
         for key in [key for key, job in self._draining.items() if not job.holds_memory]:

@@ -22,8 +22,12 @@ def _stage(name: str, *ports: Port) -> Stage:
 
 PIPELINE = Pipeline(
     name="stub",
-    stages=(_stage("a"), _stage("b", Port("text", "text")), _stage("c", Port("text", "text"))),
-    edges=(Edge("a", "b.text", "text"), Edge("b", "c.text", "text")),
+    stages=(
+        _stage("a"),
+        _stage("b", Port("text", "text", mode="chunk")),
+        _stage("c", Port("text", "text", mode="chunk")),
+    ),
+    edges=(Edge("a", "b.text", "text", mode="chunk"), Edge("b", "c.text", "text", mode="chunk")),
     tasks=(
         Task("echo", entries={"text": "a"}, outputs={"text": "c"}),
         Task("tokens", entries={"text": "a"}, outputs={"text": "a"}),
