@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from omni_actors.protocol.codec import FrameReader, frame
+from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import (
     MAX_CONTROL_FRAME,
@@ -58,14 +58,15 @@ def main(control: socket.socket) -> int:
 
 
 def _handshake(control: socket.socket) -> Hello | None:
-    reader: FrameReader[Hello] = FrameReader(Hello, MAX_CONTROL_FRAME)
-    messages: list[Hello] = []
-    while not messages:
-        data = control.recv(64 << 10)
-        if not data:
-            return None
-        messages = reader.feed(data)
-    hello = messages[0]
+    """Read exactly one frame: what follows it belongs to the loop."""
+    length = int.from_bytes(control.recv(4, socket.MSG_WAITALL), "little")
+    if not 0 < length <= MAX_CONTROL_FRAME:
+        return None
+    try:
+        hello = msgspec.msgpack.decode(control.recv(length, socket.MSG_WAITALL), type=Hello)
+    except msgspec.DecodeError as error:
+        _tell(control, Fatal(ErrorInfo(message=f"the first frame is no Hello: {error}")))
+        return None
     if hello.version != PROTOCOL_VERSION:
         message = f"the worker speaks protocol {PROTOCOL_VERSION}, the server {hello.version}"
         _tell(control, Fatal(ErrorInfo(message=message)))
