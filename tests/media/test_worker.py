@@ -1,0 +1,106 @@
+"""The media process as it is served: a real worker, its clips going to another worker over the data plane."""
+
+from __future__ import annotations
+
+import os
+import signal
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import trio
+from tests.media.room import tone, wav
+
+from omni_actors.actors.background import background
+from omni_actors.media.client import MediaService
+from omni_actors.orchestrator import Orchestrator, open_orchestrator
+from omni_actors.pipelines.factory import resolve
+from omni_actors.pipelines.registry import Registry
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.request import MediaRef, Request, TextDelta
+
+REGISTRY = Registry({"ear": "tests.media.pipeline:PIPELINE"})
+
+
+@asynccontextmanager
+async def deployment(*overrides: str) -> AsyncIterator[tuple[Orchestrator, MediaService]]:
+    """Both workers, checked at the end to hold nothing."""
+    async with open_orchestrator(resolve("ear", registry=REGISTRY, overrides=overrides)) as orchestrator:
+        with trio.fail_after(20):
+            await orchestrator.wait_ready()
+        media = MediaService(orchestrator.query_media)
+        async with background() as tasks:
+            tasks.start_soon(media.run)
+            yield orchestrator, media
+            with trio.fail_after(5):
+                while await held(orchestrator):
+                    await trio.sleep(0.005)
+
+
+async def held(orchestrator: Orchestrator) -> float:
+    [counters] = (await orchestrator.counters())["media"]
+    return float(sum(counters[name] for name in ("bytes", "blobs", "clips", "streams", "deliveries", "jobs")))
+
+
+async def hear(orchestrator: Orchestrator, *clips: MediaRef) -> str:
+    request = Request(task="transcription", inputs=("audio",), outputs=("text",), params={"stub": {}}, media=clips)
+    async with orchestrator.open(request) as stream:
+        return "".join([event.text async for event in stream if isinstance(event, TextDelta)])
+
+
+def expected(*pcm: bytes) -> str:
+    """What the listening stage answers to these sounds of 16 kHz."""
+    samples = b"".join((np.frombuffer(piece, "<i2") / np.float32(32_768)).astype("<f4").tobytes() for piece in pcm)
+    return f" {len(samples)}:{zlib.crc32(samples)}"
+
+
+async def test_sound_reaches_a_models_worker_bit_for_bit() -> None:
+    async with deployment() as (orchestrator, media):
+        small, large = tone(0.3, 16_000), tone(60.0, 16_000)
+        refs = [await media.decode(wav(pcm, 16_000)) for pcm in (small, large)]
+        assert [ref.seconds for ref in refs] == [0.3, 60.0]
+        assert await hear(orchestrator, *refs) == expected(small, large)
+        async with media.encoder("opus", 24_000) as encoder:
+            data = await encoder.feed(tone(1.0)) + await encoder.finish()
+        ref = await media.decode(data)
+        assert ref.seconds == pytest.approx(1.0, abs=0.001)
+        await media.discard([ref])
+
+
+@pytest.mark.slow
+async def test_speech_is_encoded_while_ten_minutes_are_decoded() -> None:
+    async with deployment() as (_, media):
+        decoded: list[MediaRef] = []
+
+        async def decode() -> None:
+            decoded.append(await media.decode(wav(tone(600.0, 48_000), 48_000)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(decode)
+            async with media.encoder("mp3", 24_000) as encoder:
+                while not decoded:
+                    with trio.fail_after(2):
+                        await encoder.feed(tone(0.1))
+        assert decoded[0].seconds == pytest.approx(600.0)
+        await media.discard(decoded)
+
+
+async def test_the_media_process_dies_and_comes_back() -> None:
+    """What it held is gone with a 503 that says so, never another client's sound."""
+    async with deployment() as (orchestrator, media):
+        lost = await media.decode(wav(tone(0.3, 16_000), 16_000))
+        [replica] = orchestrator.pools["media"].replicas
+        first = replica.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        with trio.fail_after(20):
+            while not (replica.live and replica.pid != first):
+                await trio.sleep(0.01)
+        other = await media.decode(wav(tone(0.2, 16_000), 16_000))
+        assert other.id != lost.id
+        with pytest.raises(OmniError) as caught:
+            await hear(orchestrator, lost)
+        assert caught.value.info.status == 503
+        assert await hear(orchestrator, other) == expected(tone(0.2, 16_000))
