@@ -132,7 +132,7 @@ class GenerationEngine(Engine):
         self._active: dict[int, _Request] = {}
         self._batch_is_next = False
         self._totals = dict.fromkeys(
-            ("batches", "items", "batch_size_sum", "finished", "failures", "aborted", "out_of_memory"), 0
+            ("batches", "batched_items", "items", "finished", "failures", "aborted", "out_of_memory"), 0
         )
         self._adapter: GenerationAdapter[Any, Any]
 
@@ -150,7 +150,7 @@ class GenerationEngine(Engine):
             raise OmniError(self._explain(work, error)) from error
         request = _Request(work, state, set(work.ports))
         self._requests[work.key] = request
-        log.debug("request %s: admitted as %d", work.request_id, work.key)
+        log.debug("admitted with %d items", len(items), extra=_of(work))
         self._enqueue(request, items)
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
@@ -190,13 +190,14 @@ class GenerationEngine(Engine):
         return self._run_batch(out) or self._emit(out)
 
     def counters(self) -> dict[str, float]:
-        """Gauges: ``requests`` held, items ``waiting`` for a batch, requests ``running`` (with output under way).
-        Counters: ``batches``, ``items`` that came through, ``batch_size_sum``, and how requests ended."""
+        """Gauges: ``requests`` held, items ``waiting`` for a batch, requests ``running`` (with output under way). What
+        ends in ``_total`` only grows: batches, the items in them (one that is run again counts again), items that came
+        through, how requests ended, and how often memory was short."""
         return {
             "requests": len(self._requests),
             "waiting": sum(len(r.items) for r in self._requests.values()),
             "running": sum(r.leaving for r in self._requests.values()),
-            **self._totals,
+            **{f"{name}_total": count for name, count in self._totals.items()},
         }
 
     def close(self) -> None:
@@ -237,7 +238,6 @@ class GenerationEngine(Engine):
             self._totals["finished"] += 1
             self._remove(request)
             out.finish(key, request.usage)
-            log.debug("request %s: finished", request.work.request_id)
             return True
         if not request.items and not request.leaving:
             self._active.pop(key, None)
@@ -257,9 +257,10 @@ class GenerationEngine(Engine):
         if not batch:
             return False
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("batch of %d: requests %s", len(batch), ", ".join(r.work.request_id for r in batch))
+            for request in batch:
+                log.debug("an item runs in a batch of %d", len(batch), extra=_of(request.work))
         self._totals["batches"] += 1
-        self._totals["batch_size_sum"] += len(batch)
+        self._totals["batched_items"] += len(batch)
         try:
             results = self._adapter.run([r.items[0].item for r in batch])
             if len(results) != len(batch):
@@ -273,8 +274,9 @@ class GenerationEngine(Engine):
             self._totals["items"] += 1
             if queued.port is not None:
                 out.consumed(request.work.key, queued.port)
-            if isinstance(result, OmniError):
-                self._fail(request, result, out)
+            if not isinstance(result, Result):
+                error = result if isinstance(result, OmniError) else OutputError(f"{type(result).__name__} as a result")
+                self._fail(request, error, out)
                 continue
             request.usage = add_usage(request.usage, result.usage)
             request.start(result.pieces)
@@ -308,12 +310,11 @@ class GenerationEngine(Engine):
             self._totals["out_of_memory"] += 1
             self._good_batches = 0
             self._batch_limit = max(1, min(self._batch_limit, len(batch)) // 2)
-            log.warning("stage %s ran out of memory: batches of at most %d now", self.hello.stage, self._batch_limit)
+            log.warning("out of memory: batches of at most %d items now", self._batch_limit)
         if len(batch) == 1:
             self._fail(batch[0], error, out)
         elif not memory:
-            names = ", ".join(r.work.request_id for r in batch)
-            log.warning("a batch of %d raised, each runs alone now: requests %s", len(batch), names, exc_info=error)
+            log.warning("a batch of %d items failed; each runs alone now", len(batch), exc_info=error)
             for request in batch:
                 request.items[0].alone = True
 
@@ -336,7 +337,7 @@ class GenerationEngine(Engine):
         """What the client learns; what only we may know goes to the log."""
         if isinstance(error, OmniError):
             return error.info
-        log.error("request %s: stage %s failed", work.request_id, self.hello.stage, exc_info=error)
+        log.error("the request failed", exc_info=error, extra=_of(work))
         if _out_of_memory(error):
             return stage_failed(self.hello.stage, "Not enough memory for this input.").info
         if isinstance(error, OutputError):
@@ -368,7 +369,12 @@ class GenerationEngine(Engine):
                 close()
             self._adapter.close(request.state)
         except Exception:
-            log.exception("request %s: its state did not close", request.work.request_id)
+            log.exception("the request's state did not close", extra=_of(request.work))
+
+
+def _of(work: Work) -> dict[str, str]:
+    """Names a log line's request."""
+    return {"request": work.request_id}
 
 
 def _own(payload: Payload | None) -> Payload | None:

@@ -207,6 +207,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], token_bytes: Callable[[int
 
     Log-probabilities are natural, of the raw distribution. Does not advance the rows: see :meth:`Row.append`.
     """
+    logits = logits.contiguous()
     wants_logprobs = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     raw = logits[wants_logprobs] if wants_logprobs else None
     _edit(logits, rows)
