@@ -39,6 +39,8 @@ RUN_MARK = "OMNI_ACTORS_TEST_RUN"
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[RUN_MARK] = uuid.uuid4().hex
+    # Before anything imports torch: beside worker processes, a second thread spins for longer than it helps.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 # --- async tests -----------------------------------------------------------------------------------------------------
