@@ -275,8 +275,10 @@ class GenerationEngine(Engine):
             if queued.port is not None:
                 out.consumed(request.work.key, queued.port)
             if not isinstance(result, Result):
-                error = result if isinstance(result, OmniError) else OutputError(f"{type(result).__name__} as a result")
-                self._fail(request, error, out)
+                failure = (
+                    result if isinstance(result, OmniError) else OutputError(f"{type(result).__name__} as a result")
+                )
+                self._fail(request, failure, out)
                 continue
             request.usage = add_usage(request.usage, result.usage)
             request.start(result.pieces)
