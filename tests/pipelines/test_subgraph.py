@@ -9,7 +9,7 @@ from tests.pipelines.builders import ASSISTANT, may, needs, plan_of, stage
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.pipelines.plan import MEDIA_STAGE
-from omni_actors.pipelines.subgraph import Key, Subgraph, subgraph
+from omni_actors.pipelines.subgraph import Key, Subgraph, restricted, subgraph
 from omni_actors.protocol.errors import OmniError
 
 
@@ -147,6 +147,30 @@ def test_two_sources_for_one_port_are_refused() -> None:
         (Task("t", {"text": "llm.text", "speech": "asr"}, {"text": "llm"}),),
     )
     assert "llm.text" in refused("t", ("text", "speech"), ("text",), pipeline).info.message
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "outputs", "stages"),
+    [
+        ("chat", ("text",), ("text",), ["llm"]),
+        ("speech", ("text",), ("audio",), ["acoustic", "vocoder", "media"]),
+        ("transcription", ("audio",), ("text",), ["asr", "media"]),
+        ("chat", ("audio",), ("text", "audio"), ["asr", "llm", "acoustic", "vocoder", "media"]),
+    ],
+)
+def test_a_restricted_plan_answers_the_same_request_with_fewer_stages(
+    task: str, inputs: tuple[str, ...], outputs: tuple[str, ...], stages: list[str]
+) -> None:
+    plan = plan_of(ASSISTANT)
+    whole = subgraph(plan, task, inputs, outputs)
+    small = restricted(plan, whole)
+    assert [s.name for s in small.stages] == stages
+    assert [s.index for s in small.stages] == list(range(len(stages)))
+    assert [e.index for e in small.edges] == list(range(len(small.edges)))
+    again = subgraph(small, task, inputs, outputs)
+    assert (names(again), links(again)) == (names(whole), links(whole))
+    for name in names(again):
+        assert len(small.hello(name, 0, 1).inputs) == sum(e.target == name for e in whole.edges)
 
 
 def test_the_cache_keeps_valid_combinations_only() -> None:

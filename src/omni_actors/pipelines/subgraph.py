@@ -8,8 +8,9 @@ kept for as long as the plan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
+from types import MappingProxyType
 
 from omni_actors.pipelines.declaration import Task
 from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, Plan, StagePlan
@@ -80,6 +81,28 @@ def subgraph(
     if cache is not None:
         cache[key] = made
     return made
+
+
+def restricted(plan: Plan, needed: Subgraph) -> Plan:
+    """The plan of a deployment that only ever answers requests of this one shape: the other stages do not start.
+
+    The media stage stays where audio comes in or goes out, to encode it. Threads stay as they were shared.
+    """
+    names = {part.stage.name for part in needed.parts}
+    if MEDIA_MODALITIES & {*needed.inputs, *needed.outputs}:
+        names.add(MEDIA_STAGE)
+    stages = [stage for stage in plan.stages if stage.name in names]
+    task = replace(
+        needed.task,
+        entries={modality: needed.task.entries[modality] for modality in needed.inputs},
+        outputs={modality: needed.task.outputs[modality] for modality in needed.outputs},
+    )
+    return replace(
+        plan,
+        stages=tuple(replace(stage, index=index) for index, stage in enumerate(stages)),
+        edges=tuple(replace(edge, index=index) for index, edge in enumerate(needed.edges)),
+        tasks=MappingProxyType({task.name: task}),
+    )
 
 
 def _make(plan: Plan, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Subgraph:

@@ -18,6 +18,7 @@ from rich.console import Console
 from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
 from omni_actors.entrypoints.commands.invocation import Invocation, build_request
 from omni_actors.pipelines.plan import Plan
+from omni_actors.pipelines.subgraph import restricted, subgraph
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta
 from omni_actors.telemetry import logs
@@ -78,6 +79,8 @@ def run(
 ) -> None:
     """Run one request, without a server, and print or write what comes back.
 
+    Only the stages that the request needs are started.
+
     PROMPT is the text to answer or to say; '-' reads it from standard input. Text is printed as it comes, audio goes to
     a file ('answer.wav' unless --output says otherwise).
 
@@ -101,6 +104,7 @@ def run(
     request = build_request(plan, invocation)
     if output is not None and "audio" not in request.outputs:
         raise invalid_request("--output has no effect: this request answers in text only.", "modalities")
+    plan = restricted(plan, subgraph(plan, request.task, request.inputs, request.outputs))
     target = output or Path("answer.wav")
     outcome = trio.run(_answer, plan, invocation, audio, target, not as_json, log_level.upper())
     if as_json:
