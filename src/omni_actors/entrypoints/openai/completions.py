@@ -53,7 +53,8 @@ async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first event of any prompt, so that a failure before it still has its status."""
     data = await call.read()
     if services.media is not None and len(data) > services.plan.limits.inline_body_bytes:
-        data, _ = await services.media.parse_chat(data)
+        data, clips = await services.media.parse_chat(data)
+        await call.enter(services.clips(clips))  # none is used
     body = decode(data, CompletionRequest)
     model = services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("text",))
