@@ -43,4 +43,13 @@ async def serve(
     config.include_server_header = False
     if not log.level:
         log.setLevel(logging.WARNING)  # its own announcements are not ours
-    await hypercorn_serve(app, config, shutdown_trigger=shutdown, task_status=task_status, mode="asgi")
+    try:
+        await hypercorn_serve(app, config, shutdown_trigger=shutdown, task_status=task_status, mode="asgi")
+    except BaseExceptionGroup as group:
+        # Its nurseries wrap what binding raises.
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if isinstance(error, OSError):
+            raise error from None
+        raise

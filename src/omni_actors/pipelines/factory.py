@@ -46,8 +46,8 @@ MEDIA_CAPACITY = 8
 """Decoded chunks of one request that may be under way to its entry stage."""
 
 BASE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""Of every worker: models are folders by the time it starts, it tells its progress by frames, and it has one busy thread
-by design."""
+"""Of every worker: models are folders by the time it starts, it tells its progress by frames, and it has one busy
+thread by design."""
 
 _DEFAULT = Origin("default")
 _DECLARED = Origin("declaration")
