@@ -156,6 +156,7 @@ def test_a_deploy_file_may_name_the_model(tmp_path: Path) -> None:
     deploy.write_text("model: stub\nlimits: {max_inflight: 4}\n")
     plan = resolve(overlay=deploy, platform="cpu")
     assert (plan.name, plan.limits) == ("stub", replace(DeploymentLimits(), max_inflight=4))
+    assert str(plan.provenance["model"]) == f"overlay {deploy}:1"
     (tmp_path / "named.yaml").write_text("pipeline: stub\n")
     assert resolve(overlay=tmp_path / "named.yaml", platform="cpu").name == "stub"
 
@@ -173,7 +174,8 @@ def test_a_deploy_file_for_another_pipeline_is_refused(tmp_path: Path) -> None:
         ("stages.llm.strategy.tensor=2", "stage 'llm': tensor parallel degree 2 is not supported"),
         ("stages.llm.strategy.data=2", "set replicas instead"),
         ("stages.llm.device=cuda:0", "platform 'cpu' has no device 'cuda:0'; it has: cpu"),
-        ("stages.llm.dtype=float8", "does not compute in 'float8'"),
+        ("stages.llm.dtype=float8", "stage 'llm' does not compute in 'float8'"),
+        ("stages.media.dtype=bfloat16", "stage 'media' does not compute in 'bfloat16' on platform 'cpu'"),
         ("stages.llm.engine=autoregresive", "has no engine of kind 'autoregresive'"),
         ("stages.llm.platform=tpu", "there is no platform 'tpu'"),
         ("edges.llm.text.connector=carrier_pigeon", "takes shared_memory"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from omni_actors.media.limits import Limits
+from omni_actors.media.limits import DOC, Limits
 from omni_actors.pipelines.declaration import Stage
 
 STAGE = Stage(
@@ -13,6 +13,8 @@ STAGE = Stage(
     adapter="",
     sections=("clips",),
     weight=0.0,
+    dtypes=("float32",),
     defaults=msgspec.to_builtins(Limits()),
+    options_doc=DOC,
     doc="Decodes what clients send, encodes what they get, parses large bodies.",
 )

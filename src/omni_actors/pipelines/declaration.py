@@ -47,6 +47,8 @@ class Stage:
     model: str = ""
     """Sub-folder (or file) of the model path that this stage loads; empty for the whole folder."""
     weight: float = 1.0
+    dtypes: tuple[str, ...] = ()
+    """What it can compute in; empty for whatever its platform can."""
     defaults: dict[str, Any] = field(default_factory=dict)
     options_doc: dict[str, str] = field(default_factory=dict)
     doc: str = ""

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_actors.pipelines.limits import limits_of
-from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits, Origin, Plan, StagePlan
+from omni_actors.pipelines.plan import DeploymentLimits, Origin, Plan, StagePlan, edge_path
 from omni_actors.pipelines.schema import Group, Leaf
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 
@@ -112,11 +112,6 @@ def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
     docs = DeploymentLimits.docs()
     for name, value in asdict(plan.limits).items():
         yield f"limits.{name}", value, docs[name]
-
-
-def edge_path(source: str, target: str, port: str) -> str:
-    """An edge in provenance and settings: by where it ends, as a port has one. The media stage's are beside those."""
-    return f"edges.{target}.{port}" + (f" ({MEDIA_STAGE})" if source == MEDIA_STAGE else "")
 
 
 def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:

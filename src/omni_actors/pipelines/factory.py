@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
+from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Edge, Pipeline, Stage
-from omni_actors.pipelines.explain import edge_path
 from omni_actors.pipelines.limits import engine_options, limits_of
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
 from omni_actors.pipelines.plan import (
@@ -22,6 +21,7 @@ from omni_actors.pipelines.plan import (
     Plan,
     PlanError,
     StagePlan,
+    edge_path,
 )
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
@@ -32,7 +32,6 @@ from omni_actors.pipelines.validate import check_declaration, check_tasks, neare
 from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.platforms.select import select
 
-DEMO = "omni-demo"
 EARLY = {"model": "the argument MODEL", "pipeline": "--pipeline", "platform": "--platform"}
 """Keys of a deploy file that decide which other keys there are; the command line has a word of its own for each."""
 
@@ -94,17 +93,18 @@ def resolve(
         if (key := option.partition("=")[0].strip()) in EARLY:
             raise PlanError(f"--set {option}: use {EARLY[key]} instead")
     early = peek_overlay(overlay, *EARLY) if overlay else {}
-    chosen, folder, model_origin = _choose(model, pipeline, early, overlay, registry)
+    chosen, folder, model_origin = choose(model, pipeline, early, overlay, registry)
     check_declaration(chosen)
     chosen = replace(chosen, stages=tuple(map(_with_engine_options, chosen.stages)))
     device_platform = select(platform or early.get("platform"))
-    media = _attribute(MEDIA) if _has_audio(chosen) else None
+    media = resolve_name(MEDIA) if _has_audio(chosen) else None
     schema = settings_schema(chosen, device_platform, media)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
     settings = Settings({setting.path: setting for setting in listed}, {})
 
     settings.provenance["pipeline"] = _DECLARED
-    settings.provenance["model"] = model_origin
+    named = settings.given.get("model")
+    settings.provenance["model"] = named.origin if named and model is None else model_origin
     default_name = Path(folder).name if folder and chosen.weights is None else chosen.name
     name = settings.get("served_model_name", default_name, model_origin)
     if served_name:
@@ -148,63 +148,9 @@ def missing_weights(plan: Plan) -> list[str]:
     return [path for path in wanted if not Path(path).exists()]
 
 
-def _choose(
-    model: str | None, forced: str | None, early: dict[str, str], overlay: Path | None, registry: Registry
-) -> tuple[Pipeline, str | None, Origin]:
-    """The pipeline, the folder of its weights (absolute) and where the choice of the model came from."""
-    origin = Origin("command line", model) if model else _DEFAULT
-    if model is None and "model" in early:
-        model, origin = early["model"], Origin("overlay", str(overlay))
-    name = DEMO if model == "demo" else model
-    if name is None or (name in registry.targets and not _is_path(name)):
-        if name is not None and forced not in (None, name):
-            raise PlanError(f"'{model}' is a pipeline already, so --pipeline {forced} cannot serve it; give a folder")
-        chosen = registry.load(name or forced or early.get("pipeline") or DEMO)
-        return chosen, _own_weights(chosen), origin
-    folder = Path(name).expanduser()
-    if not folder.exists():
-        raise PlanError(f"'{model}' is neither a pipeline nor a folder; {nearest(name, [*registry.targets, 'demo'])}")
-    forced = forced or early.get("pipeline")
-    chosen = registry.load(forced) if forced else _pipeline_of_folder(folder, registry)
-    return chosen, str(folder.resolve()), origin
-
-
 def _with_engine_options(stage: Stage) -> Stage:
     defaults, docs = engine_options(stage.engine)
     return replace(stage, defaults=defaults | stage.defaults, options_doc=docs | stage.options_doc)
-
-
-def _is_path(model: str) -> bool:
-    return "/" in model or model.startswith(".")
-
-
-def _own_weights(pipeline: Pipeline) -> str | None:
-    if pipeline.weights is None:
-        return None
-    return str(Path(_attribute(pipeline.weights)()).absolute())
-
-
-def _attribute(dotted: str) -> Any:
-    module, _, attribute = dotted.partition(":")
-    return getattr(import_module(module), attribute)
-
-
-def _pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
-    config = folder / "config.json"
-    try:
-        read = json.loads(config.read_text(encoding="utf-8"))
-        architectures = list(read.get("architectures") or [])
-    except (OSError, ValueError, AttributeError) as error:
-        raise PlanError(
-            f"'{folder}' is no model's folder: {error}. A folder without a config.json needs --pipeline NAME"
-        ) from None
-    for architecture in architectures:
-        if found := registry.for_architecture(architecture):
-            return found
-    if any(str(architecture).endswith("ForCausalLM") for architecture in architectures):
-        return registry.load("causal-lm")
-    named = ", ".join(map(str, architectures)) or "none named"
-    raise PlanError(f"no pipeline serves the architecture of {config} ({named}); choose one with --pipeline")
 
 
 def _has_audio(pipeline: Pipeline) -> bool:
@@ -249,12 +195,7 @@ def _stage(
     engine = kind if ":" in kind else platform.engine_for(kind)
     settings.provenance[f"{at}.adapter"] = _DECLARED
 
-    dtype = settings.get(f"{at}.dtype", platform.default_dtype, by_platform)
-    if dtype not in platform.dtypes:
-        raise PlanError(
-            f"{settings.where(f'{at}.dtype')}: platform '{platform.name}' does not compute in '{dtype}'; "
-            f"{nearest(dtype, platform.dtypes)}"
-        )
+    dtype = _dtype(at, stage, platform, settings)
     strategy = Strategy(**{f.name: settings.get(f"{at}.strategy.{f.name}", 1) for f in fields(Strategy)})
     for degree, reason in refusals(strategy):
         raise PlanError(f"{settings.where(f'{at}.strategy.{degree}')}: stage '{stage.name}': {reason}")
@@ -295,6 +236,22 @@ def _stage(
         step_timeout_s=settings.get(f"{at}.step_timeout_s", STEP_TIMEOUT_S),
         environment=MappingProxyType(environment),
     )
+
+
+def _dtype(at: str, stage: Stage, platform: OmniPlatform, settings: Settings) -> str:
+    possible = [dtype for dtype in platform.dtypes if dtype in (stage.dtypes or platform.dtypes)]
+    if not possible:
+        raise PlanError(
+            f"stage '{stage.name}' computes in {', '.join(stage.dtypes)}, which platform '{platform.name}' does not"
+        )
+    usual = platform.default_dtype if platform.default_dtype in possible else possible[0]
+    dtype: str = settings.get(f"{at}.dtype", usual, Origin("platform", platform.name))
+    if dtype not in possible:
+        raise PlanError(
+            f"{settings.where(f'{at}.dtype')}: stage '{stage.name}' does not compute in '{dtype}' on platform "
+            f"'{platform.name}'; {nearest(dtype, possible)}"
+        )
+    return dtype
 
 
 def _devices(at: str, platform: OmniPlatform, settings: Settings) -> tuple[str, ...]:

@@ -16,22 +16,23 @@ class StageLimit:
 
 
 _COMMON = {
-    "max_requests": StageLimit(1024, "Requests that the worker holds at once, waiting ones included; over it, 429."),
     "arena_bytes": StageLimit(256 << 20, "Shared memory for payloads on their way to other workers."),
 }
 
+_MAX_REQUESTS = StageLimit(1024, "Requests that the worker holds at once, waiting ones included; over it, 429.")
+
 _BY_KIND: dict[str, dict[str, StageLimit]] = {
-    "autoregressive": {},
+    "autoregressive": {"max_requests": _MAX_REQUESTS},
     "generation": {
         "max_batch": StageLimit(8, "Compatible items that run as one batch."),
+        "max_requests": _MAX_REQUESTS,
     },
 }
 
 
 def limits_of(engine: str) -> dict[str, StageLimit]:
-    """The limits of an engine kind; a dotted name has the common ones and ``max_batch``."""
-    own = _BY_KIND.get(engine, {"max_batch": StageLimit(8, "Requests that take part in one step.")})
-    return {**own, **_COMMON}
+    """The limits of an engine kind; an engine by dotted name has those of the worker around it, and its own options."""
+    return {**_BY_KIND.get(engine, {}), **_COMMON}
 
 
 _OPTIONS = {"autoregressive": "omni_actors.worker.engines.ar_options"}

@@ -136,6 +136,11 @@ class EdgePlan:
         )
 
 
+def edge_path(source: str, target: str, port: str) -> str:
+    """An edge in provenance and settings: by where it ends, as a port has one. The media stage's are beside those."""
+    return f"edges.{target}.{port}" + (f" ({MEDIA_STAGE})" if source == MEDIA_STAGE else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The whole deployment.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.pipelines.plan import PlanError
@@ -76,8 +76,7 @@ class Registry:
 
 
 def _import(target: str) -> Pipeline:
-    module, _, attribute = target.partition(":")
-    found = getattr(import_module(module), attribute)
+    found = resolve_name(target)
     if not isinstance(found, Pipeline):
         raise TypeError(f"{target} is no Pipeline")
     return found

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
@@ -77,8 +77,7 @@ def _by_name(name: str, plugins: list[EntryPoint]) -> OmniPlatform:
 
 
 def _make(target: str) -> OmniPlatform:
-    module, _, attribute = target.partition(":")
-    made = getattr(import_module(module), attribute)()
+    made = resolve_name(target)()
     if not isinstance(made, OmniPlatform):
         raise TypeError(f"{target} is no OmniPlatform")
     return made

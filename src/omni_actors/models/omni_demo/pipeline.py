@@ -34,6 +34,7 @@ ASR = Stage(
     sections=("transcription",),
     emits="text",
     model="asr",
+    dtypes=("float32",),
     weight=2.0,
     defaults={"vad": "../vad", "speech_threshold": 0.3, "max_seconds": 1800.0, "max_new_tokens": 224},
     options_doc={
@@ -72,6 +73,7 @@ ACOUSTIC = Stage(
     ports=(Port("sentences", "text", required=False, mode="chunk", doc="Text to say, a sentence at a time."),),
     sections=("speech",),
     model="tts",
+    dtypes=("float32",),
     defaults={"max_characters": 16_384},
     options_doc={"max_characters": "Longest text of one speech request, in characters; longer ones are refused."},
     doc="hibari's acoustic net: text normalisation, phonemes, spectra.",
@@ -84,6 +86,7 @@ VOCODER = Stage(
     ports=(Port("frames", "acoustic", mode="chunk", doc="Spectra, a sentence at a time."),),
     emits="audio",
     model="tts",
+    dtypes=("float32",),
     defaults={"first_piece_s": 0.1, "piece_s": 0.5},
     options_doc={
         "first_piece_s": "Length of an answer's first piece of audio, in seconds.",
