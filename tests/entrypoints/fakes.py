@@ -159,6 +159,13 @@ class Server:
     client: httpx.AsyncClient
     stop: trio.Event
 
+    async def settled(self) -> None:
+        """Wait until nothing of any request is left; fails when something stays."""
+        with trio.fail_after(5):
+            while self.orchestrator.running or any(self.room.gauges().values()):
+                self.room.engine.step(self.room)
+                await trio.sleep(0.005)
+
     async def post(self, path: str, json: Any, **more: Any) -> httpx.Response:
         return await self.client.post(path, json=json, **more)
 

@@ -108,7 +108,7 @@ class Guard:
                 else:
                     await self._app(scope, exchange.receive, exchange.send)
                     if exchange.refused is not None:
-                        await exchange.refuse(exchange.refused)
+                        await exchange.refuse(exchange.refused, drain=exchange.refused.status == 413)
             except Exception:
                 log.exception("unexpected failure of %s %s", method, path)
                 await exchange.refuse(internal_error(context.id), drain=False)

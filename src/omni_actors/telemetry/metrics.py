@@ -78,21 +78,19 @@ class Metrics:
 
     @contextmanager
     def request(self, task: str) -> Iterator[RequestMetrics]:
-        """Count one request of the orchestrator: completed, failed (an exception) or cancelled."""
+        """Count one request of the orchestrator: completed, failed, or cancelled (it was left before its end)."""
         timer = RequestMetrics(self, task)
         running = self._running.labels(task)
         running.inc()
-        outcome = "failed"
         try:
             yield timer
-            outcome = "completed" if timer.completed else "cancelled"
-        except (trio.Cancelled, GeneratorExit):
-            outcome = "cancelled"
+        except Exception:
+            timer.failed = True
             raise
         finally:
             running.dec()
-            if timer.failed:
-                outcome = "failed"
+            # Servers cancel a handler whose reply is sent, so how the block is left says nothing about success.
+            outcome = "completed" if timer.completed else "failed" if timer.failed else "cancelled"
             self._requests.labels(task, outcome).inc()
 
     def render(

@@ -1,0 +1,394 @@
+"""Chat completions: every field honoured, a published no-op, or refused by name; failures and disconnects."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import trio
+from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, Step, message, served
+from tests.entrypoints.test_guard import error_of, raw
+from tests.media.room import tone, wav
+
+from omni_actors.entrypoints.openai.fields import accepted_no_ops
+from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
+from omni_actors.pipelines.declaration import Pipeline, Task
+from omni_actors.protocol.errors import overloaded, stage_died
+from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta, Usage
+
+CHAT = "/v1/chat/completions"
+
+
+def delta(text: str, **more: Any) -> TextDelta:
+    return TextDelta(0, 0, text, [], **more)
+
+
+def events_of(text: str) -> list[Any]:
+    """The JSON of each event; ``[DONE]`` stays a string."""
+    assert text.endswith("\n\n")
+    lines = [line.removeprefix("data: ") for line in text.removesuffix("\n\n").split("\n\n")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+async def test_sampling_fields_reach_the_stage() -> None:
+    fields: dict[str, Any] = {
+        "max_completion_tokens": 5,
+        "min_tokens": 2,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 7,
+        "min_p": 0.1,
+        "presence_penalty": -1,
+        "frequency_penalty": 1.5,
+        "repetition_penalty": 1.1,
+        "seed": -3,
+        "stop": "END",
+        "stop_token_ids": [4],
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "logit_bias": {"50256": -100},
+        "skip_special_tokens": False,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
+    async with served() as server:
+        response = await server.post(CHAT, message(chat_template_kwargs={"a": 1}, **fields))
+        assert response.status_code == 200, response.text
+        (request,) = server.orchestrator.requests
+    made = msgspec.to_builtins(request.params["sampling"])
+    expected = {**fields, "max_tokens": 5, "logprobs": 3, "stop": ["END"], "logit_bias": {50256: -100.0}}
+    del expected["max_completion_tokens"], expected["top_logprobs"]
+    assert made == expected
+    prompt = request.params["prompt"]
+    assert prompt.chat_template_kwargs == {"a": 1}
+    assert prompt.messages == [{"role": "user", "content": "hi"}]
+
+
+async def test_defaults_are_left_to_the_stage() -> None:
+    async with served() as server:
+        await server.post(CHAT, message())
+        (request,) = server.orchestrator.requests
+    assert request.params["sampling"] == Sampling()
+    assert (request.task, request.inputs, request.outputs) == ("chat", ("text",), ("text",))
+    assert set(request.params) == {"prompt", "sampling"}
+
+
+async def test_published_no_ops_change_nothing() -> None:
+    """The list in the code is the list: each of its fields is accepted, together and alone."""
+    values: dict[str, Any] = {
+        "user": "u",
+        "store": True,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "parallel_tool_calls": False,
+        "prediction": {"type": "content", "content": "x"},
+        "prompt_cache_key": "k",
+        "prompt_cache_options": {"mode": "implicit"},
+        "prompt_cache_retention": "24h",
+        "safety_identifier": "s",
+    }
+    assert set(accepted_no_ops(ChatRequest)) == set(values)
+    assert set(accepted_no_ops(CompletionRequest)) == {"user"}
+    assert all(why.endswith(".") for why in accepted_no_ops(ChatRequest).values())
+    async with served() as server:
+        assert (await server.post(CHAT, message(**values))).status_code == 200
+        await server.post(CHAT, message())
+        first, second = server.orchestrator.requests
+    assert first.params == second.params
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temprature": 1}, "temprature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+        ({"n": 0}, "n"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"modalities": []}, "modalities"),
+        ({"modalities": ["text", "text"]}, "modalities"),
+        ({"modalities": ["image"]}, "modalities[0]"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+        ({"modalities": ["audio"], "audio": {"voice": "nobody", "format": "wav"}}, "audio.voice"),
+        ({"modalities": ["audio"], "audio": {"voice": "alloy", "format": "midi"}}, "audio.format"),
+        ({"modalities": ["audio"], "audio": {"pitch": 1}}, "audio.pitch"),
+        ({"modalities": ["audio"], "n": 2}, "n"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio", "index": 0}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"continue_final_message": True}, "messages"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"timeout": 0}, "timeout"),
+    ],
+)
+async def test_what_is_refused_is_named(change: dict[str, Any], param: str) -> None:
+    async with served() as server:
+        response = await server.post(CHAT, {**message(), **change})
+        error = error_of(response, 400)
+        assert error["param"] == param
+        assert error["type"] == "invalid_request_error"
+        assert not server.orchestrator.requests
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"tools": []}, {"tool_choice": "none"}, {"response_format": {"type": "text"}}, {"reasoning_effort": "none"}],
+)
+async def test_asking_for_nothing_is_no_mistake(field: dict[str, Any]) -> None:
+    async with served() as server:
+        assert (await server.post(CHAT, message(**field))).status_code == 200
+
+
+async def test_an_unknown_model_is_404() -> None:
+    async with served() as server:
+        error = error_of(await server.post(CHAT, message(model="gpt-5")), 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+async def test_a_model_that_only_writes() -> None:
+    """No speech asked of it, and no sound given to it."""
+    text_only = Task("chat", {"text": "llm"}, {"text": "llm"})
+    async with served(pipeline=_with_chat(text_only)) as server:
+        error = error_of(await server.post(CHAT, message(modalities=["text", "audio"])), 400)
+        assert error["param"] == "modalities"
+
+
+def _with_chat(task: Task) -> Pipeline:
+    return replace(PIPELINE, tasks=tuple(task if it.name == task.name else it for it in PIPELINE.tasks))
+
+
+async def test_roles_and_parts_become_what_templates_know() -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "x", "name": "ann"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "annotations": []},
+        {"role": "user", "content": [{"type": "text", "text": "y"}]},
+    ]
+    async with served() as server:
+        assert (await server.post(CHAT, message(messages=messages))).status_code == 200
+        (request,) = server.orchestrator.requests
+    assert request.params["prompt"].messages == [
+        {"role": "system", "content": "a\nb"},
+        {"role": "user", "content": "x", "name": "ann"},
+        {"role": "assistant", "content": "no"},
+        {"role": "user", "content": "y"},
+    ]
+
+
+async def test_a_failure_at_admission_keeps_its_status() -> None:
+    async with served(lambda request: [overloaded("full", 2.3)]) as server:
+        for stream in (False, True):
+            response = await server.post(CHAT, message(stream=stream))
+            assert error_of(response, 429)["code"] == "overloaded"
+            assert response.headers["retry-after"] == "3"
+
+
+async def test_a_failure_before_the_first_event_keeps_its_status() -> None:
+    async with served(lambda request: [0.05, stage_died("llm")]) as server:
+        for stream in (False, True):
+            error = error_of(await server.post(CHAT, message(stream=stream)), 503)
+            assert "llm" in error["message"]
+
+
+@pytest.mark.parametrize("modalities", [["text"], ["text", "audio"]])
+async def test_a_failure_in_a_stream_is_in_band_and_ends_abnormally(modalities: list[str]) -> None:
+    script: list[Step] = [delta("one"), delta(" two"), stage_died("vocoder")]
+    async with served(lambda request: list(script)) as server:
+        received = b""
+        body = message(stream=True, modalities=modalities)
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with server.client.stream("POST", CHAT, json=body) as response:
+                assert response.status_code == 200
+                async for piece in response.aiter_raw():
+                    received += piece
+        events = events_of(received.decode())
+        assert events[-1]["error"]["code"] == "stage_died"
+        assert "vocoder" in events[-1]["error"]["message"]
+        assert b"[DONE]" not in received
+        assert b'"finish_reason":"stop"' not in received
+        metrics = (await server.get("/metrics")).text
+        assert 'omni_actors_requests_total{outcome="failed",task="chat"} 1.0' in metrics
+
+
+async def test_a_failure_behind_a_whole_answer_is_an_error() -> None:
+    async with served(lambda request: [delta("one"), stage_died("llm")]) as server:
+        error_of(await server.post(CHAT, message()), 503)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
+    """Whole and streamed: what runs for it ends at once, and the next request is served."""
+    never = trio.Event()
+    async with served(lambda request: [delta("one"), never, Completed({})]) as server:
+        body = json.dumps(message(stream=stream)).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        host, port = server.url.removeprefix("http://").split(":")
+        client = await trio.open_tcp_stream(host, int(port))
+        await client.send_all(head + body)
+        with trio.fail_after(5):
+            if stream:
+                assert b"200" in await client.receive_some()
+            while not server.orchestrator.running:
+                await trio.sleep(0.005)
+            await client.aclose()
+            await server.orchestrator.idle.wait()
+        assert (server.orchestrator.cancelled, server.orchestrator.completed) == (1, 0)
+        never.set()
+        assert (await server.post(CHAT, message())).status_code == 200
+        metrics = (await server.get("/metrics")).text
+        assert 'omni_actors_requests_total{outcome="cancelled",task="chat"} 1.0' in metrics
+        assert 'omni_actors_requests_total{outcome="completed",task="chat"} 1.0' in metrics
+        assert 'omni_actors_num_requests_running{task="chat"} 0.0' in metrics
+
+
+async def test_each_event_is_sent_when_it_comes() -> None:
+    """The first text is at the client while the model still works on the second."""
+    go_on = trio.Event()
+    usage = {"llm": Usage()}
+    async with served(
+        lambda request: [delta("one"), go_on, delta("two", finish_reason="stop"), Completed(usage)]
+    ) as it:
+        async with it.client.stream("POST", CHAT, json=message(stream=True)) as response:
+            received = ""
+            async for piece in response.aiter_text():
+                received += piece
+                if "one" in received and not go_on.is_set():
+                    assert "two" not in received
+                    go_on.set()
+        assert events_of(received)[-1] == "[DONE]"
+
+
+async def test_text_and_sound_interleave_in_the_order_of_the_stages() -> None:
+    meta = {"sample_rate": RATE, "channels": 1}
+    script: list[Step] = [
+        MediaChunk(0, "audio", meta, b"\1\0" * 3),
+        delta("a"),
+        MediaChunk(0, "audio", meta, b"\2\0" * 3),
+        delta("b", finish_reason="length"),
+        MediaChunk(0, "audio", meta, b"\3\0" * 3),
+        Completed({}),
+    ]
+    async with served(lambda request: list(script)) as server:
+        response = await server.post(CHAT, message(stream=True, modalities=["audio"]))
+        kinds = [next(iter(event["choices"][0]["delta"]["audio"])) for event in events_of(response.text)[1:-1]]
+        assert kinds == ["data", "transcript", "data", "transcript", "data", "expires_at"]
+        assert '"finish_reason":"length"' in response.text
+
+
+@pytest.mark.parametrize("format", ["wav", "mp3", "flac", "opus", "aac", "pcm16"])
+async def test_spoken_answers_in_every_format_streamed_and_whole(format: str) -> None:
+    starts = {"wav": b"RIFF", "mp3": b"\xff", "flac": b"fLaC", "opus": b"OggS", "aac": b"\xff\xf1", "pcm16": SPEECH[:6]}
+    async with served() as server:
+        wanted = message(modalities=["text", "audio"], audio={"voice": "heart", "format": format})
+        whole = (await server.post(CHAT, wanted)).json()["choices"][0]["message"]["audio"]
+        streamed = events_of((await server.post(CHAT, {**wanted, "stream": True})).text)[:-1]
+        data = b"".join(
+            base64.b64decode(event["choices"][0]["delta"]["audio"].get("data", ""))
+            for event in streamed
+            if "audio" in event["choices"][0]["delta"]
+        )
+        assert base64.b64decode(whole["data"]).startswith(starts[format])
+        assert data.startswith(starts[format])
+        if format == "pcm16":
+            assert data == base64.b64decode(whole["data"]) == SPEECH
+        await server.settled()
+
+
+async def test_sound_that_cannot_be_read_names_its_field() -> None:
+    async with served() as server:
+        for data, where in (("####", "data"), (base64.b64encode(b"no sound").decode(), "data")):
+            part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+            content = [{"type": "text", "text": "listen"}, part]
+            error = error_of(await server.post(CHAT, message(messages=[{"role": "user", "content": content}])), 400)
+            assert error["param"] == f"messages[0].content[1].input_audio.{where}"
+        await server.settled()
+
+
+async def test_clips_of_a_refused_request_are_freed() -> None:
+    async with served() as server:
+        part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav(SPEECH)).decode(), "format": "wav"}}
+        body = message(messages=[{"role": "user", "content": [part]}], temperature=9)
+        error_of(await server.post(CHAT, body), 400)
+        await server.settled()
+
+
+async def test_a_large_body_does_not_hold_the_loop() -> None:
+    """20 MB of sound: parsed elsewhere, while other requests are answered."""
+    async with served() as server:
+        data = base64.b64encode(wav(tone(300, RATE))).decode()
+        part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+        body = json.dumps(message(messages=[{"role": "user", "content": [part]}])).encode()
+        response = await server.client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+        assert response.json()["choices"][0]["message"]["content"] == TEXT
+        assert server.orchestrator.requests[0].media[0].seconds == 300
+
+
+async def test_a_large_text_is_parsed_like_a_small_one() -> None:
+    async with served() as server:
+        long = "word " * 100_000
+        assert (await server.post(CHAT, message(long))).status_code == 200
+        assert server.orchestrator.requests[0].params["prompt"].messages[0]["content"] == long
+        assert error_of(await server.post(CHAT, message(long, extra=1)), 400)["param"] == "extra"
+
+
+async def test_a_parts_type_written_with_escapes_is_found() -> None:
+    async with served() as server:
+        data = base64.b64encode(wav(SPEECH)).decode()
+        part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+        body = json.dumps(message(messages=[{"role": "user", "content": [part]}]))
+        body = body.replace('"input_audio"', '"input\\u005faudio"')
+        response = await server.client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+        assert response.status_code == 200, response.text
+        assert len(server.orchestrator.requests[0].media) == 1
+
+
+def requested(request: Request) -> list[Step]:
+    return [Completed({})]
+
+
+async def test_an_answer_without_text_is_an_answer() -> None:
+    async with served(requested) as server:
+        assert (await server.post(CHAT, message())).json()["choices"][0]["message"]["content"] == ""
+        assert events_of((await server.post(CHAT, message(stream=True))).text)[-1] == "[DONE]"
+
+
+async def test_pipelined_garbage_after_a_request_is_survived() -> None:
+    async with served() as server:
+        await raw(server, b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n\r\n\x00garbage")
+        assert (await server.get("/live")).status_code == 200

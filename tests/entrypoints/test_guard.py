@@ -1,0 +1,227 @@
+"""What stands before every route: keys, origins, limits, ids, deadlines, paths, and JSON whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from tests.entrypoints.fakes import Server, answer, message, served
+
+from omni_actors.entrypoints.app import ROUTES
+from omni_actors.entrypoints.options import ServerOptions
+
+KEYED = ServerOptions(api_keys=("first-key", "second-key"))
+ORIGIN = {"Origin": "https://app.example"}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of a response, which has OpenAI's four keys and nothing more, and an id."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    (key,) = response.json()
+    assert key == "error"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "Traceback" not in response.text
+    return error
+
+
+async def raw(server: Server, data: bytes, *pieces: bytes, then: float = 0.0) -> bytes:
+    """What the server says to bytes on a connection, until it closes it (or 10 s)."""
+    host, port = server.url.removeprefix("http://").split(":")
+    stream = await trio.open_tcp_stream(host, int(port))
+    async with stream:
+        await stream.send_all(data)
+        for piece in pieces:
+            await stream.send_all(piece)
+        received = b""
+        with trio.move_on_after(10):
+            while part := await stream.receive_some():
+                received += part
+        return received
+
+
+@pytest.mark.parametrize("key", [None, "Bearer", "Bearer wrong", "Bearer first-ke", "Basic first-key", "first-key"])
+async def test_without_a_valid_key_401(key: str | None) -> None:
+    async with served(options=KEYED) as server:
+        headers = {} if key is None else {"Authorization": key}
+        error = error_of(await server.post("/v1/chat/completions", message(), headers=headers), 401)
+        assert error["code"] == "invalid_api_key"
+        assert not server.orchestrator.requests
+        for path in ("/v1/models", "/v1/nothing", "/elsewhere"):
+            error_of(await server.get(path, headers=headers), 401)
+
+
+@pytest.mark.parametrize("key", KEYED.api_keys)
+async def test_each_key_opens(key: str) -> None:
+    async with served(options=KEYED) as server:
+        headers = {"Authorization": f"Bearer {key}"}
+        assert (await server.post("/v1/chat/completions", message(), headers=headers)).status_code == 200
+
+
+async def test_probes_need_no_key() -> None:
+    async with served(options=KEYED) as server:
+        for path in ("/live", "/ready", "/health", "/version", "/metrics"):
+            assert (await server.get(path)).status_code == 200
+
+
+async def test_a_browser_may_ask_first() -> None:
+    """The preflight has no key, and names the very headers that it will send."""
+    async with served(options=KEYED) as server:
+        asked = "authorization, content-type, x-stainless-os"
+        headers = {**ORIGIN, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": asked}
+        allowed = await server.client.options("/v1/audio/speech", headers=headers)
+        assert allowed.status_code == 204
+        assert allowed.headers["access-control-allow-origin"] == "*"
+        assert allowed.headers["access-control-allow-headers"] == asked
+        assert "POST" in allowed.headers["access-control-allow-methods"]
+
+
+async def test_errors_are_readable_across_origins() -> None:
+    async with served(options=KEYED) as server:
+        for response in (
+            await server.get("/v1/models", headers=ORIGIN),
+            await server.get("/live", headers=ORIGIN),
+            await server.get("/nowhere", headers={**ORIGIN, "Authorization": "Bearer first-key"}),
+        ):
+            assert response.headers["access-control-allow-origin"] == "*"
+            assert "X-Request-Id" in response.headers["access-control-expose-headers"]
+
+
+async def test_only_listed_origins() -> None:
+    async with served(options=ServerOptions(cors_origins=("https://app.example",))) as server:
+        good = await server.get("/live", headers=ORIGIN)
+        assert good.headers["access-control-allow-origin"] == "https://app.example"
+        assert good.headers["vary"] == "Origin"
+        bad = await server.get("/live", headers={"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in bad.headers
+    async with served(options=ServerOptions(cors_origins=())) as server:
+        assert "access-control-allow-origin" not in (await server.get("/live", headers=ORIGIN)).headers
+
+
+async def test_a_body_over_the_limit_is_413_in_json() -> None:
+    """By its declared length and by what really comes; also to a browser."""
+    async with served(answer, "limits.max_body_bytes=100000") as server:
+        big = json.dumps(message("x" * 200_000)).encode()
+
+        async def chunked() -> Any:
+            for at in range(0, len(big), 10_000):
+                yield big[at : at + 10_000]
+
+        for content in (big, chunked()):
+            response = await server.client.post("/v1/chat/completions", content=content, headers=ORIGIN)
+            assert error_of(response, 413)["code"] == "too_large"
+            assert response.headers["access-control-allow-origin"] == "*"
+        assert not server.orchestrator.requests
+        assert (await server.post("/v1/chat/completions", message())).status_code == 200
+
+
+async def test_a_refused_body_is_not_waited_for_when_its_sender_waits() -> None:
+    """``Expect: 100-continue``: the refusal does not wait for the body."""
+    async with served(answer, "limits.max_body_bytes=1000") as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\nExpect: 100-continue\r\n\r\n"
+        began = time.monotonic()
+        received = await raw(server, head)
+        assert b"HTTP/1.1 413" in received
+        assert time.monotonic() - began < 3
+
+
+async def test_a_body_that_stalls_is_408() -> None:
+    async with served(options=ServerOptions(body_idle_s=0.2)) as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"
+        received = await raw(server, head, b'{"prompt":')
+        assert received.startswith(b"HTTP/1.1 408")
+        assert b'"deadline_exceeded"' in received
+
+
+async def test_unknown_routes_and_methods() -> None:
+    async with served() as server:
+        assert error_of(await server.get("/v1/nothing"), 404)["code"] == "not_found"
+        response = await server.get("/v1/chat/completions")
+        assert error_of(response, 405)["code"] == "method_not_allowed"
+        assert "POST" in response.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/v1//audio/speech", "//v1/audio/speech/", "/v1/audio/speech/"])
+async def test_doubled_and_trailing_slashes(path: str) -> None:
+    async with served() as server:
+        assert (await server.post(f"{server.url}{path}", {"input": "Hello."})).status_code == 200
+
+
+async def test_the_callers_id_is_echoed_and_is_only_a_label() -> None:
+    """Two requests at once with one id are two requests."""
+    async with served() as server:
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                response = await server.post("/v1/chat/completions", message(), headers={"X-Request-Id": "mine"})
+                assert response.headers["x-request-id"] == "mine"
+
+            nursery.start_soon(ask)
+            nursery.start_soon(ask)
+        ids = [request.id for request in server.orchestrator.requests]
+        assert len(set(ids)) == 2
+        assert all(id is not None and id.endswith(":mine") for id in ids)
+        assert (await server.get("/live")).headers["x-request-id"].startswith("req-")
+        error_of(await server.get("/live", headers={"X-Request-Id": "x" * 200}), 400)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "soon", "nan", "inf"])
+async def test_a_deadline_is_a_positive_number(given: str) -> None:
+    async with served() as server:
+        response = await server.post("/v1/chat/completions", message(), headers={"X-Request-Timeout": given})
+        assert error_of(response, 400)["param"] == "X-Request-Timeout"
+
+
+async def test_the_smaller_deadline_counts() -> None:
+    async with served() as server:
+        await server.post("/v1/chat/completions", message(timeout=7), headers={"X-Request-Timeout": "20"})
+        await server.post("/v1/audio/speech", {"input": "a", "timeout": 30}, headers={"X-Request-Timeout": "20"})
+        await server.post("/v1/chat/completions", message())
+        first, second, third = [request.deadline_s for request in server.orchestrator.requests]
+        assert first is not None
+        assert 6 < first <= 7
+        assert second is not None
+        assert 19 < second <= 20
+        assert third is None
+
+
+async def test_an_unexpected_failure_is_500_with_an_id(caplog: pytest.LogCaptureFixture) -> None:
+    """The client gets an id and no traceback; the log has both."""
+
+    def broken(request: Any) -> Any:
+        raise RuntimeError("secret detail")
+
+    async with served(broken) as server:
+        with caplog.at_level(logging.ERROR, "omni_actors"):
+            response = await server.post("/v1/chat/completions", message())
+        error = error_of(response, 500)
+        assert response.headers["x-request-id"] in error["message"]
+        assert "secret" not in response.text
+        assert any(record.exc_info and "secret detail" in str(record.exc_info[1]) for record in caplog.records)
+        assert (await server.get("/live")).status_code == 200
+
+
+async def test_every_route_is_json_on_a_wrong_body() -> None:
+    async with served() as server:
+        for method, path, _ in ROUTES:
+            if method == "POST":
+                for content in (b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000):
+                    response = await server.client.post(
+                        path, content=content, headers={"Content-Type": "application/json"}
+                    )
+                    error_of(response, 400)
+        assert not server.orchestrator.requests
+
+
+async def test_head_requests_and_plain_options() -> None:
+    async with served() as server:
+        head = await server.client.head("/v1/models")
+        assert (head.status_code, head.content) == (200, b"")
+        assert (await server.client.options("/v1/models")).status_code == 200

@@ -1,0 +1,112 @@
+"""What operators see: liveness, readiness, health by stage, and metrics that come back to zero."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from io import StringIO
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.entrypoints.fakes import message, served
+
+from omni_actors.protocol.errors import overloaded
+from omni_actors.telemetry import logs
+from omni_actors.version import __version__
+
+
+async def test_health_names_the_stage_without_a_live_replica() -> None:
+    async with served() as server:
+        assert (await server.get("/health")).json()["status"] == "ok"
+        stages = server.orchestrator.stages
+        stages["vocoder"].live = 0
+        response = await server.get("/health")
+        assert response.status_code == 503
+        assert response.json()["unavailable"] == ["vocoder"]
+        assert "vocoder" in response.json()["error"]["message"]
+        stages["llm"].wanted, stages["llm"].live = 2, 1
+        stages["vocoder"].live = 1
+        assert (await server.get("/health")).status_code == 200
+
+
+async def test_ready_is_any_task_and_live_is_the_process() -> None:
+    async with served() as server:
+        stages = server.orchestrator.stages
+        stages["llm"].live = 0
+        ready = await server.get("/ready")
+        assert ready.status_code == 200
+        assert ready.json()["tasks"] == ["transcription", "speech", "translation"]
+        for stage in stages.values():
+            stage.live = 0
+        assert (await server.get("/ready")).status_code == 503
+        assert (await server.get("/live")).status_code == 200
+        assert (await server.get("/version")).json() == {"version": __version__}
+
+
+async def test_metrics_count_each_request_once() -> None:
+    async with served() as server:
+        await server.post("/v1/chat/completions", message(modalities=["text", "audio"]))
+        server.orchestrator.script = lambda request: [overloaded("full")]
+        await server.post("/v1/chat/completions", message())
+        await server.get("/v1/nowhere/at/all")
+        response = await server.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        values = {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(response.text)
+            for sample in family.samples
+        }
+
+    def value(name: str, **labels: str) -> float:
+        return values[("omni_actors_" + name, *sorted(labels.items()))]
+
+    chat = {"route": "/v1/chat/completions", "method": "POST"}
+    assert value("http_requests_total", **chat, status="200") == 1
+    assert value("http_requests_total", **chat, status="429") == 1
+    assert value("http_requests_total", route="unmatched", method="GET", status="404") == 1
+    assert value("http_requests_in_flight") == 1  # the scrape itself
+    assert value("requests_total", task="chat", outcome="completed") == 1
+    assert value("requests_total", task="chat", outcome="failed") == 1
+    assert value("num_requests_running", task="chat") == 0
+    for clock in ("time_to_first_token", "time_to_first_audio", "e2e_request_latency", "request_queue_time"):
+        assert value(f"{clock}_seconds_count", task="chat") == 1
+    assert value("prompt_tokens_total", stage="llm") == 11
+    assert value("generation_tokens_total", stage="llm") == 7
+    assert value("audio_output_seconds_total", stage="vocoder") == 0.5
+    assert value("stage_live_replicas", stage="llm") == 1
+    assert value("stage_kv_blocks", stage="llm", replica="0") == 7
+
+
+async def test_models_that_are_not_there() -> None:
+    async with served() as server:
+        response = await server.get("/v1/models/none/such")
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    "secret", ["Authorization: Bearer abc.def", "api_key=abc.def", '"api-key": "abc.def"', "key sk-abc.def"]
+)
+def test_a_log_line_names_its_request_and_hides_keys(secret: str) -> None:
+    stream = StringIO()
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        logs.configure("debug", process="llm#0", stream=stream)
+        logs.configure("debug", process="llm#0", stream=stream)
+        token = logs.current_request.set("req-1:mine")
+        logging.getLogger("omni_actors.test").info("sent %s", secret)
+        logs.current_request.reset(token)
+        logging.getLogger("omni_actors.test").debug("other", extra={"request": "req-2"})
+        logging.getLogger("elsewhere").info("not ours")
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+        logging.getLogger("omni_actors").setLevel(logging.NOTSET)
+    first, second = stream.getvalue().splitlines()
+    assert " INFO llm#0[" in first
+    assert "omni_actors.test req-1:mine: sent" in first
+    assert "abc" not in first
+    assert "***" in first
+    assert "req-2: other" in second
+    assert sys.stderr is not stream
