@@ -288,7 +288,9 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int]) -> tu
         part = drawn[start : start + size]
         params = [rows[i].params for i in part]
         temperature = torch.tensor([[p.temperature] for p in params], device=logits.device)
-        probs = (logits[part] / temperature).softmax(dim=-1)
+        first, last = part[0], part[-1] + 1
+        picked = logits[first:last] if last - first == len(part) else logits[part]
+        probs = (picked / temperature).softmax(dim=-1)
         _restrict(probs, params)
         uniform = torch.tensor([rows[i].uniform() for i in part], dtype=torch.float64, device=logits.device)
         ids, fine = _invert(probs, uniform)
@@ -299,42 +301,48 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int]) -> tu
 
 def _restrict(probs: torch.Tensor, params: Sequence[Choosing]) -> None:
     """Zero what ``min_p``, ``top_k`` and ``top_p`` exclude, in place. Rows need not sum to one afterwards."""
-    width, device = probs.shape[1], probs.device
-    limited = [i for i, p in enumerate(params) if p.top_p < 1 or p.min_p > 0 or 0 < p.top_k < width]
-    if not limited:
+    width = probs.shape[1]
+    least = torch.tensor([[p.min_p] for p in params], dtype=torch.float32, device=probs.device)
+    if any(p.min_p > 0 for p in params):
+        least *= probs.amax(dim=-1, keepdim=True)
+    ranked = [i for i, p in enumerate(params) if p.top_p < 1 or 0 < p.top_k < width]
+    if len(ranked) == len(params):
+        least = _rank(probs, least, params)
+    elif ranked:
+        least[ranked] = _rank(probs[ranked], least[ranked], [params[i] for i in ranked])
+    elif all(p.min_p == 0 for p in params):
         return
-    chosen = [params[i] for i in limited]
-    part = probs if len(limited) == len(params) else probs[limited]
+    # Comparing into floats: torch is ten times slower at filling by a mask of booleans.
+    probs *= torch.ge(probs, least, out=torch.empty_like(probs))
+
+
+def _rank(probs: torch.Tensor, floor: torch.Tensor, params: Sequence[Choosing]) -> torch.Tensor:
+    """The least probability that ``top_k`` and ``top_p`` keep of those from ``floor`` on, [rows, 1]."""
+    width, device = probs.shape[1], probs.device
 
     def column(values: Iterable[float]) -> torch.Tensor:
         return torch.tensor([[v] for v in values], dtype=torch.float32, device=device)
 
-    floor = column(p.min_p for p in chosen)
-    if any(p.min_p > 0 for p in chosen):
-        floor *= part.amax(dim=-1, keepdim=True)
     # How many of the greatest each row must look at. Of top_p alone: tokens each below (1 - top_p) / width are together
     # below 1 - top_p, so none of them is in the nucleus.
-    alone = [p.top_p < 1 and p.min_p == 0 and not p.top_k for p in chosen]
-    enough = torch.maximum(
-        floor, column((1 - p.top_p) * 0.999 / width if only else 0.0 for p, only in zip(chosen, alone, strict=True))
-    )
-    most = torch.tensor([[p.top_k or width] for p in chosen], device=device)
-    if all(0 < p.top_k < width for p in chosen):
-        deepest = max(p.top_k for p in chosen)
+    alone = [p.top_p < 1 and p.min_p == 0 and not p.top_k for p in params]
+    most = torch.tensor([[p.top_k or width] for p in params], device=device)
+    if all(0 < p.top_k < width for p in params):
+        deepest = max(p.top_k for p in params)
     else:
-        deepest = max(1, int(torch.minimum((part >= enough).sum(dim=-1, keepdim=True), most).max()))
-    values = _greatest(part, deepest)
+        tails = column((1 - p.top_p) * 0.999 / width if only else 0.0 for p, only in zip(params, alone, strict=True))
+        enough = torch.ge(probs, torch.maximum(floor, tails), out=torch.empty_like(probs)).sum(dim=-1, keepdim=True)
+        deepest = max(1, int(torch.minimum(enough, most).max()))
+    values = _greatest(probs, deepest)
     counted = (torch.arange(deepest, device=device) < most) & (values >= floor)
-    mass = values.double().masked_fill_(~counted, 0)
+    mass = values.double() * counted
     before = mass.cumsum(dim=-1) - mass
     whole = torch.where(torch.tensor(alone, device=device)[:, None], 1.0, mass.sum(dim=-1, keepdim=True))
-    share = column(p.top_p if p.top_p < 1 else math.inf for p in chosen)
+    share = column(p.top_p if p.top_p < 1 else math.inf for p in params)
     kept = counted & (before < share * whole)
     kept[:, 0] = True
-    last = values.masked_fill(~kept, math.inf).amin(dim=-1, keepdim=True)
-    part.masked_fill_(part < last, 0)
-    if part is not probs:
-        probs[limited] = part
+    # What is kept is a beginning of the row: its last is the least.
+    return values.gather(1, kept.sum(dim=-1, keepdim=True) - 1)
 
 
 def _greatest(values: torch.Tensor, count: int) -> torch.Tensor:
@@ -342,7 +350,7 @@ def _greatest(values: torch.Tensor, count: int) -> torch.Tensor:
     if values.is_cpu:  # numpy selects and sorts with vector instructions, many times faster than torch
         start = values.shape[1] - count
         top = np.partition(values.numpy(), start, axis=-1)[:, start:]
-        return torch.from_numpy(np.sort(top, axis=-1)[:, ::-1].copy())
+        return torch.from_numpy(np.sort(top, axis=-1)).flip(-1)
     return values.topk(count, dim=-1).values
 
 
