@@ -106,7 +106,7 @@ def test_pieces_joined_are_the_whole_decoding(
     tokenizer = make()
     vocabulary = Vocabulary(tokenizer)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(some_ids(tokenizer))
     def check(ids: list[int]) -> None:
         stream = TextStream(vocabulary, skip_special_tokens=skip)
@@ -124,7 +124,7 @@ def test_what_is_out_is_never_taken_back_and_tokens_count_once_their_text_is_out
     tokenizer = make()
     vocabulary = Vocabulary(tokenizer)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=120, deadline=None)
     @given(some_ids(tokenizer))
     def check(ids: list[int]) -> None:
         stream = TextStream(vocabulary)
@@ -139,7 +139,7 @@ def test_what_is_out_is_never_taken_back_and_tokens_count_once_their_text_is_out
     check()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.text(max_size=30))
 @example("👩‍👩‍👧😀")
 @example("e\u0301\u0301x")
@@ -234,7 +234,7 @@ def _alphabet() -> dict[str, int]:
     return {c: vocabulary.token_bytes(token_id(tokenizer, c))[0] for c in pre_tokenizers.ByteLevel.alphabet()}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(FEW, STOPS, st.booleans(), st.booleans())
 @example("aab", ["ab"], False, True)
 @example("abab☃", ["abab.", "b☃"], False, True)
@@ -262,7 +262,7 @@ def test_text_ends_at_the_first_stop_and_nothing_of_it_leaks(
     assert stream.finish() == ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(FEW, STOPS)
 def test_text_is_held_back_no_longer_than_needed(text: str, stops: list[str]) -> None:
     tokenizer = byte_level()

@@ -130,7 +130,7 @@ IDS = st.lists(st.integers(0, 6), max_size=5)
 CASES = st.builds(Case, FIELDS, IDS, IDS, st.lists(st.integers(0, 6), max_size=2))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(CASES, min_size=1, max_size=12), st.sampled_from([7, 255, 256, 300, 1000]), st.integers(0, 2**32 - 1))
 def test_a_batch_chooses_as_the_rules_say_for_each_row(cases: list[Case], width: int, seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, (len(cases), width)).astype(np.float32)
@@ -151,7 +151,7 @@ def test_a_batch_chooses_as_the_rules_say_for_each_row(cases: list[Case], width:
         assert cdf[chosen.token_ids[i]] - weights[chosen.token_ids[i]] <= position + 1e-5
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(CASES, min_size=2, max_size=20), st.randoms(use_true_random=False))
 def test_a_row_chooses_the_same_in_any_company(cases: list[Case], random: Any) -> None:
     logits = np.random.default_rng(len(cases)).normal(0, 3, (len(cases), 300)).astype(np.float32)
