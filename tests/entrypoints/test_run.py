@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +51,46 @@ def test_mistakes_are_found_before_anything_starts(arguments: tuple[str, ...], m
     done = run(*arguments)
     assert done.returncode in (1, 2)
     assert message in done.stderr
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.deadline(120)
+@pytest.mark.usefixtures("demo_weights")
+def test_speech_to_a_file_and_back(tmp_path: Path) -> None:
+    spoken = tmp_path / "paris.flac"
+    common = [sys.executable, "-m", "omni_actors", "run", "--platform", "cpu"]
+    say = [*common, "Paris is the capital of France.", "--task", "speech", "--output", str(spoken)]
+    done = subprocess.run(say, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert spoken.read_bytes().startswith(b"fLaC")
+    assert [path.name for path in tmp_path.iterdir()] == ["paris.flac"]
+    hear = [*common, "--audio", str(spoken), "--task", "transcription"]
+    done = subprocess.run(hear, capture_output=True, text=True, timeout=100, check=False)
+    assert "capital of france" in done.stdout.lower(), done.stderr
+
+
+@pytest.mark.deadline(60)
+def test_an_interrupt_ends_it_at_once_and_says_nothing() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "omni_actors",
+        "run",
+        "--model",
+        "stub",
+        "--platform",
+        "cpu",
+        "--log-level",
+        "info",
+    ]
+    command += ["--platform", "cpu", "--params", '{"stub": {"text": "hi", "stall": "b"}}']
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        ready = 0
+        while ready < 3:
+            ready += "is ready" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
