@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from rich.console import Console
 from tests.pipelines.builders import ASSISTANT, plan_of
 
-from omni_actors.pipelines.explain import as_builtins, as_text, facts
-from omni_actors.pipelines.factory import settings_of
+from omni_actors.pipelines.explain import as_builtins, as_text, facts, settings_builtins
+from omni_actors.pipelines.factory import resolve, settings_of
 from omni_actors.pipelines.overlay import schema_at
+from omni_actors.pipelines.registry import BUILTINS
 from omni_actors.pipelines.schema import Leaf
 
 OVERRIDES = ("stages.llm.replicas=2", "edges.acoustic.text.mode=full", "stages.llm.sampling.temperature=0.5")
@@ -27,6 +29,13 @@ def test_everything_that_can_be_set_is_shown() -> None:
         assert str(shown[path].value) == value
         assert shown[path].origin.kind == "command line"
         assert isinstance(schema_at(settings_of(PLAN), tuple(path.split(".")), (), ""), Leaf)
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_every_setting_of_our_own_pipelines_says_what_it_means(name: str) -> None:
+    meanings = settings_builtins(settings_of(resolve(name, platform="cpu")))
+    assert len(meanings) > 20
+    assert [path for path, meaning in meanings.items() if not meaning.endswith(".")] == []
 
 
 def test_paths_are_unique() -> None:
