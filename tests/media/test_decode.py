@@ -58,6 +58,8 @@ def test_wav_of_any_rate_becomes_the_same_tone_at_16_khz(rate: int, channels: in
         ("wav", "pcm_s16le"),
         ("wav", "pcm_s24le"),
         ("wav", "pcm_f32le"),
+        ("wav", "pcm_f64le"),
+        ("wav", "pcm_s64le"),
         ("wav", "pcm_u8"),
         ("wav", "pcm_mulaw"),
         ("aiff", "pcm_s16be"),
@@ -236,3 +238,40 @@ def test_a_bass_channel_is_left_out_and_the_rest_is_averaged() -> None:
     body = b"WAVEfmt " + struct.pack("<I", len(fmt)) + fmt + b"data" + struct.pack("<I", len(pcm)) + pcm
     samples = Room().decode(b"RIFF" + struct.pack("<I", len(body)) + body)
     assert samples == pytest.approx(np.full(1_600, 10_000 / 5 / 32_768), abs=1e-6)
+
+
+def test_files_damaged_anywhere_are_decoded_or_refused() -> None:
+    """What libav and its binding make of broken headers is not always an error of theirs: it must be one of ours."""
+    seeds = [
+        container(format, codec, tone(0.1, 48_000))
+        for format, codec in (
+            ("wav", "pcm_s16le"),
+            ("aiff", "pcm_s16be"),
+            ("flac", "flac"),
+            ("mp3", "libmp3lame"),
+            ("ogg", "libopus"),
+            ("webm", "libopus"),
+            ("ipod", "aac"),
+            ("adts", "aac"),
+            ("mpegts", "aac"),
+        )
+    ]
+    seeds.append(silent_video(2))
+    rng = np.random.default_rng(7)
+    room = Room(max_seconds=30.0)
+    for number in range(600):
+        data = bytearray(seeds[number % len(seeds)])
+        for _ in range(int(rng.choice([1, 3, 10, 50]))):
+            reach = min(len(data), int(rng.choice([64, 512, 1 << 20])))
+            at = int(rng.integers(reach))
+            match rng.integers(4):
+                case 0:
+                    data[at] = rng.integers(256)
+                case 1:
+                    data[at : at + 4] = rng.choice([b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff"])
+                case 2:
+                    del data[at : at + int(rng.integers(1, 100))]
+                case _:
+                    data[at:at] = bytes(int(rng.integers(1, 20)))
+            data = data or bytearray(1)
+        decoded_or_refused(room, bytes(data))

@@ -70,12 +70,12 @@ async def test_sound_reaches_a_models_worker_bit_for_bit() -> None:
 
 
 @pytest.mark.slow
-async def test_speech_is_encoded_while_ten_minutes_are_decoded() -> None:
+async def test_speech_is_encoded_while_minutes_are_decoded() -> None:
     async with deployment() as (_, media):
         decoded: list[MediaRef] = []
 
         async def decode() -> None:
-            decoded.append(await media.decode(wav(tone(600.0, 48_000), 48_000)))
+            decoded.append(await media.decode(wav(tone(200.0, 48_000), 48_000)))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(decode)
@@ -83,7 +83,7 @@ async def test_speech_is_encoded_while_ten_minutes_are_decoded() -> None:
                 while not decoded:
                     with trio.fail_after(2):
                         await encoder.feed(tone(0.1))
-        assert decoded[0].seconds == pytest.approx(600.0)
+        assert decoded[0].seconds == pytest.approx(200.0)
         await media.discard(decoded)
 
 

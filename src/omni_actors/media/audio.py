@@ -9,8 +9,10 @@ of formats, and no protocol is allowed, so that an upload is never a way to read
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from bisect import bisect_right
+from collections.abc import Generator, Iterator, Sequence
 from io import RawIOBase
+from itertools import accumulate
 from typing import Any
 
 import av
@@ -36,11 +38,16 @@ _BATCH = CLIP_RATE // 4
 
 
 class Source(RawIOBase):
-    """A seekable file over a part of a body, without copying it."""
+    """A seekable file over a body's pieces, without joining them."""
 
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._ends = list(accumulate(map(len, pieces)))
         self._at = 0
+
+    @property
+    def size(self) -> int:
+        return self._ends[-1] if self._ends else 0
 
     def readable(self) -> bool:
         return True
@@ -52,15 +59,20 @@ class Source(RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        base = (0, self._at, len(self._data))[whence]
-        self._at = max(0, base + offset)
+        self._at = max(0, (0, self._at, self.size)[whence] + offset)
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        end = len(self._data) if size is None or size < 0 else self._at + size
-        piece = bytes(self._data[self._at : end])
-        self._at += len(piece)
-        return piece
+        end = self.size if size is None or size < 0 else min(self.size, self._at + size)
+        parts = []
+        number = bisect_right(self._ends, self._at)
+        while self._at < end:
+            piece = self._pieces[number]
+            start = self._ends[number] - len(piece)
+            parts.append(piece[self._at - start : end - start])
+            self._at += len(parts[-1])
+            number += 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Samples:
@@ -110,27 +122,27 @@ def too_long(max_seconds: float, param: str | None) -> OmniError:
 
 
 def decode(
-    data: memoryview,
+    source: Source,
     samples: Samples,
     limits: Limits,
     content_type: str | None,
     filename: str | None,
     param: str | None,
 ) -> Slices:
-    """Decode ``data`` into ``samples``. Raises :class:`OmniError` (400) for whatever is wrong with it.
+    """Decode ``source`` into ``samples``. Raises :class:`OmniError` (400) for whatever is wrong with it.
 
     Damaged packets are skipped, and a file that ends early is what there is of it: it is refused when nothing decodes.
     """
-    if not len(data):
+    if not source.size:
         raise unreadable("it is empty", param)
-    raw = _raw_pcm(data, content_type, filename, limits, param)
-    yield from _decode_raw(data, samples, *raw, param) if raw else _decode_file(data, samples, limits, param)
+    raw = _raw_pcm(source, content_type, filename, limits, param)
+    yield from _decode_raw(source, samples, *raw, param) if raw else _decode_file(source, samples, limits, param)
     if not samples.nbytes:
         raise unreadable("it holds no samples", param)
 
 
 def _raw_pcm(
-    data: memoryview, content_type: str | None, filename: str | None, limits: Limits, param: str | None
+    source: Source, content_type: str | None, filename: str | None, limits: Limits, param: str | None
 ) -> tuple[str, int, int] | None:
     """(numpy dtype, rate, channels) when the hints say headerless PCM and the bytes do not say otherwise."""
     kind, _, rest = (content_type or "").lower().partition(";")
@@ -138,7 +150,9 @@ def _raw_pcm(
     suffix = (filename or "").lower().rpartition(".")[2]
     if kind not in ("pcm", "pcm16", "l16") and suffix not in ("pcm", "pcm16"):
         return None
-    if bytes(data[:4]) in (b"RIFF", b"OggS", b"fLaC", b"\x1a\x45\xdf\xa3") or bytes(data[:3]) == b"ID3":
+    magic = source.read(4)
+    source.seek(0)
+    if magic in (b"RIFF", b"OggS", b"fLaC", b"\x1a\x45\xdf\xa3") or magic[:3] == b"ID3":
         return None
     given = dict(part.strip().partition("=")[::2] for part in rest.split(";"))
     try:
@@ -146,24 +160,24 @@ def _raw_pcm(
     except ValueError:
         raise unreadable("its declared rate or channel count is no number", param) from None
     _check_shape(rate, channels, limits, param)
-    if len(data) % (2 * channels):
+    if source.size % (2 * channels):
         raise unreadable("16-bit PCM must be a whole number of frames", param)
     return (">i2" if kind == "l16" else "<i2"), rate, channels
 
 
-def _decode_raw(data: memoryview, samples: Samples, dtype: str, rate: int, channels: int, param: str | None) -> Slices:
+def _decode_raw(source: Source, samples: Samples, dtype: str, rate: int, channels: int, param: str | None) -> Slices:
     resampler = Resampler(rate, samples)
     step = rate // 4 * channels * 2
-    for at in range(0, len(data), step):
-        frames = np.frombuffer(data[at : at + step], dtype).reshape(-1, channels)
+    while piece := source.read(step):
+        frames = np.frombuffer(piece, dtype).reshape(-1, channels)
         resampler.add(_scale(frames).mean(axis=1, dtype=np.float32))
         yield
     resampler.finish()
 
 
-def _decode_file(data: memoryview, samples: Samples, limits: Limits, param: str | None) -> Slices:
+def _decode_file(source: Source, samples: Samples, limits: Limits, param: str | None) -> Slices:
     try:
-        container = av.open(Source(data), "r", options=_options(), metadata_errors="ignore", buffer_size=1 << 16)
+        container = av.open(source, "r", options=_options(), metadata_errors="ignore", buffer_size=1 << 16)
     except (av.FFmpegError, ValueError, OSError):
         raise unreadable("it is damaged or in a format that this server does not read", param) from None
     with container:
@@ -202,6 +216,11 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
     while True:
         try:
             packet = next(packets)
+        except IndexError:
+            # A stream that was not there at the beginning (transport streams have such): not the one that is read.
+            packets = container.demux(stream)
+            yield None
+            continue
         except (StopIteration, av.FFmpegError, ValueError, OSError):
             return  # The end, also of a file that was cut short.
         try:
@@ -247,6 +266,8 @@ def _check_shape(rate: int, channels: int, limits: Limits, param: str | None) ->
 
 def mono(frame: Any) -> Float32:
     """The mean of a frame's channels (a bass channel left out), float32 in [-1, 1], shape [samples]."""
+    if frame.format.name in ("s64", "s64p"):  # numpy has it, PyAV's conversion has not
+        [frame] = av.AudioResampler("dblp", frame.layout, frame.sample_rate).resample(frame)
     array = _scale(frame.to_ndarray())
     channels = frame.layout.nb_channels
     by_channel = array if frame.format.is_planar else array.reshape(-1, channels).T

@@ -41,7 +41,7 @@ class AudioPart:
 class ChatBody:
     """A parsed chat body. ``parts`` are its audio parts in order; :meth:`render` is the JSON without them."""
 
-    def __init__(self, body: bytes, limits: Limits) -> None:
+    def __init__(self, body: bytes | bytearray, limits: Limits) -> None:
         """Raises :class:`OmniError`: 400 for what is not a JSON object, 413 for too much of it."""
         self._limits = limits
         self._nonce = secrets.token_hex(16)
@@ -122,7 +122,7 @@ def _hint(format: str | None) -> str | None:
     return f"audio/{format}" if format else None
 
 
-def long_strings(body: bytes) -> Iterator[tuple[int, int]]:
+def long_strings(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """(start, end) of the long strings' contents in valid JSON.
 
     Every string of at least :data:`LONG` bytes without a quote is found. Each window is searched from its end
@@ -142,14 +142,14 @@ def long_strings(body: bytes) -> Iterator[tuple[int, int]]:
         at = end + 1
 
 
-def _opens(body: bytes, quote: int) -> bool:
+def _opens(body: bytes | bytearray, quote: int) -> bool:
     """Whether the quote there begins a string: behind an escape it is text, and behind an ending quote is structure."""
     if quote < 0 or body[quote - 1 : quote] == b"\\":
         return False
     return body[quote + 1] not in b" \t\r\n:,]}"
 
 
-def _cut(body: bytes, nonce: str) -> tuple[bytes, dict[int, memoryview]]:
+def _cut(body: bytes | bytearray, nonce: str) -> tuple[bytes, dict[int, memoryview]]:
     view = memoryview(body)
     pieces: list[bytes | memoryview] = []
     long: dict[int, memoryview] = {}

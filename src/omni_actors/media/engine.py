@@ -8,14 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import msgspec
 
 from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.media import questions as q
-from omni_actors.media.audio import AUDIO_CODECS, Float32, Samples, decode
+from omni_actors.media.audio import AUDIO_CODECS, Float32, Samples, Source, decode
 from omni_actors.media.bodies import ChatBody, decode_base64
 from omni_actors.media.encode import Encoder, check_shape, open_encoder, unavailable, working_formats
 from omni_actors.media.limits import CLIP_RATE, PIECE, Limits
@@ -29,20 +28,31 @@ log = logging.getLogger(__name__)
 
 
 class Blob:
-    """A body that comes in pieces; ``param`` names the field that it is."""
+    """A body that comes in pieces; ``param`` names the field that it is. A piece is kept as it came: one buffer that
+    grows would be copied now and then, 20 ms at a time."""
 
     def __init__(self, param: str | None = None, data: bytes = b"") -> None:
         self.param = param
-        self.nbytes = len(data)
-        self._file = BytesIO(data)
-        self._file.seek(0, 2)
+        self.nbytes = 0
+        self.pieces: list[bytes] = []
+        if data:
+            self.write(data)
 
     def write(self, data: bytes) -> None:
-        self.nbytes += self._file.write(data)
+        self.nbytes += len(data)
+        self.pieces.append(data)
 
-    def value(self) -> bytes:
-        """The whole of it, without a copy. Nothing may be written after it."""
-        return self._file.getvalue()
+    def join(self) -> Generator[None, None, bytearray]:
+        """The body in one buffer, emptying this (``nbytes`` stays what it was)."""
+        whole = bytearray(self.nbytes)
+        at = 0
+        for number, piece in enumerate(self.pieces):
+            whole[at : at + len(piece)] = piece
+            at += len(piece)
+            self.pieces[number] = b""
+            yield
+        self.pieces.clear()
+        return whole
 
 
 @dataclass(slots=True)
@@ -114,8 +124,7 @@ class MediaEngine(Engine):
             self.limits = msgspec.convert(hello.options, Limits)
         except msgspec.ValidationError as error:
             raise invalid_request(f"Options of stage '{hello.stage}': {error}") from None
-        first = ((hello.replica & 0x7FFF) << 48) | ((hello.incarnation & 0xFFFF) << 32) | 1
-        ids = itertools.count(first)
+        ids = itertools.count(q.first_id(hello.replica, hello.incarnation))
         idle = self.limits.idle_s
         self._blobs: Table[Blob] = Table("body", self.limits.max_blobs, idle, ids, clock)
         self._clips: Table[Clip] = Table("clip", self.limits.max_clips, idle, ids, clock)
@@ -276,11 +285,11 @@ class MediaEngine(Engine):
 
     def _decode_audio(self, question: q.DecodeAudio, blob: Blob, samples: Samples) -> Generator[None, None, Any]:
         hints = (question.content_type, question.filename, question.param)
-        clip = yield from self._decode(memoryview(blob.value()), samples, *hints)
+        clip = yield from self._decode(blob, samples, *hints)
         return q.plain(self._keep(question.owner, clip))
 
     def _parse_chat(self, question: q.ParseChat, blob: Blob, clips: Clips) -> Generator[None, None, Any]:
-        chat = ChatBody(blob.value(), self.limits)
+        chat = ChatBody((yield from blob.join()), self.limits)
         left = self._seconds(question.max_seconds)
         for part in chat.parts:
             yield
@@ -288,7 +297,7 @@ class MediaEngine(Engine):
             samples = Samples(left, part.param)
             clips.growing = (file, samples)
             yield from decode_base64(part.text, file.write, part.param)
-            clip = yield from self._decode(memoryview(file.value()), samples, part.hint, None, part.param)
+            clip = yield from self._decode(file, samples, part.hint, None, part.param)
             clips.growing = ()
             clips.made.append(clip)
             left -= clip.seconds
@@ -297,10 +306,10 @@ class MediaEngine(Engine):
         return q.plain(q.ChatInfo(body, tuple(self._keep(question.owner, clip) for clip in clips.made)))
 
     def _decode(
-        self, data: memoryview, samples: Samples, content_type: str | None, filename: str | None, param: str | None
+        self, blob: Blob, samples: Samples, content_type: str | None, filename: str | None, param: str | None
     ) -> Generator[None, None, Clip]:
         try:
-            yield from decode(data, samples, self.limits, content_type, filename, param)
+            yield from decode(Source(blob.pieces), samples, self.limits, content_type, filename, param)
         except OmniError:
             self._totals["decode_failures"] += 1
             raise

@@ -15,13 +15,8 @@ FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Reaching a count or ``max_bytes`` is a 429, one body over ``max_blob_bytes`` a 413, the rest a 400.
-
-    ``max_bytes`` covers all that is held at once: bodies, decoded clips, encoded audio that waits to be fetched.
-    ``max_seconds`` bounds one decoded clip (a caller can ask for less), one body's clips together, one encoded stream.
-    ``idle_s``: what nobody has touched for so long is freed. ``slice_s``: how long one step works before the loop looks
-    at its socket again.
-    """
+    """See :data:`DOC`. Reaching a count or ``max_bytes`` is a 429, one body over ``max_blob_bytes`` a 413, the rest a
+    400. At its idle time a thing is gone when the process next has something to do."""
 
     max_blobs: int = 256
     max_clips: int = 512
@@ -36,3 +31,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_rate: int = 384_000
     idle_s: float = 300.0
     slice_s: float = 0.010
+
+
+DOC = {
+    "max_blobs": "Bodies that are being received at once.",
+    "max_clips": "Decoded clips that wait for their request.",
+    "max_streams": "Encoders that are open at once.",
+    "max_blob_bytes": "Largest body.",
+    "max_bytes": "Bodies, clips and encoded audio that are held at once, together.",
+    "max_seconds": "Longest clip, longest sum of one body's clips, and longest encoded stream.",
+    "max_clips_per_body": "Audio parts of one chat body.",
+    "max_json_bytes": "A body's JSON without its audio.",
+    "max_channels": "Channels of an audio file.",
+    "min_rate": "Lowest sample rate of an audio file, Hz.",
+    "max_rate": "Highest sample rate of an audio file, Hz.",
+    "idle_s": "Seconds after which what nobody has touched is freed.",
+    "slice_s": "Seconds that one step works before the loop looks at its socket again.",
+}
