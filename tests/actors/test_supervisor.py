@@ -60,6 +60,8 @@ async def test_one_for_all_restarts_all_together_and_keeps_their_mailboxes(autoj
         await b.wait_ready()
         log.clear()
         await boom(a)
+        b.tell("kept")
+        await trio.sleep(2)
         assert await b.ask("back", within=5) == "back"
         assert sorted(log) == [(0, "a", "teardown"), (0, "b", "teardown"), (1, "a", "setup"), (1, "b", "setup")]
         assert [child.restarts for child in root.tree().children] == [1, 1]
@@ -174,6 +176,29 @@ async def test_nested_escalation_comes_out_once_at_the_top(autojump_clock: Clock
             await trio.sleep_forever()
     assert isinstance(caught.value.__cause__, Escalation)
     assert isinstance(caught.value.__cause__.__cause__, ValueError)
+
+
+async def test_a_block_that_waits_for_an_actor_gets_the_escalation_alone(autojump_clock: Clock) -> None:
+    class Holder(Worker):
+        async def receive(self, message: Any) -> Any:
+            await trio.sleep_forever()
+
+    with pytest.raises(Escalation):
+        async with open_supervisor(restarts=Restarts(limit=0)) as root:
+            holder = root.start(lambda: Holder([], "holder"), name="holder")
+            root.start(lambda: Worker([], "sick"), name="sick").tell("boom")
+            await holder.ask("hold", within=1000)
+
+
+async def test_an_escalation_beside_another_failure_of_the_block_hides_neither(autojump_clock: Clock) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with open_supervisor(restarts=Restarts(limit=0)) as root:
+            root.start(lambda: Worker([], "sick"), name="sick").tell("boom")
+            try:
+                await trio.sleep_forever()
+            finally:
+                _ = 1 / 0
+    assert [type(error) for error in caught.value.exceptions] == [Escalation, ZeroDivisionError]
 
 
 async def test_leaving_the_block_stops_in_reverse_order(autojump_clock: Clock) -> None:

@@ -8,6 +8,7 @@
 :func:`open_launcher`               a :class:`Launcher`: ``spawn`` → :class:`ChildProcess`: ``wait`` → :class:`Death`,
                                     ``stop``, ``kill``, ``sock``
 ``omni_actors.actors.child.adopt``  what such a child calls first
+:class:`ProcessActor`               an actor in a process of its own, with the same contract
 :class:`MailboxFull`, …             the errors: :mod:`omni_actors.actors.errors`
 ==================================  ====================================================================================
 
@@ -26,17 +27,31 @@ if TYPE_CHECKING:
         AskCycle,
         Escalation,
         MailboxFull,
+        ProcessDied,
         Refusal,
+        RemoteFailure,
     )
     from omni_actors.actors.process import ChildProcess, Death, Launcher, open_launcher, python_module
+    from omni_actors.actors.process_actor import ProcessActor
     from omni_actors.actors.ref import ActorRef
     from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
     from omni_actors.actors.tree import Branch, Down
 
 _HOMES = {
     "actor": ("Actor", "Reply"),
-    "errors": ("ActorCrashed", "ActorError", "ActorStopped", "AskCycle", "Escalation", "MailboxFull", "Refusal"),
+    "errors": (
+        "ActorCrashed",
+        "ActorError",
+        "ActorStopped",
+        "AskCycle",
+        "Escalation",
+        "MailboxFull",
+        "ProcessDied",
+        "Refusal",
+        "RemoteFailure",
+    ),
     "process": ("ChildProcess", "Death", "Launcher", "open_launcher", "python_module"),
+    "process_actor": ("ProcessActor",),
     "ref": ("ActorRef",),
     "supervisor": ("Restarts", "Supervisor", "open_supervisor"),
     "tree": ("Branch", "Down"),
@@ -56,7 +71,10 @@ __all__ = [
     "Escalation",
     "Launcher",
     "MailboxFull",
+    "ProcessActor",
+    "ProcessDied",
     "Refusal",
+    "RemoteFailure",
     "Reply",
     "Restarts",
     "Supervisor",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, TypeVarTuple
 
 import trio
 
@@ -16,69 +16,83 @@ Ts = TypeVarTuple("Ts")
 
 
 class Reply:
-    """The other end of an ask: exactly one answer, or a failure. What comes second, or after the asker has gone, is
+    """The other end of an ask. It is settled once: answered, failed, or withdrawn by the asker; what comes later is
     dropped."""
 
-    __slots__ = ("_error", "_on_withdrawn", "_settled", "_task", "_value", "cell", "deferred", "message")
+    __slots__ = ("_on_settled", "_on_withdrawn", "_task", "cell", "deferred", "error", "message", "settled", "value")
 
-    def __init__(self, message: object) -> None:
+    def __init__(self, message: object, on_settled: Callable[[Reply], object] | None = None) -> None:
+        """``on_settled`` is called, synchronously, when there is an answer or a failure; without it a task waits for
+        them (:meth:`wait`)."""
         self.message = message
+        self.settled = False
+        """Whether nobody waits any longer."""
+        self.value: Any = None
+        self.error: BaseException | None = None
         self.deferred = False
         self.cell: Cell | None = None
-        self._settled = False
-        self._value: Any = None
-        self._error: BaseException | None = None
+        """The actor that it was sent to."""
         self._task: trio.lowlevel.Task | None = None
+        self._on_settled = on_settled
         self._on_withdrawn: Callable[[], object] | None = None
-
-    @property
-    def settled(self) -> bool:
-        """Whether nobody waits any longer: answered, failed, or withdrawn by the asker."""
-        return self._settled
 
     def answer(self, value: object) -> None:
         """End the ask with a value."""
-        if not self._settled:
-            self._value = value
+        if not self.settled:
+            self.value = value
             self._settle()
 
     def fail(self, error: BaseException) -> None:
         """End the ask with an exception, raised in the asker."""
-        if not self._settled:
-            self._error = error
+        if not self.settled:
+            self.error = error
             self._settle()
+
+    def withdraw(self) -> bool:
+        """The asker goes away. A message that waits in the mailbox leaves it (returns ``True``); if it is being
+        handled, and not deferred, the handling is cancelled."""
+        if self.settled:
+            return False
+        self._task = self._on_settled = None
+        self._settle()
+        if self._on_withdrawn is not None:
+            self._on_withdrawn()
+        if self.cell is None:
+            return False
+        if self.cell.current is self:
+            if not self.deferred:
+                self.cell.interrupt()
+            return False
+        return self.cell.mailbox.discard(self)
 
     def on_withdrawn(self, callback: Callable[[], object]) -> None:
         """Call this, synchronously, when the asker goes away without an answer (cancelled, or its deadline passed)."""
         self._on_withdrawn = callback
 
+    async def wait(self) -> Any:
+        """For the asker, once. Cancellation withdraws the question."""
+        if not self.settled:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None  # no cycle of traceback, frame and reply
+        return self.value
+
     def _settle(self) -> None:
-        self._settled = True
+        self.settled = True
         if self.deferred and self.cell is not None:
             self.cell.deferred.discard(self)
         if self._task is not None:
             task, self._task = self._task, None
             trio.lowlevel.reschedule(task)
-
-    async def wait(self) -> Any:
-        """For the asker, once. Cancellation withdraws the question."""
-        if not self._settled:
-            self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abort)
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # no cycle of traceback, frame and reply
-        return self._value
+        elif self._on_settled is not None:
+            self._on_settled(self)
 
     def _abort(self, raise_cancel: object) -> trio.lowlevel.Abort:
-        self._task = None
-        self._settle()
-        if self.cell is not None and self.cell.current is self and not self.deferred:
-            self.cell.interrupt()
-        if self._on_withdrawn is not None:
-            self._on_withdrawn()
+        self.withdraw()
         return trio.lowlevel.Abort.SUCCEEDED
 
 
@@ -89,6 +103,9 @@ class Actor(Generic[M]):
     them); :meth:`teardown`. An exception (an :class:`Exception`: cancellation is none) ends the life as a crash, and
     the supervisor decides about the next one: a new object from the same factory, behind the same mailbox.
     """
+
+    message_type: ClassVar[Any] = Any
+    """What messages are decoded to when they come from another process (any type that msgspec knows)."""
 
     _cell: Cell
 

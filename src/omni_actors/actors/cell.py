@@ -187,7 +187,6 @@ class Cell:
 
     async def _answer(self, actor: Actor[Any], reply: Reply) -> None:
         self.current = reply
-        reply.cell = self
         try:
             value = await actor.receive(reply.message)
         except Refusal as refusal:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omni_actors.actors.process import Death
+
 
 class ActorError(Exception):
     """Base of what this package raises to callers of an actor."""
@@ -61,3 +66,26 @@ class Escalation(Exception):
         self.name = name
         self.failures = failures
         self.__cause__ = cause
+
+
+class ProcessDied(Exception):
+    """An actor's process ended by itself. ``death`` says how."""
+
+    def __init__(self, death: Death) -> None:
+        super().__init__(str(death))
+        self.death = death
+
+
+class RemoteFailure(Exception):
+    """An actor failed in its process. ``kind`` is the name of the exception there; the traceback from there is a note
+    on this one, so that it shows in the log."""
+
+    def __init__(self, kind: str, text: str, remote_traceback: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        self.remote_traceback = remote_traceback
+        self.add_note(f"In the actor's process:\n{remote_traceback}")
+
+
+class ProtocolError(Exception):
+    """The other end of a channel sent what this version does not understand, or too much of it."""

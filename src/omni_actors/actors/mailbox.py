@@ -43,6 +43,14 @@ class Mailbox:
         if self._parked is not None:
             self._wake()
 
+    def discard(self, message: object) -> bool:
+        """Take back this very message (identity, not equality). Returns whether it was there still."""
+        for place, waiting in enumerate(self.queue):
+            if waiting is message:
+                del self.queue[place]
+                return True
+        return False
+
     def signal(self, key: Hashable, value: object) -> None:
         """Set the value of a signal. Signals that wait keep the order in which their keys were first set."""
         if self._bound:

@@ -47,8 +47,8 @@ class ActorRef(Generic[M]):
         :class:`~omni_actors.actors.errors.ActorStopped` if it was stopped while it held the message;
         :class:`~omni_actors.actors.errors.AskCycle`, at once, when an actor asks itself or one that waits for it.
 
-        A checkpoint. When it is cancelled or its time is over, the message is withdrawn: it is not begun any more, and
-        if it is being handled, the handling is cancelled. Already cancelled on entry, it sends nothing.
+        A checkpoint. When it is cancelled or its time is over, the message is withdrawn: it leaves the mailbox, and if
+        it is being handled, the handling is cancelled. Already cancelled on entry, it sends nothing.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         caller = current_cell.get()
@@ -60,7 +60,8 @@ class ActorRef(Generic[M]):
         try:
             with trio.fail_after(within):
                 reply = Reply(message)
-                self._put(reply)  # type: ignore[arg-type]
+                reply.cell = self._cell
+                self._put(reply)
                 return await reply.wait()
         finally:
             if caller is not None:

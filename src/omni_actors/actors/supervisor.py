@@ -12,7 +12,7 @@ import trio
 
 from omni_actors.actors.actor import Actor
 from omni_actors.actors.cell import Cell
-from omni_actors.actors.errors import Escalation
+from omni_actors.actors.errors import ActorCrashed, ActorStopped, Escalation
 from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.tree import Branch, describe
 
@@ -72,7 +72,8 @@ class Supervisor:
         self.stopped = trio.Event()
         self._children: dict[str, Cell | Supervisor] = {}
         self._nursery: trio.Nursery | None = None
-        self._escalation: Escalation | None = None
+        self.escalation: Escalation | None = None
+        """Why it gave up, if it did."""
         self._failed: Cell | Supervisor | None = None
 
     def __repr__(self) -> str:
@@ -120,7 +121,7 @@ class Supervisor:
 
     async def live(self) -> Exception | None:
         """Run the children until the supervisor gives up (returns why) or is asked to stop (returns ``None``)."""
-        self.state, self.ready_at, self._escalation = "running", trio.current_time(), None
+        self.state, self.ready_at, self.escalation = "running", trio.current_time(), None
         while True:
             self._failed = None
             try:
@@ -130,9 +131,9 @@ class Supervisor:
                         self._nursery.start_soon(self._keep, child, name=child.name)
             finally:
                 self._nursery = None
-            if self._escalation is not None or self._failed is None or self.stop_wished.is_set():
+            if self.escalation is not None or self._failed is None or self.stop_wished.is_set():
                 self.state = "stopping"
-                return self._escalation
+                return self.escalation
             await self._pause(self._failed)
             for child in self._children.values():
                 child.restarts += 1
@@ -190,7 +191,7 @@ class Supervisor:
         what = "giving up" if over else f"restart in {self.policy.delay(child.failures):g} s"
         logger.error("%s under %s failed, %d in a row: %s", child.name, self.name, child.failures, what, exc_info=error)
         if over:
-            self._escalation = self._escalation or Escalation(child.name, child.failures, error)
+            self.escalation = self.escalation or Escalation(child.name, child.failures, error)
             if self._nursery is not None:
                 self._nursery.cancel_scope.cancel()
         return over
@@ -227,14 +228,11 @@ async def open_supervisor(
     """
     root = Supervisor(name, strategy, restarts or Restarts())
     failure: BaseException | None = None
-    escalation: Exception | None = None
 
     async def run(scope: trio.CancelScope) -> None:
-        nonlocal escalation
-        escalation = await root.live()
-        root.close()
-        if escalation is not None:
+        if await root.live() is not None:
             scope.cancel()
+        root.close()
 
     try:
         async with trio.open_nursery() as nursery:
@@ -248,8 +246,9 @@ async def open_supervisor(
                 nursery.cancel_scope.cancel()
     finally:
         root.close()
+    escalation = root.escalation  # also one that was decided when the block failed for its sake
     try:
-        if escalation is not None and (failure is None or _only_cancelled(failure)):
+        if escalation is not None and (failure is None or _only_consequences(failure)):
             raise escalation
         if escalation is not None and failure is not None:
             raise BaseExceptionGroup(f"supervisor {name!r} gave up, and its block failed", [escalation, failure])
@@ -259,7 +258,9 @@ async def open_supervisor(
         del failure, escalation  # no cycle of frame and traceback
 
 
-def _only_cancelled(failure: BaseException) -> bool:
+def _only_consequences(failure: BaseException) -> bool:
+    """Whether a block failed only because its supervisor gave up: it was cancelled, or asked what was ended."""
+    consequences = (trio.Cancelled, ActorStopped, ActorCrashed)
     if isinstance(failure, BaseExceptionGroup):
-        return failure.split(trio.Cancelled)[1] is None
-    return isinstance(failure, trio.Cancelled)
+        return failure.split(consequences)[1] is None
+    return isinstance(failure, consequences)

@@ -1,0 +1,176 @@
+"""The process side of a process actor: ``python -m omni_actors.actors.remote``, started by
+:class:`~omni_actors.actors.process_actor.ProcessActor`."""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+import sys
+import traceback
+from functools import partial
+from typing import Any
+
+import msgspec
+import trio
+
+from omni_actors.actors.actor import Actor, Reply
+from omni_actors.actors.cell import Cell
+from omni_actors.actors.child import adopt
+from omni_actors.actors.errors import ProtocolError, Refusal
+from omni_actors.actors.ref import ActorRef
+from omni_actors.actors.wire import (
+    DOWN,
+    VERSION,
+    Answer,
+    Ask,
+    Cancel,
+    Crashed,
+    Hello,
+    Link,
+    Refused,
+    Signal,
+    Started,
+    Stop,
+    Taken,
+    Tell,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_S = 10.0
+"""Seconds for the parent's first frame to come, and for the last one to leave."""
+
+TEXT_LIMIT = 64 << 10
+"""Characters of an error's text, and of its traceback, that are told to the parent."""
+
+
+class _Host(Actor[msgspec.Raw]):
+    """Decodes messages for the actor proper, and counts them for the parent's window."""
+
+    def __init__(self, hello: Hello, link: Link) -> None:
+        self._link = link
+        self._window = hello.window
+        self._taken = 0
+        self._told = 0
+        kind = pkgutil.resolve_name(hello.actor)
+        self._inner: Actor[Any] = kind(**hello.arguments)
+        self._decoder = msgspec.msgpack.Decoder(kind.message_type)
+
+    async def setup(self) -> None:
+        self._inner._cell = self._cell
+        await self._inner.setup()
+        self._link.post(Started(VERSION))
+
+    async def receive(self, message: msgspec.Raw) -> Any:
+        self.count()
+        try:
+            decoded = self._decoder.decode(message)
+        except msgspec.DecodeError as error:
+            raise Refusal(f"not a message of this actor: {error}") from None
+        return await self._inner.receive(decoded)
+
+    def count(self) -> None:
+        """One message more has left the mailbox."""
+        self._taken += 1
+        if self._taken - self._told >= self._window // 2:
+            self._link.post(Taken(self.report()))
+
+    def report(self) -> int:
+        """The count, on a frame that is about to leave."""
+        self._told = self._taken
+        return self._told
+
+    async def on_signal(self, key: Any, value: msgspec.Raw) -> None:
+        await self._inner.on_signal(key, msgspec.msgpack.decode(value))
+
+    async def teardown(self) -> None:
+        await self._inner.teardown()
+
+
+class _Session:
+    """One life of one actor, behind a link."""
+
+    def __init__(self, hello: Hello, link: Link) -> None:
+        self._link = link
+        self._host: _Host | None = None
+        self._hello = hello
+        self._open: dict[int, Reply] = {}
+        self._cell = Cell(hello.actor, self._make, hello.window)
+        self._cell.ref = ActorRef(self._cell)
+
+    def _make(self) -> _Host:
+        self._host = _Host(self._hello, self._link)
+        return self._host
+
+    async def run(self) -> Exception | None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, nursery.cancel_scope)
+            error = await self._cell.live()
+            nursery.cancel_scope.cancel()
+        return error
+
+    async def _read(self, scope: trio.CancelScope) -> None:
+        while (frame := await self._link.receive()) is not None:
+            match frame:
+                case Tell(body):
+                    self._cell.mailbox.put(body)  # has room: the parent keeps to the window
+                case Ask(number, body):
+                    reply = Reply(body, partial(self._settled, number))
+                    reply.cell = self._cell
+                    self._open[number] = reply
+                    self._cell.mailbox.put(reply)
+                case Cancel(number):
+                    asked = self._open.pop(number, None)
+                    if asked is not None and asked.withdraw() and self._host is not None:
+                        self._host.count()
+                case Signal(key, body):
+                    self._cell.mailbox.signal(key, body)
+                case Stop():
+                    self._cell.stop()
+                case _:
+                    raise ProtocolError(f"unexpected {type(frame).__name__}")
+        scope.cancel()  # the parent is gone
+
+    def _settled(self, number: int, reply: Reply) -> None:
+        del self._open[number]
+        taken = 0 if self._host is None else self._host.report()
+        if reply.error is None:
+            try:
+                self._link.post(Answer(number, taken, msgspec.Raw(encode(reply.value))))
+            except (TypeError, ValueError, ProtocolError) as error:
+                logger.error("the answer of %s cannot be sent: %s", self._hello.actor, error)
+                self._link.post(Refused(number, taken, msgspec.Raw(encode(f"the answer cannot be sent: {error}"))))
+        elif isinstance(reply.error, Refusal):
+            self._link.post(Refused(number, taken, msgspec.Raw(encode(reply.error.value))))
+        # Any other error ends this life, and the parent fails what it held.
+
+
+async def serve(link: Link) -> int:
+    """Run the actor that the parent names. Returns the exit status."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run_writer)
+        error: Exception | None = None
+        with trio.fail_after(HANDSHAKE_S):
+            hello = await link.receive()
+        if not isinstance(hello, Hello) or hello.version != VERSION:
+            error = ProtocolError(f"this process speaks version {VERSION} of the actors' protocol, its parent does not")
+        else:
+            error = await _Session(hello, link).run()
+        if error is not None:
+            text = "".join(traceback.format_exception(error))
+            link.post(Crashed(type(error).__name__, str(error)[:TEXT_LIMIT], text[-TEXT_LIMIT:]))
+        with trio.move_on_after(HANDSHAKE_S):
+            await link.drained()
+        nursery.cancel_scope.cancel()
+    return 0 if error is None else 1
+
+
+def main() -> int:
+    control = adopt()
+    control.setblocking(False)
+    return trio.run(serve, Link(control, DOWN.decode))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The channel between a process actor and its other half: frames, and a link that carries them.
+
+A frame is a 4-byte little-endian length and one msgpack-encoded tagged array. ``body`` is a message, an answer or a
+signal's value, encoded on its own: it is decoded to the type that its reader wants, never to whatever the writer says.
+
+========  =========  ===================================================================================================
+frame     direction  meaning
+========  =========  ===================================================================================================
+Hello     down       the version, the actor to be, and the arguments of its constructor
+Started   up         the same version is spoken, and the setup has returned
+Tell      down       a message
+Ask       down       a message that wants an answer under this id
+Cancel    down       the asker of this id has gone
+Signal    down       a signal
+Stop      down       end after the message at hand
+Taken     up         so many messages have been taken from the mailbox, all in all
+Answer    up         to an ask
+Refused   up         to an ask: the value of a Refusal
+Crashed   up         the life ended by this error; the process is about to end
+========  =========  ===================================================================================================
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import trio
+
+from omni_actors.actors.errors import ProtocolError
+
+VERSION = 1
+
+MAX_FRAME = 16 << 20
+"""Bytes. Messages are for control; data has better ways."""
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Hello(msgspec.Struct, tag="hello", array_like=True):
+    version: int
+    actor: str
+    arguments: dict[str, Any]
+    window: int
+
+
+class Started(msgspec.Struct, tag="started", array_like=True):
+    version: int
+
+
+class Tell(msgspec.Struct, tag="tell", array_like=True):
+    body: msgspec.Raw
+
+
+class Ask(msgspec.Struct, tag="ask", array_like=True):
+    id: int
+    body: msgspec.Raw
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+    id: int
+
+
+class Signal(msgspec.Struct, tag="signal", array_like=True):
+    key: str
+    body: msgspec.Raw
+
+
+class Stop(msgspec.Struct, tag="stop", array_like=True):
+    pass
+
+
+class Taken(msgspec.Struct, tag="taken", array_like=True):
+    total: int
+
+
+class Answer(msgspec.Struct, tag="answer", array_like=True):
+    id: int
+    taken: int
+    body: msgspec.Raw
+
+
+class Refused(msgspec.Struct, tag="refused", array_like=True):
+    id: int
+    taken: int
+    body: msgspec.Raw
+
+
+class Crashed(msgspec.Struct, tag="crashed", array_like=True):
+    kind: str
+    text: str
+    traceback: str
+
+
+Down = Hello | Tell | Ask | Cancel | Signal | Stop
+Up = Started | Taken | Answer | Refused | Crashed
+
+DOWN = msgspec.msgpack.Decoder(Down)
+UP = msgspec.msgpack.Decoder(Up)
+
+
+class Link:
+    """One end of a channel: frames over a non-blocking stream socket, which the link does not own.
+
+    One task receives; :meth:`run_writer` runs beside for as long as the link is used. A broken or closed socket shows
+    to the receiver, as the end; the writing side drops what it has.
+    """
+
+    def __init__(self, sock: socket.socket, decode: Callable[[bytes | memoryview], Any]) -> None:
+        self._sock = sock
+        self._decode = decode
+        self._in = bytearray()
+        self._out = bytearray()
+        self._kick = trio.Event()
+        self._empty = trio.Event()
+        self._empty.set()
+
+    def post(self, frame: msgspec.Struct, *, now: bool = True) -> None:
+        """Send a frame. Never waits: what the socket does not take is sent as soon as it does (:meth:`drained` waits).
+        ``now=False`` leaves it to the next turn of the writer, so that several frames leave together. Raises
+        :class:`ProtocolError` for a frame over :data:`MAX_FRAME`."""
+        data = encode(frame)
+        if len(data) > MAX_FRAME:
+            raise ProtocolError(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME}")
+        self._out += len(data).to_bytes(4, "little")
+        self._out += data
+        if now:
+            self._send()
+        if self._out and self._empty.is_set():
+            self._empty = trio.Event()
+            self._kick.set()
+
+    @property
+    def backlog(self) -> int:
+        """Bytes posted and not yet sent."""
+        return len(self._out)
+
+    async def drained(self) -> None:
+        """Wait until everything posted is sent (or the socket broken)."""
+        await self._empty.wait()
+
+    async def run_writer(self) -> None:
+        while True:
+            await self._kick.wait()
+            self._kick = trio.Event()
+            self._send()
+            while self._out:
+                await trio.lowlevel.wait_writable(self._sock)
+                self._send()
+            self._empty.set()
+
+    async def receive(self) -> Any:
+        """The next frame; ``None`` at the end. Cancelled, it loses nothing. Raises :class:`ProtocolError`, after which
+        the link is of no use. A checkpoint when it has to wait."""
+        while True:
+            if len(self._in) >= 4:
+                length = int.from_bytes(self._in[:4], "little")
+                if length > MAX_FRAME:
+                    raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME}")
+                if len(self._in) >= 4 + length:
+                    frame = bytes(self._in[4 : 4 + length])
+                    del self._in[: 4 + length]
+                    try:
+                        return self._decode(frame)
+                    except msgspec.DecodeError as error:
+                        raise ProtocolError(str(error)) from error
+            try:
+                data = self._sock.recv(65536)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._sock)
+                continue
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._in += data
+
+    def _send(self) -> None:
+        try:
+            del self._out[: self._sock.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._out.clear()

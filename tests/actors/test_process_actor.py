@@ -1,0 +1,370 @@
+"""Process actors: the contract of an actor, across a process boundary, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_actors.actors import (
+    Actor,
+    ActorCrashed,
+    ActorRef,
+    ActorStopped,
+    ChildProcess,
+    Escalation,
+    MailboxFull,
+    Refusal,
+    Restarts,
+    open_launcher,
+    open_supervisor,
+    process_actor,
+    python_module,
+)
+from omni_actors.actors.errors import ProcessDied, ProtocolError, RemoteFailure
+from omni_actors.actors.process_actor import WINDOW, ProcessActor
+from omni_actors.actors.wire import DOWN, MAX_FRAME, UP, Ask, Crashed, Hello, Link, Signal, Tell, encode
+
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+
+
+@asynccontextmanager
+async def remote(
+    actor: str = "Recorder", *, capacity: int = 256, restarts: Restarts | None = None, **arguments: Any
+) -> AsyncIterator[ActorRef[Any]]:
+    async with open_launcher() as launcher, open_supervisor(restarts=restarts) as root:
+
+        def make() -> Actor[Any]:
+            return ProcessActor(launcher, f"remote_actors:{actor}", arguments, env=ENV)
+
+        ref = root.start(make, name="remote", capacity=capacity)
+        with trio.fail_after(20):
+            await ref.wait_ready()
+        yield ref
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+async def test_tells_and_asks_arrive_in_order() -> None:
+    async with remote(capacity=1000) as ref:
+        for number in range(5 * WINDOW):
+            ref.tell(number)
+        assert await ref.ask("log", within=20) == list(range(5 * WINDOW))
+        assert await ref.ask("pid", within=20) != os.getpid()
+
+
+async def test_messages_are_decoded_to_the_actors_type_and_answers_to_the_askers() -> None:
+    async with open_launcher() as launcher, open_supervisor() as root:
+        ref = root.start(lambda: ProcessActor(launcher, "remote_actors:Typed", answer_type=int, env=ENV), name="typed")
+        assert await ref.ask({"type": "add", "left": 3, "right": 4}, within=20) == 7
+        with pytest.raises(Refusal) as refused:
+            await ref.ask({"type": "fail", "text": "no"}, within=20)
+        assert refused.value.value == {"type": "fail", "text": "no"}
+        with pytest.raises(Refusal, match=r"not a message of this actor: Expected `int`"):
+            await ref.ask({"type": "add", "left": "three", "right": 4}, within=20)
+
+
+async def test_an_answer_of_another_type_is_refused() -> None:
+    async with open_launcher() as launcher, open_supervisor() as root:
+        ref = root.start(lambda: ProcessActor(launcher, "remote_actors:Recorder", answer_type=int, env=ENV), name="r")
+        with pytest.raises(Refusal, match="the answer is not what was expected"):
+            await ref.ask("word", within=20)
+
+
+async def test_what_cannot_be_encoded_is_refused_on_either_side() -> None:
+    async with remote() as ref:
+        with pytest.raises(Refusal, match="the message cannot be sent"):
+            await ref.ask(object(), within=20)
+        with pytest.raises(Refusal, match="over the limit"):
+            await ref.ask(bytes(MAX_FRAME), within=20)
+        with pytest.raises(Refusal, match="the answer cannot be sent"):
+            await ref.ask("object", within=20)
+        pid = await ref.ask("pid", within=20)
+        ref.tell(object())
+        ref.signal("unsent", object())
+        assert await ref.ask("pid", within=20) == pid  # nothing of this was a crash
+
+
+async def test_a_big_message_passes_in_both_directions() -> None:
+    async with remote() as ref:
+        big = os.urandom(3 << 20)
+        assert await ref.ask(big, within=20) == big
+
+
+async def test_signals_pass_merged() -> None:
+    async with remote() as ref:
+        ref.tell(["sleep", 0.2])
+        for number in range(1000):
+            ref.signal("ack", number)
+        assert await ref.ask("log", within=20) == [["ack", 999], "begun", "slept"]
+
+
+async def test_deferred_answers_pass() -> None:
+    async with remote() as ref:
+        answers: dict[int, int] = {}
+
+        async def ask(number: int) -> None:
+            answers[number] = await ref.ask("defer", within=20)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(ask, number)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            assert await ref.ask("pid", within=20)
+            ref.tell("settle")
+        assert answers == {0: 0, 1: 1, 2: 2}
+
+
+async def test_a_full_mailbox_refuses_and_nothing_taken_is_lost() -> None:
+    async with remote(capacity=8) as ref:
+        ref.tell(["sleep", 0.5])
+        taken = 0
+        with pytest.raises(MailboxFull):
+            while True:
+                ref.tell(taken)
+                taken += 1
+                await trio.testing.wait_all_tasks_blocked()
+        assert taken >= WINDOW
+        with trio.fail_after(20):
+            while ref.depth > 7:
+                await trio.sleep(0.01)
+        assert await ref.ask("log", within=20) == ["begun", "slept", *range(taken)]
+
+
+# --- cancellation ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_ask_cancels_the_work_there() -> None:
+    async with remote() as ref:
+        with pytest.raises(trio.TooSlowError):
+            await ref.ask(["sleep", 600], within=0.2)
+        assert await ref.ask("log", within=5) == ["begun", "cancelled"]
+
+
+async def test_a_cancelled_ask_that_waits_there_is_not_begun() -> None:
+    async with remote() as ref:
+        ref.tell(["sleep", 0.5])
+        with pytest.raises(trio.TooSlowError):
+            await ref.ask("late", within=0.1)
+        assert await ref.ask("log", within=20) == ["begun", "slept"]
+
+
+async def test_withdrawn_asks_use_up_no_window() -> None:
+    async with remote(capacity=8) as ref:
+        ref.tell(["sleep", 0.5])
+        for _ in range(4):
+            async with trio.open_nursery() as nursery:
+                for number in range(WINDOW // 2):
+                    nursery.start_soon(_ask_in_vain, ref, number)
+                    await trio.testing.wait_all_tasks_blocked()
+        assert await ref.ask("log", within=20) == ["begun", "slept"]
+
+
+async def _ask_in_vain(ref: ActorRef[Any], message: Any) -> None:
+    with trio.move_on_after(0.02):
+        await ref.ask(message, within=20)
+
+
+# --- death -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_crash_there_is_a_crash_here_with_the_remote_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async with remote() as ref:
+        before = await ref.ask("pid", within=20)
+        with pytest.raises(ActorCrashed, match="RemoteFailure: ValueError: remote boom") as caught:
+            await ref.ask("crash", within=20)
+        cause = caught.value.__cause__
+        assert isinstance(cause, RemoteFailure)
+        assert cause.kind == "ValueError"
+        assert "remote_actors.py" in cause.remote_traceback
+        assert await ref.ask("pid", within=20) != before
+    assert "in receive" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["kill", "exit"])
+async def test_the_death_of_the_process_fails_what_it_held(way: str) -> None:
+    async with remote() as ref:
+        pid = await ref.ask("pid", within=20)
+        deaths: list[Any] = []
+
+        async def ask(message: Any) -> None:
+            with pytest.raises(ActorCrashed) as caught:
+                await ref.ask(message, within=20)
+            deaths.append(caught.value.__cause__)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "defer")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            if way == "kill":
+                nursery.start_soon(ask, ["sleep", 600])
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                os.kill(pid, signal.SIGKILL)
+            else:
+                nursery.start_soon(ask, "exit")
+        assert len(deaths) == 2
+        for death in deaths:
+            assert isinstance(death, ProcessDied)
+            assert (death.death.signal, death.death.code) == ((9, None) if way == "kill" else (None, 7))
+        assert await ref.ask("pid", within=20) != pid
+
+
+async def test_stop_tears_down_there(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    async with remote(marker=str(marker)) as ref:
+        pid = await ref.ask("pid", within=20)
+        ref.stop()
+        with trio.fail_after(10):
+            await ref.wait_stopped()
+        assert marker.read_text() == "torn down"
+        assert not Path(f"/proc/{pid}").exists()
+        with pytest.raises(ActorStopped):
+            ref.tell(1)
+
+
+async def test_a_process_that_hears_nothing_is_stopped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_actor, "STOP_S", 0.1)
+    async with remote() as ref:
+        pid = await ref.ask("pid", within=20)
+        os.kill(pid, signal.SIGSTOP)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("actor", "arguments", "kind"),
+    [
+        ("Recorder", {"fail": True}, "OSError"),
+        ("Recorder", {"unknown": 1}, "TypeError"),
+        ("Missing", {}, "AttributeError"),
+    ],
+)
+async def test_a_setup_that_fails_there_fails_here(actor: str, arguments: dict[str, Any], kind: str) -> None:
+    with pytest.raises(Escalation) as caught:
+        async with remote(actor, restarts=Restarts(limit=0), **arguments):
+            raise AssertionError("it became ready")
+    assert isinstance(caught.value.__cause__, RemoteFailure)
+    assert caught.value.__cause__.kind == kind
+
+
+async def test_a_setup_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_actor, "START_S", 0.5)
+    with pytest.raises(Escalation, match="TooSlowError"):
+        async with remote(restarts=Restarts(limit=0), slow_s=600):
+            raise AssertionError("it became ready")
+
+
+async def test_cancelling_the_tree_ends_the_process() -> None:
+    pids: list[int] = []
+
+    async def own(task_status: trio.TaskStatus[None]) -> None:
+        async with remote() as ref:
+            pids.append(await ref.ask("pid", within=20))
+            task_status.started()
+            await ref.ask(["sleep", 600], within=600)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(own)
+        nursery.cancel_scope.cancel()
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
+# --- the channel -----------------------------------------------------------------------------------------------------
+
+
+async def last_words(child: ChildProcess, *sent: bytes) -> tuple[list[Any], int | None]:
+    for data in sent:
+        child.sock.send(data)
+    link = Link(child.sock, UP.decode)
+    frames = []
+    with trio.fail_after(20):
+        while (frame := await link.receive()) is not None:
+            frames.append(frame)
+        return frames, (await child.wait()).code
+
+
+async def test_another_version_is_told_so() -> None:
+    hello = encode(Hello(99, "remote_actors:Recorder", {}, 64))
+    async with open_launcher() as launcher:
+        child = launcher.spawn(python_module("omni_actors.actors.remote"), env=ENV)
+        frames, code = await last_words(child, len(hello).to_bytes(4, "little") + hello)
+    (crashed,) = frames
+    assert isinstance(crashed, Crashed)
+    assert "speaks version 1" in crashed.text
+    assert code == 1
+
+
+FRAMES = st.one_of(
+    st.builds(Tell, st.binary(max_size=50).map(lambda b: msgspec.Raw(encode(b)))),
+    st.builds(Ask, st.integers(0, 2**60), st.text().map(lambda t: msgspec.Raw(encode(t)))),
+    st.builds(Signal, st.text(), st.none().map(lambda n: msgspec.Raw(encode(n)))),
+)
+
+
+@given(frames=st.lists(FRAMES, max_size=10), cut=st.integers(1, 40))
+async def test_frames_survive_any_cutting_of_the_stream(frames: list[Any], cut: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        link = Link(ours, DOWN.decode)
+        data = b"".join(len(f).to_bytes(4, "little") + f for f in map(encode, frames))
+        received = []
+
+        async def receive() -> None:
+            while (frame := await link.receive()) is not None:
+                received.append(frame)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            for start in range(0, len(data), cut):
+                theirs.send(data[start : start + cut])
+                await trio.lowlevel.checkpoint()
+            theirs.shutdown(socket.SHUT_WR)
+    assert list(map(encode, received)) == list(map(encode, frames))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (MAX_FRAME + 1).to_bytes(4, "little"),
+        b"\x01\0\0\0" + b"\xc1",  # no msgpack
+        b"\x06\0\0\0" + encode(["nope"]),  # no frame
+    ],
+)
+async def test_nonsense_is_an_error_of_the_channel(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.send(data)
+        with pytest.raises(ProtocolError):
+            await Link(ours, DOWN.decode).receive()
+
+
+async def test_a_link_sends_what_the_socket_did_not_take_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        out, into = Link(ours, UP.decode), Link(theirs, DOWN.decode)
+        body = msgspec.Raw(encode(bytes(1 << 20)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(out.run_writer)
+            for _ in range(3):
+                out.post(Tell(body))
+            assert out.backlog > 0
+            with trio.fail_after(10):
+                for _ in range(3):
+                    assert bytes((await into.receive()).body) == bytes(body)
+                await out.drained()
+            assert out.backlog == 0
+            nursery.cancel_scope.cancel()
