@@ -1,0 +1,121 @@
+"""``kill -9`` of every worker of a served demo in turn, and of the server, over real HTTP."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .server import Server, in_thread, serving, wait_gone
+
+pytestmark = [pytest.mark.weights, pytest.mark.slow, pytest.mark.deadline(180)]
+
+
+@pytest.fixture(scope="module")
+def server(demo_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("kills"), "--set", "limits.restart_delay_s=0.5") as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def question(server: Server) -> str:
+    """A spoken question, base64 of a WAV."""
+    status, wav = server.post(
+        "/v1/audio/speech",
+        {"model": "omni-demo", "input": "What is the capital of France?", "voice": "heart", "response_format": "wav"},
+    )
+    assert status == 200
+    return base64.b64encode(wav).decode()
+
+
+def long_chat(question: str | None, *modalities: str) -> dict[str, Any]:
+    content: Any = "Tell me a long story about a small robot."
+    if question is not None:
+        content = [{"type": "input_audio", "input_audio": {"data": question, "format": "wav"}}]
+    body: dict[str, Any] = {
+        "model": "omni-demo",
+        "messages": [{"role": "user", "content": content}],
+        "modalities": list(modalities),
+        "max_tokens": 400,
+        "ignore_eos": True,
+    }
+    if "audio" in modalities:
+        body["audio"] = {"voice": "heart", "format": "wav"}
+    return body
+
+
+@pytest.mark.parametrize("stage", ["llm", "acoustic", "vocoder", "asr", "media"])
+def test_a_killed_worker_fails_what_is_in_it_by_name_and_comes_back(server: Server, question: str, stage: str) -> None:
+    victim = server.workers()[stage]
+    # SIGSTOP holds the stage, so that the request is surely in it when it is killed.
+    os.kill(victim, signal.SIGSTOP)
+    spoken = stage in ("asr", "media")
+    if stage == "media":  # a body with media is parsed there before there is a request
+        lost = in_thread(lambda: server.post("/v1/chat/completions", long_chat(question, "text")))
+    else:
+        modalities = ("text",) if spoken or stage == "llm" else ("text", "audio")
+        lost = in_thread(
+            lambda: server.post("/v1/chat/completions", long_chat(question if spoken else None, *modalities))
+        )
+    other = None
+    if stage != "llm":
+        other = in_thread(lambda: server.post("/v1/chat/completions", long_chat(None, "text") | {"max_tokens": 40}))
+    else:
+        other = in_thread(
+            lambda: server.post("/v1/audio/speech", {"model": "omni-demo", "input": "Hello.", "voice": "heart"})
+        )
+    server.wait_for(lambda: _in_flight(server) >= 1, 30)
+    os.kill(victim, signal.SIGKILL)
+    status, body = lost()
+    assert status == 503, body
+    assert body["error"]["code"] in ("stage_died", "stage_unavailable")
+    assert stage in body["error"]["message"]
+    assert other()[0] == 200
+    server.wait_for(server.healthy, 60)
+    assert server.workers()[stage] != victim
+    assert server.post("/v1/chat/completions", long_chat(question, "text") | {"max_tokens": 8})[0] == 200
+    spoken_answer = server.post("/v1/chat/completions", long_chat(None, "text", "audio") | {"max_tokens": 8})
+    assert spoken_answer[0] == 200, spoken_answer
+
+
+def _in_flight(server: Server) -> int:
+    """Requests that the serving process has begun and not answered, by its own metric."""
+    status, text = server.get("/metrics")
+    assert status == 200
+    for line in text.decode().splitlines():
+        if line.startswith("omni_actors_http_requests_in_flight "):
+            return int(float(line.rsplit(" ", 1)[1])) - 1  # this one
+    raise AssertionError("no metric of requests in flight")
+
+
+def test_the_serving_process_never_loads_torch(server: Server) -> None:
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    for library in ("libtorch", "onnxruntime", "libav"):
+        assert library not in maps, library
+
+
+def test_kill_9_of_the_server_leaves_no_process_and_no_shared_memory(demo_weights: Path, tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    with serving(tmp_path) as it:
+        pids = list(it.workers().values())
+        assert len(pids) == 5
+        pending = in_thread(lambda: _lost(it))
+        it.wait_for(lambda: _in_flight(it) >= 1, 10)
+        it.process.kill()
+        it.process.wait(5)
+        assert wait_gone(pids, 2.0) == []
+        assert pending() == "connection lost"
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def _lost(server: Server) -> str:
+    try:
+        server.post("/v1/chat/completions", long_chat(None, "text", "audio"))
+    except OSError:
+        return "connection lost"
+    return "answered"
