@@ -36,8 +36,6 @@ EARLY = {"model": "the argument MODEL", "pipeline": "--pipeline", "platform": "-
 """Keys of a deploy file that decide which other keys there are; the command line has a word of its own for each."""
 
 START_TIMEOUT_S = 300.0
-STEP_TIMEOUT_S = 120.0
-
 MEDIA = "omni_actors.media.stage:STAGE"
 """Dotted name of the implicit media stage."""
 
@@ -233,7 +231,6 @@ def _stage(
         options=MappingProxyType(options),
         limits=MappingProxyType(limits),
         start_timeout_s=settings.get(f"{at}.start_timeout_s", START_TIMEOUT_S),
-        step_timeout_s=settings.get(f"{at}.step_timeout_s", STEP_TIMEOUT_S),
         environment=MappingProxyType(environment),
     )
 

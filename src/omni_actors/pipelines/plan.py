@@ -95,8 +95,6 @@ class StagePlan:
     limits: Mapping[str, int]
     start_timeout_s: float
     """From process start to Ready; loading shows progress but does not extend it."""
-    step_timeout_s: float
-    """Longest single engine step; a worker that is silent for longer is replaced."""
     environment: Mapping[str, str]
 
     @property

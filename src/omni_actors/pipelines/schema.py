@@ -93,7 +93,6 @@ def _stage(stage: Stage) -> Group:
         "replicas": Leaf(integer(1), "Worker processes of this stage."),
         "balancer": Leaf(one_of("least_queue", "round_robin"), "How requests are spread over replicas."),
         "start_timeout_s": Leaf(number(0.1), "From process start to ready."),
-        "step_timeout_s": Leaf(number(0.1), "Longest single step; a worker silent for longer is replaced."),
         "environment": Leaf(environment, "Environment variables of the workers."),
         "strategy": Group(
             {name: Leaf(integer(1), doc) for name, doc in STRATEGY_DOC.items()}, "Parallel degrees inside a replica."
