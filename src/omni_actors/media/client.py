@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from omni_actors.media import questions as q
-from omni_actors.media.limits import FORMATS, PIECE
+from omni_actors.media.limits import FORMATS, PIECE, unknown_format
 from omni_actors.media.wav import PcmEncoder
-from omni_actors.protocol.errors import OmniError, deadline_exceeded, invalid_request
+from omni_actors.protocol.errors import OmniError, deadline_exceeded
 from omni_actors.protocol.request import MediaRef
 
 log = logging.getLogger(__name__)
@@ -233,9 +233,3 @@ async def _pieces(data: Data) -> AsyncIterator[bytes]:
     async for given in data:
         for at in range(0, len(given), PIECE):
             yield given[at : at + PIECE]
-
-
-def unknown_format(format: str) -> OmniError:
-    """The 400 for a ``response_format`` that is none of :data:`FORMATS`."""
-    known = ", ".join(FORMATS)
-    return invalid_request(f"Unknown audio format {format[:40]!r}; one of: {known}.", "response_format")

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import av
 import numpy as np
 
-from omni_actors.media.limits import FORMATS, PIECE
+from omni_actors.media.limits import FORMATS, PIECE, unknown_format
 from omni_actors.media.wav import PcmEncoder
 from omni_actors.protocol.errors import OmniError, invalid_request
 
@@ -78,8 +78,7 @@ def open_encoder(format: str, sample_rate: int, channels: int, streaming: bool) 
 
 def check_shape(format: str, sample_rate: int, channels: int) -> None:
     if format not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise invalid_request(f"Unknown audio format {format[:40]!r}; one of: {known}.", "response_format")
+        raise unknown_format(format)
     if not MIN_RATE <= sample_rate <= MAX_RATE or channels not in (1, 2):
         raise invalid_request(
             f"Audio of {sample_rate} Hz and {channels} channels cannot be encoded.", "response_format"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from omni_actors.protocol.errors import OmniError, invalid_request
+
 PIECE = 1 << 20
 """Bytes. Bodies, PCM and encoded audio cross the process boundary in pieces of at most this size."""
 
@@ -12,6 +14,12 @@ CLIP_RATE = 16_000
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 """What audio can be encoded to: OpenAI's six."""
+
+
+def unknown_format(format: str) -> OmniError:
+    """The 400 for a ``response_format`` that is none of :data:`FORMATS`."""
+    known = ", ".join(FORMATS)
+    return invalid_request(f"Unknown audio format {format[:40]!r}; one of: {known}.", "response_format")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
