@@ -15,6 +15,7 @@ from omni_actors.worker.bridge import Bridge
 @dataclass(slots=True, eq=False)
 class Route:
     """One outgoing edge of one request. ``seq`` chunks are sent, ``acked`` consumed; ``slots`` hold what is between.
+    ``queued`` more leave at the end of this step: they have their credits already.
 
     On an edge in ``full`` mode everything is ``held`` here and published at once, when the stage has finished.
     """
@@ -23,12 +24,13 @@ class Route:
     link: Link | None
     seq: int = 0
     acked: int = 0
+    queued: int = 0
     slots: deque[tuple[int, Slot]] = field(default_factory=deque)
     held: list[Payload] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
-        return self.link is None or self.seq - self.acked < self.edge.capacity
+        return self.link is None or self.seq + self.queued - self.acked < self.edge.capacity
 
 
 @dataclass(slots=True, eq=False)

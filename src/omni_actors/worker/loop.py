@@ -364,6 +364,9 @@ class Worker:
         job = self._jobs.get(key)
         if job is not None and job.routes:
             self._emits.append(_Emit(job, payload))
+            for route in job.routes:
+                if route.edge.mode != "full":
+                    route.queued += 1
 
     def consumed(self, key: int, port: str) -> None:
         job = self._jobs.get(key)
@@ -446,6 +449,7 @@ class Worker:
                 continue
             touched[route.link.id] = route.link
             if route.edge.mode != "full":
+                route.queued -= emit.payload is not None
                 now.append(route)
                 continue
             if emit.payload is not None:
