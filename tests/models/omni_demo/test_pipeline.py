@@ -14,10 +14,9 @@ def test_the_declaration_makes_sense() -> None:
     check_declaration(PIPELINE)
 
 
-def test_its_own_adapters_and_bridges_exist() -> None:
-    names = [stage.adapter for stage in PIPELINE.stages] + [edge.bridge for edge in PIPELINE.edges if edge.bridge]
-    for name in names:
-        assert callable(pkgutil.resolve_name(name)), name
+def test_its_bridges_exist() -> None:
+    for edge in PIPELINE.edges:
+        assert edge.bridge is None or callable(pkgutil.resolve_name(edge.bridge)), edge.bridge
 
 
 def test_the_serving_process_can_import_it_for_nothing() -> None:

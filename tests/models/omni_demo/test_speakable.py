@@ -42,6 +42,8 @@ from omni_actors.models.omni_demo.speakable import speakable
         ("a\u200bb\u00adc\x07d", "abcd"),
         ("two\nlines", "two lines"),
         ("**left open", "left open"),
+        ("10⁶, m², 10⁻³ and ① ٣", "10 to the power of 6, m squared, 10 to the power of minus 3 and 1 3"),
+        ("1234567890123 and 1,234,567,890,123", "1 2 3 4 5 6 7 8 9 0 1 2 3 and 1 2 3 4 5 6 7 8 9 0 1 2 3"),
         ("$5.99 on 10/12/2019 at 9:30am, 20°C, 50%", "$5.99 on 10/12/2019 at 9:30am, 20°C, 50%"),
     ],
 )

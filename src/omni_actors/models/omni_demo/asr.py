@@ -92,10 +92,8 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
         samples = payload.tensors["samples"]
         rate = payload.meta["sample_rate"]
         if len(samples) > self._max_seconds * rate:
-            seconds = len(samples) / rate
-            raise invalid_request(
-                f"The audio is {seconds:.0f} s long; at most {self._max_seconds:.0f} s.", param="file"
-            )
+            message = f"The audio is {len(samples) / rate:.0f} s long; the most is {self._max_seconds:.0f} s."
+            raise invalid_request(message, param="file")
         if rate != RATE:
             samples = soxr.resample(samples, rate, RATE)
         samples = np.asarray(samples, np.float32)

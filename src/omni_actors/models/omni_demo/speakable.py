@@ -46,6 +46,10 @@ _SPELLED = {
     ":": " colon ",
 }
 
+_POWER = re.compile(r"(?<=[\w)])⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_LONG_NUMBER = re.compile(r"\d{1,3}(?:,\d{3}){4,}|\d{13,}")
+"""From a trillion on, digits are easier to follow than names (and the voice knows no names beyond)."""
+
 _SYMBOLS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -93,16 +97,32 @@ def speakable(sentence: str) -> str:
     """The words of a sentence for the voice, on one line; empty if there is nothing in it to say."""
     text = sentence.translate(_FULL_WIDTH).translate(_PUNCTUATION)
     text = " ".join(text.split("\n"))
+    text = _POWER.sub(_spell_power, text)
+    text = "".join(_plain_digit(character) for character in text)
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     text = _URL.sub(_spell_url, text)
     text = _EMAIL.sub(lambda match: _spell(match[0]), text)
     text = _DOMAIN.sub(lambda match: _spell(match[0]), text)
+    text = _LONG_NUMBER.sub(lambda match: " ".join(match[0].replace(",", "")), text)
     for pattern, replacement in _SYMBOLS:
         text = pattern.sub(replacement, text)
     text = "".join(character for character in text if not _silent(character))
     text = " ".join(text.split()).lstrip(",;:.!?)-–— ") if text else ""
     return text if any(character.isalnum() for character in text) else ""
+
+
+def _spell_power(match: re.Match[str]) -> str:
+    exponent = "".join("-" if character == "⁻" else str(unicodedata.digit(character)) for character in match[0])
+    return {"2": " squared", "3": " cubed"}.get(exponent, f" to the power of {exponent}")
+
+
+def _plain_digit(character: str) -> str:
+    """Digits of any script and shape as ASCII: the voice cannot read others."""
+    if character.isascii() or not character.isdigit():
+        return character
+    digit = str(unicodedata.digit(character))
+    return digit if character.isdecimal() else f" {digit} "
 
 
 def _spell_url(match: re.Match[str]) -> str:

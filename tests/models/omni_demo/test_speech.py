@@ -1,0 +1,139 @@
+"""The demo's voice on its real weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.models.omni_demo.room import Kept, Stage, Voice
+
+from omni_actors.connectors.payload import Payload, text_payload
+from omni_actors.models.omni_demo.bridges import Sentences
+from omni_actors.models.omni_demo.pipeline import SAMPLE_RATE, VOICES
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.params import Speech
+
+pytestmark = pytest.mark.weights
+
+TEXT = "The capital of France is Paris. It costs $5.99, e.g. today. Shall we go?"
+SENTENCES = 3
+
+
+def seconds(pcm: bytes) -> float:
+    return len(pcm) / 2 / SAMPLE_RATE
+
+
+def test_a_text_becomes_one_payload_per_sentence_in_order(voice: Voice) -> None:
+    payloads = voice.spectra(text=TEXT)
+    assert [payload.meta["index"] for payload in payloads] == list(range(SENTENCES))
+    frames = [payload.tensors["f0"].shape[0] for payload in payloads]
+    assert [payload.tensors["lh"].shape for payload in payloads] == [(601, n) for n in frames]
+    assert all(n > 40 for n in frames)
+
+
+def test_sound_leaves_in_small_pieces_the_first_the_smallest(voice: Voice) -> None:
+    voice.vocoder.admit(None, "frames", voice.spectra(text=TEXT))
+    chunks = voice.vocoder.run().media_chunks
+    sizes = [len(chunk.data) // 2 for chunk in chunks]
+    assert sizes[0] == SAMPLE_RATE // 10
+    assert max(sizes) == SAMPLE_RATE // 2
+    assert all(chunk.meta == {"sample_rate": SAMPLE_RATE, "channels": 1} for chunk in chunks)
+
+
+def test_the_same_request_sounds_the_same_and_another_seed_does_not(voice: Voice) -> None:
+    first = voice.say(TEXT, seed=7)
+    assert voice.say(TEXT, seed=7) == first
+    assert voice.say(TEXT, seed=-1) != first
+    assert len(voice.say(TEXT, seed=8)) == len(first)
+
+
+def test_every_known_name_is_the_one_voice(voice: Voice) -> None:
+    first = voice.say("Hello.")
+    assert all(voice.say("Hello.", voice=name) == first for name in (*VOICES, "default", "Alloy"))
+
+
+def test_sentences_of_an_answer_sound_as_in_a_text_that_is_given_whole(voice: Voice) -> None:
+    bridge = Sentences()
+    payloads = [text_payload(word + " ") for word in TEXT.split()]
+    sentences = [s for p in payloads for s in bridge.feed(p, False)] + bridge.feed(None, True)
+    voice.acoustic.admit(Speech(), "sentences", sentences, routed=True)
+    spectra = [payload for _, payload in voice.acoustic.run().payloads]
+    key = voice.vocoder.admit(None, "frames", spectra)
+    assert voice.vocoder.run().pcm(key) == voice.say(TEXT)
+
+
+def test_requests_side_by_side_sound_as_each_alone(voice: Voice) -> None:
+    texts = [TEXT, "One two three. Four five six.", "A third voice is in the room, and it goes on."]
+    alone = [voice.say(text) for text in texts]
+    keys = [voice.acoustic.admit(Speech(text=text), routed=True) for text in texts]
+    spectra: dict[int, list[Payload]] = {key: [] for key in keys}
+    for key, payload in voice.acoustic.run().payloads:
+        spectra[key].append(payload)
+    sounding = [voice.vocoder.admit(None, "frames", spectra[key]) for key in keys]
+    out = voice.vocoder.run()
+    assert [out.pcm(key) for key in sounding] == alone
+
+
+@pytest.mark.parametrize("speed", [0.25, 0.5, 0.9, 1.25, 2.0, 4.0])
+def test_speed_is_honoured(voice: Voice, speed: float) -> None:
+    plain = seconds(voice.say(TEXT))
+    assert seconds(voice.say(TEXT, speed=speed)) == pytest.approx(plain / speed, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("voice", "nobody", "voice"),
+        ("speed", 0.2, "speed"),
+        ("speed", 4.1, "speed"),
+        ("speed", float("nan"), "speed"),
+        ("language", "fr", "language"),
+        ("instructions", "whisper", "instructions"),
+        ("text", None, "input"),
+        ("text", " \n", "input"),
+        ("text", "...", "input"),
+        ("text", "😀 🎉", "input"),
+        ("text", "你好", "input"),
+        ("text", "a " * 9000, "input"),
+    ],
+)
+def test_what_cannot_be_done_is_the_clients_mistake(
+    voice: Voice, field: str, value: str | float | None, param: str
+) -> None:
+    with pytest.raises(OmniError) as caught:
+        voice.spectra(**{"text": "Hello.", field: value})
+    assert (caught.value.info.status, caught.value.info.param) == (400, param)
+
+
+def test_what_cannot_be_said_is_left_out_of_an_answer(voice: Voice) -> None:
+    said = [text_payload("Hello."), text_payload("😀"), text_payload("---"), text_payload("Bye.")]
+    key = voice.acoustic.admit(Speech(), "sentences", said, routed=True)
+    out = voice.acoustic.run()
+    assert len(out.payloads) == 2
+    silent = voice.acoustic.admit(Speech(), "sentences", [text_payload("😀")], routed=True)
+    assert silent in voice.acoustic.run().done
+    assert key in out.done
+
+
+def test_a_text_of_many_thousand_characters_starts_to_sound_with_its_first_sentence(voice: Voice) -> None:
+    key = voice.acoustic.admit(Speech(text=TEXT * 150), routed=True)
+    out = Kept()
+    voice.acoustic.engine.step(out)
+    assert len(out.payloads) == 1
+    voice.acoustic.engine.abort(key)
+
+
+@pytest.mark.parametrize("text", ["supercalifragilistic" * 30, "1" * 300, "x" * 2000, "a, " * 300, "Hmm" + "!" * 500])
+def test_strange_texts_are_said_somehow(voice: Voice, text: str) -> None:
+    pcm = voice.say(text)
+    assert 0.3 < seconds(pcm) < 400
+    assert np.abs(np.frombuffer(pcm, "<i2")).max() > 1000
+
+
+def test_a_piece_of_sound_has_the_length_that_the_deployment_says(demo_weights: Path, voice: Voice) -> None:
+    vocoder = Stage("vocoder", demo_weights, first_piece_s=0.2, piece_s=0.3)
+    vocoder.admit(None, "frames", voice.spectra(text="Hello there."))
+    sizes = [len(chunk.data) / 2 / SAMPLE_RATE for chunk in vocoder.run().media_chunks]
+    assert sizes[0] == pytest.approx(0.2)
+    assert sizes[1] == pytest.approx(0.3)
