@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 import trio
 import trio.testing
 
+from omni_actors.actors import process, warden
 from omni_actors.actors.process import ChildProcess, Launcher, open_launcher
 
 ADOPT = """
@@ -42,6 +44,7 @@ for code in ("", "; os.setpgid(0, 0)"):  # one in our group, one that moved to a
 OWNER = f"""
 import trio
 import trio.testing
+from omni_actors.actors import process, warden
 from omni_actors.actors.process import open_launcher
 async def main():
     async with open_launcher() as launcher:
@@ -196,9 +199,32 @@ def test_adopt_refuses_a_process_that_no_launcher_made() -> None:
 
 
 def test_a_child_whose_parent_is_gone_before_it_adopts_ends() -> None:
-    env = {**os.environ, "OMNI_ACTORS_CONTROL": "0:1"}  # the parent is not process 1
+    env = {**os.environ, "OMNI_ACTORS_CONTROL": "0:0:1"}  # the parent is not process 1
     done = subprocess.run(python(ADOPT + "print('went on')"), capture_output=True, env=env, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (1, b"")
+
+
+def test_a_child_that_never_gets_its_go_ends() -> None:
+    ours, theirs = socket.socketpair()
+    gate, opener = os.pipe()
+    code = python(ADOPT + "print('went on')")
+    env = {**os.environ, "OMNI_ACTORS_CONTROL": f"{theirs.fileno()}:{gate}:{os.getpid()}"}
+    with (
+        ours,
+        theirs,
+        subprocess.Popen(code, env=env, pass_fds=[theirs.fileno(), gate], stdout=subprocess.PIPE) as child,
+    ):
+        os.close(gate)
+        os.close(opener)  # as the kernel does when the parent dies between the fork and the warden's knowing
+        assert child.communicate(timeout=20)[0] == b""
+    assert child.returncode == 1
+
+
+def test_adopting_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from omni_actors.actors.child import adopt; sys.exit(bool({'trio', 'msgspec'} & set(sys.modules)))"
+    )
+    assert subprocess.run(python(code)).returncode == 0
 
 
 async def test_kill_minus_nine_of_the_child_takes_its_grandchildren_along() -> None:
@@ -242,6 +268,76 @@ def test_nothing_outlives_the_parent(number: int) -> None:
     assert all(map(alive, pids))
     end(owner, number)
     assert gone_within(2, pids), [pid for pid in pids if alive(pid)]
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+@pytest.mark.parametrize("way", ["end of the line", "death of the owner"])
+def test_the_warden_kills_what_is_in_its_care_and_nothing_else(way: str) -> None:
+    ours, theirs = socket.socketpair()
+    with sleeper() as owner, sleeper() as kept, sleeper() as released, sleeper() as stranger:
+        holder = os.getpid() if way == "end of the line" else owner.pid
+        argv = [sys.executable, "-I", "-S", warden.__file__, str(theirs.fileno()), str(holder)]
+        with subprocess.Popen(argv, pass_fds=[theirs.fileno()]) as process:
+            theirs.close()
+            if way == "end of the line":
+                assert ours.recv(1) == b"!"
+            ours.sendall(b"+%d\n+%d\n" % (kept.pid, released.pid))
+            ours.sendall(b"-%d\n" % released.pid)
+            if way == "end of the line":
+                ours.close()
+            assert process.wait(5) == 0
+        ours.close()
+        assert kept.wait(5) == -signal.SIGKILL
+        assert [p.poll() for p in (owner, released, stranger)] == [None] * 3
+        for process in (owner, released, stranger):
+            process.kill()
+
+
+async def test_the_children_of_a_warden_that_cannot_be_replaced_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "WARDEN_BACKOFF_S", 0.01)
+    async with open_launcher() as launcher:
+        lost = launcher.warden_pid
+        with monkeypatch.context() as patch:
+            patch.setattr(warden, "__file__", "/no/such/file")
+            os.kill(lost, signal.SIGKILL)
+            assert gone_within(5, [lost])
+            child = launcher.spawn(python(ADOPT + "control.send(b'!'); time.sleep(600)"))
+            with trio.move_on_after(0.5) as patience:
+                await running(child)
+            assert patience.cancelled_caught
+            assert child.death is None
+        await running(child)
+        assert launcher.warden_pid != lost
+
+
+async def test_a_process_that_outlasts_everything_is_left_to_the_warden(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "KILL_PATIENCE_S", 0.1)
+    monkeypatch.setattr(ChildProcess, "send_signal", lambda self, number: None)  # as if it hung in the kernel
+    async with open_launcher() as launcher:
+        child = launcher.spawn(python(DEAF))
+        await running(child)
+        with pytest.raises(trio.TooSlowError, match="outlasted SIGKILL"):
+            await child.stop(0, 0)
+    assert "is left to the warden" in caplog.text
+    assert os.waitpid(child.pid, 0) == (child.pid, signal.SIGKILL)
+
+
+def test_orphans_that_fall_to_the_owner_are_reaped() -> None:
+    """As when the owner is a container's first process."""
+    code = OWNER.replace("import trio", "import ctypes, os, pathlib, trio; ctypes.CDLL(None).prctl(36, 1)", 1).replace(
+        "await trio.sleep_forever()",
+        """os.kill(child.pid, 9)
+        await child.wait()
+        print(pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)""",
+    )
+    done = subprocess.run(python(code), capture_output=True, text=True)
+    first, second = done.stdout.splitlines()
+    assert second.split() == [first.split()[0]], done.stdout  # the warden is all that is left
 
 
 def test_signals_meant_for_the_application_do_not_end_the_warden() -> None:

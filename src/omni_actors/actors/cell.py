@@ -85,7 +85,7 @@ class Cell:
                             await self._serve(actor)
                         self.current = None  # an interrupted one: its asker has gone
                 except Exception as error:
-                    self._error = self._error or error
+                    self._note(error)
                 self.state = "stopping"
                 self._nursery.cancel_scope.cancel()
         finally:
@@ -204,9 +204,16 @@ class Cell:
         try:
             await function(*args)
         except Exception as error:
-            self._error = self._error or error
+            self._note(error)
             if self._nursery is not None:
                 self._nursery.cancel_scope.cancel()
+
+    def _note(self, error: Exception) -> None:
+        """The first failure ends the life; what fails on the way out is logged."""
+        if self._error is None:
+            self._error = error
+        else:
+            logger.error("actor %r failed on its way out", self.name, exc_info=error)
 
     def _fail_held(self) -> None:
         """Fail the asks that this life took and did not answer."""

@@ -10,7 +10,8 @@ import signal
 import socket
 
 CONTROL_VARIABLE = "OMNI_ACTORS_CONTROL"
-"""Environment variable ``FD:PARENT``: the child's end of the control socket and the pid of the process that owns it."""
+"""Environment variable ``SOCKET:GATE:PARENT``: the descriptors of the control socket and of the pipe that says "go",
+and the pid of the process that owns this one."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -32,7 +33,7 @@ def adopt() -> socket.socket:
     When the parent is gone already, or gave up on this child, the process ends here and now (status 1).
     """
     try:
-        fd, parent = map(int, os.environ.pop(CONTROL_VARIABLE).split(":"))
+        fd, gate, parent = map(int, os.environ.pop(CONTROL_VARIABLE).split(":"))
     except (KeyError, ValueError):
         raise NotAdopted("not started by an omni_actors launcher: no control socket") from None
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -43,9 +44,10 @@ def adopt() -> socket.socket:
         if int(name) > 2:
             with contextlib.suppress(OSError):  # the directory's own descriptor is closed already
                 os.set_inheritable(int(name), False)
+    # The parent says "go" when the warden knows this group. Until then nothing may be started that could survive.
+    if not os.read(gate, 1):
+        os._exit(1)
+    os.close(gate)
     control = socket.socket(fileno=fd)
     control.setblocking(True)
-    # The parent sends one byte once the warden knows this group. Until then nothing may be started that could survive.
-    if not control.recv(1):
-        os._exit(1)
     return control

@@ -34,8 +34,8 @@ from typing import IO, Self
 
 import trio
 
-from omni_actors.actors import warden as warden_module
 from omni_actors.actors.child import CONTROL_VARIABLE
+from omni_actors.actors.custody import Custody, WardenError
 from omni_actors.actors.warden import kill_group
 
 logger = logging.getLogger(__name__)
@@ -43,10 +43,8 @@ logger = logging.getLogger(__name__)
 KILL_PATIENCE_S = 5.0
 """How long a wait goes on after SIGKILL. Only a process in uninterruptible sleep (a broken driver) outlasts it."""
 
-WARDEN_START_S = 10.0
-"""How long a new warden may take until it reports for duty."""
-
-_WARDEN_BACKOFF_S = 5.0
+WARDEN_BACKOFF_S = 5.0
+"""The longest pause between two attempts to replace a lost warden (the first is made at once)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class ChildProcess:
     Made by :meth:`Launcher.spawn`. As an async context manager it kills the group when its block is left.
     """
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes], pidfd: int, sock: socket.socket) -> None:
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], pidfd: int, sock: socket.socket, gate: int) -> None:
         self.name = name
         self.pid: int = popen.pid
         self.pgid: int = popen.pid
@@ -89,6 +87,7 @@ class ChildProcess:
         """Set as soon as the process has ended (its group may still be ending: see :meth:`wait`)."""
         self._popen = popen
         self._pidfd = pidfd
+        self._gate = gate
         self._gone = trio.Event()
         self._reaping = trio.CancelScope(shield=True)
 
@@ -145,6 +144,18 @@ class ChildProcess:
     ) -> None:
         await self._end()
 
+    def _go(self) -> None:
+        """Let the child's ``adopt`` return."""
+        if self._gate >= 0:
+            with contextlib.suppress(BrokenPipeError):  # it may be dead already
+                os.write(self._gate, b"!")
+            self._close_gate()
+
+    def _close_gate(self) -> None:
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
+
     async def _gone_within(self, seconds: float) -> bool:
         with trio.move_on_after(seconds):
             await self._gone.wait()
@@ -160,7 +171,7 @@ class ChildProcess:
 class Launcher:
     """Spawns children and owns them. Made by :func:`open_launcher`."""
 
-    def __init__(self, nursery: trio.Nursery, warden: _Warden) -> None:
+    def __init__(self, nursery: trio.Nursery, warden: Custody) -> None:
         self._nursery = nursery
         self._warden = warden
         self._children: set[ChildProcess] = set()
@@ -176,7 +187,7 @@ class Launcher:
     @property
     def warden_pid(self) -> int:
         """The pid of the warden in office."""
-        return self._warden.popen.pid
+        return self._warden.pid
 
     @trio.lowlevel.enable_ki_protection
     def spawn(
@@ -200,11 +211,16 @@ class Launcher:
         """
         if self._closing:
             raise RuntimeError("the launcher is closing")
-        ours, theirs = socket.socketpair()
-        popen: subprocess.Popen[bytes] | None = None
-        try:
+        with contextlib.ExitStack() as childs, contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair()
+            childs.callback(theirs.close)
+            undo.callback(ours.close)
+            gate, opener = os.pipe()
+            childs.callback(os.close, gate)
+            undo.callback(os.close, opener)
+            ours.setblocking(False)
             environment = dict(os.environ if env is None else env)
-            environment[CONTROL_VARIABLE] = f"{theirs.fileno()}:{os.getpid()}"
+            environment[CONTROL_VARIABLE] = f"{theirs.fileno()}:{gate}:{os.getpid()}"
             popen = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.DEVNULL,
@@ -212,26 +228,21 @@ class Launcher:
                 stderr=stderr,
                 env=environment,
                 cwd=cwd,
-                pass_fds=(theirs.fileno(), *pass_fds),
+                pass_fds=(theirs.fileno(), gate, *pass_fds),
                 start_new_session=True,
             )
-            ours.setblocking(False)
-            child = ChildProcess(name or Path(argv[0]).name, popen, os.pidfd_open(popen.pid), ours)
-        except BaseException:
-            ours.close()
-            if popen is not None:
-                os.killpg(popen.pid, signal.SIGKILL)
-                popen.wait()
-            raise
-        finally:
-            theirs.close()
+            undo.callback(popen.wait)
+            undo.callback(os.killpg, popen.pid, signal.SIGKILL)
+            pidfd = os.pidfd_open(popen.pid)
+            undo.pop_all()
+        child = ChildProcess(name or Path(argv[0]).name, popen, pidfd, ours, opener)
         self._children.add(child)
         self._spawned.add(child)
         self._nursery.start_soon(self._reap, child, name=f"reaper of {child.name}")
-        # First the warden, then the go: a child that runs on can leave nothing behind that the warden does not know of.
-        self._warden.tell(f"+{child.pgid}\n")
-        with contextlib.suppress(OSError):  # it may be dead already
-            ours.send(b"!")
+        # First the warden, then the go: a child that runs on can leave nothing behind that no warden knows of. If the
+        # warden is lost just now, its successor is told and the go is given then.
+        if self._warden.tell(f"+{child.pgid}\n"):
+            child._go()
         return child
 
     async def _reap(self, child: ChildProcess) -> None:
@@ -246,6 +257,7 @@ class Launcher:
                     await _all_readable(dying)
             finally:
                 os.close(child._pidfd)
+                child._close_gate()
             self._warden.tell(f"-{child.pgid}\n")  # before the number is free
             child._popen.wait()
             self._children.discard(child)
@@ -260,11 +272,13 @@ class Launcher:
                 self._warden.bury()
                 while self._warden.buried:
                     if failures:
-                        await trio.sleep(min(_WARDEN_BACKOFF_S, 0.05 * 2**failures))
+                        await trio.sleep(min(WARDEN_BACKOFF_S, 0.05 * 2**failures))
                     try:
-                        self._warden = _Warden()
+                        self._warden = Custody()
                         self._warden.tell("".join(f"+{child.pgid}\n" for child in self._children))
                         await self._warden.report()
+                        for child in self._children:
+                            child._go()
                         failures = 0
                     except (OSError, WardenError) as error:
                         failures += 1
@@ -286,80 +300,6 @@ class Launcher:
         self._keeping.cancel()
 
 
-class WardenError(Exception):
-    """A warden could not be started, so that nothing would keep the promise of this module."""
-
-
-class _Warden:
-    """The parent's side of a warden process. Its making blocks for a fork (some 10 ms)."""
-
-    def __init__(self) -> None:
-        self.sock, theirs = socket.socketpair()
-        try:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", warden_module.__file__, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # it must not hold a pipe open that somebody reads to its end
-                cwd="/",
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except BaseException:
-            self.sock.close()
-            raise
-        finally:
-            theirs.close()
-        self.sock.setblocking(False)
-        self.pidfd = os.pidfd_open(self.popen.pid)
-
-    async def report(self) -> None:
-        """Wait until it is at work."""
-        with trio.move_on_after(WARDEN_START_S):
-            await trio.lowlevel.wait_readable(self.sock)
-        try:
-            if self.sock.recv(1):
-                return
-        except OSError:
-            pass
-        self.popen.kill()
-        raise WardenError("the warden process did not start")
-
-    def tell(self, lines: str) -> None:
-        """Lines to a warden that is lost are lost with it: its successor is told everything anew."""
-        data = lines.encode()
-        try:
-            if self.sock.send(data) == len(data):
-                return
-        except BlockingIOError:
-            pass
-        except OSError:
-            return
-        self.popen.kill()  # it does not read: the next one will
-
-    @property
-    def buried(self) -> bool:
-        return self.pidfd < 0
-
-    def bury(self) -> None:
-        """Reap a warden that has ended."""
-        os.close(self.pidfd)
-        self.pidfd = -1
-        self.sock.close()
-        self.popen.wait()
-
-    async def dismiss(self) -> None:
-        """End it; first it ends what is still in its care."""
-        if self.buried:
-            return
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_WR)
-        with trio.move_on_after(warden_module.PATIENCE_S):
-            await trio.lowlevel.wait_readable(self.pidfd)
-        self.popen.kill()
-        self.bury()
-
-
 @asynccontextmanager
 async def open_launcher() -> AsyncIterator[Launcher]:
     """A :class:`Launcher` with its warden (one small process). Leaving the block, in whatever way, kills every child
@@ -367,7 +307,7 @@ async def open_launcher() -> AsyncIterator[Launcher]:
     it takes at most some seconds. Raises :class:`OSError` or :class:`WardenError` when no warden can be started.
     """
     failure: BaseException | None = None
-    warden = _Warden()
+    warden = Custody()
     launcher: Launcher | None = None
     try:
         await warden.report()

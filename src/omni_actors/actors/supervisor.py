@@ -12,7 +12,7 @@ import trio
 
 from omni_actors.actors.actor import Actor
 from omni_actors.actors.cell import Cell
-from omni_actors.actors.errors import ActorCrashed, ActorStopped, Escalation
+from omni_actors.actors.errors import ActorCrashed, ActorStopped, Escalation, ProcessDied
 from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.tree import Branch, describe
 
@@ -189,7 +189,10 @@ class Supervisor:
         child.last_error = error
         over = self.policy.limit is not None and child.failures > self.policy.limit
         what = "giving up" if over else f"restart in {self.policy.delay(child.failures):g} s"
-        logger.error("%s under %s failed, %d in a row: %s", child.name, self.name, child.failures, what, exc_info=error)
+        # A process that died says how in its message; the way through this process's code says nothing more.
+        trace = None if isinstance(error, ProcessDied) else error
+        template = "%s under %s failed, %d in a row: %s (%s)"
+        logger.error(template, child.name, self.name, child.failures, error, what, exc_info=trace)
         if over:
             self.escalation = self.escalation or Escalation(child.name, child.failures, error)
             if self._nursery is not None:

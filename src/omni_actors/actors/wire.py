@@ -94,11 +94,8 @@ class Crashed(msgspec.Struct, tag="crashed", array_like=True):
     traceback: str
 
 
-Down = Hello | Tell | Ask | Cancel | Signal | Stop
-Up = Started | Taken | Answer | Refused | Crashed
-
-DOWN = msgspec.msgpack.Decoder(Down)
-UP = msgspec.msgpack.Decoder(Up)
+DOWN = msgspec.msgpack.Decoder(Hello | Tell | Ask | Cancel | Signal | Stop)
+UP = msgspec.msgpack.Decoder(Started | Taken | Answer | Refused | Crashed)
 
 
 class Link:
