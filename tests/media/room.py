@@ -15,6 +15,7 @@ import trio
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.media import questions as q
+from omni_actors.media.bridge import JoinClips
 from omni_actors.media.engine import MediaEngine
 from omni_actors.media.limits import PIECE
 from omni_actors.media.wav import wav_header
@@ -124,9 +125,12 @@ class Room:
         while key not in self.finished:
             assert self.engine.step(self)
         del self.finished[key]
-        sent = [payload.tensors["samples"] for key_, payload in self.emitted if key_ == key]
+        bridge = JoinClips()
+        sent = [whole for key_, payload in self.emitted if key_ == key for whole in bridge.feed(payload, False)]
+        assert bridge.feed(None, True) == []
+        assert [payload.meta["index"] for payload in sent] == list(range(len(clips)))
         self.emitted.clear()
-        return sent
+        return [payload.tensors["samples"] for payload in sent]
 
     def gauges(self) -> dict[str, float]:
         counters = self.engine.counters()

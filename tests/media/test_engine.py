@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from tests.media.room import Room, tone, wav
 
+from omni_actors.connectors.payload import pcm_payload
 from omni_actors.media import questions as q
-from omni_actors.media.engine import MediaEngine
+from omni_actors.media.bridge import JoinClips
+from omni_actors.media.engine import PIECE_SAMPLES, MediaEngine
 from omni_actors.media.limits import CLIP_RATE, PIECE
 from omni_actors.media.stage import STAGE
 from omni_actors.protocol.errors import OmniError
@@ -54,8 +56,8 @@ def test_clips_go_out_one_payload_each_in_the_order_asked_for() -> None:
     while room.engine.runnable:
         assert room.engine.step(room)
     assert [(key, payload.kind, payload.meta) for key, payload in room.emitted] == [
-        (5, "pcm", {"sample_rate": CLIP_RATE, "index": 0, "seconds": pytest.approx(0.3)}),
-        (5, "pcm", {"sample_rate": CLIP_RATE, "index": 1, "seconds": pytest.approx(0.1)}),
+        (5, "pcm", {"sample_rate": CLIP_RATE, "index": 0, "seconds": 0.3, "length": 4_800}),
+        (5, "pcm", {"sample_rate": CLIP_RATE, "index": 1, "seconds": 0.1, "length": 1_600}),
     ]
     samples = room.emitted[1][1].tensors["samples"]
     assert samples.dtype == np.float32
@@ -64,6 +66,35 @@ def test_clips_go_out_one_payload_each_in_the_order_asked_for() -> None:
     assert room.gauges()["clips"] == 1
     room.ask(q.Discard(clips=(ids[1],)))
     room.assert_empty()
+
+
+def test_a_long_clip_leaves_in_pieces_one_per_step_and_credit() -> None:
+    room = Room()
+    samples = np.random.default_rng(4).integers(-32768, 32768, 3 * PIECE_SAMPLES + 5, dtype="<i2")
+    long = room.keep(wav(samples.tobytes(), 16_000)).clip
+    before, after = room.keep(CLIP).clip, room.keep(CLIP).clip
+    room.engine.admit(Work(1, "r", {"clips": [before, long, after]}))
+    for step in range(6):
+        room.without_credit = {1}
+        assert not room.engine.step(room)
+        room.without_credit.clear()
+        assert room.engine.step(room)
+        assert len(room.emitted) == step + 1
+    assert list(room.finished) == [1]
+    assert [payload.meta["index"] for _, payload in room.emitted] == [0, 1, 1, 1, 1, 2]
+    assert max(payload.nbytes for _, payload in room.emitted) == PIECE
+    bridge = JoinClips()
+    whole = [clip for place, (_, payload) in enumerate(room.emitted) for clip in bridge.feed(payload, place == 5)]
+    assert [clip.meta["length"] for clip in whole] == [1_600, len(samples), 1_600]
+    assert np.array_equal(whole[1].tensors["samples"], samples / np.float32(32_768))
+    room.assert_empty()
+
+
+def test_a_clip_that_breaks_off_is_no_clip() -> None:
+    bridge = JoinClips()
+    assert bridge.feed(pcm_payload(np.zeros(3, np.float32), CLIP_RATE, length=4), False) == []
+    with pytest.raises(ValueError, match="incomplete"):
+        bridge.feed(None, True)
 
 
 def test_without_credit_nothing_runs_and_nothing_is_lost() -> None:

@@ -7,16 +7,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.media import questions as q
-from omni_actors.media.audio import AUDIO_CODECS, Float32, Samples, Source, decode
+from omni_actors.media.audio import AUDIO_CODECS, Samples, Source, decode
 from omni_actors.media.bodies import ChatBody, decode_base64
-from omni_actors.media.encode import Encoder, check_shape, open_encoder, unavailable, working_formats
+from omni_actors.media.encode import check_shape, open_encoder, unavailable, working_formats
+from omni_actors.media.held import Blob, Clip, Clips, Delivery, Job, Stream
 from omni_actors.media.limits import CLIP_RATE, PIECE, Limits
 from omni_actors.media.tables import Sized, Table, lost
 from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed, too_large
@@ -24,87 +24,10 @@ from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 
+PIECE_SAMPLES = PIECE // 4
+"""16 s: most clips leave in one piece."""
+
 log = logging.getLogger(__name__)
-
-
-class Blob:
-    """A body that comes in pieces; ``param`` names the field that it is. A piece is kept as it came: one buffer that
-    grows would be copied now and then, 20 ms at a time."""
-
-    def __init__(self, param: str | None = None, data: bytes = b"") -> None:
-        self.param = param
-        self.nbytes = 0
-        self.pieces: list[bytes] = []
-        if data:
-            self.write(data)
-
-    def write(self, data: bytes) -> None:
-        self.nbytes += len(data)
-        self.pieces.append(data)
-
-    def join(self) -> Generator[None, None, bytearray]:
-        """The body in one buffer, emptying this (``nbytes`` stays what it was)."""
-        whole = bytearray(self.nbytes)
-        at = 0
-        for number, piece in enumerate(self.pieces):
-            whole[at : at + len(piece)] = piece
-            at += len(piece)
-            self.pieces[number] = b""
-            yield
-        self.pieces.clear()
-        return whole
-
-
-@dataclass(slots=True)
-class Clip:
-    samples: Float32
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.samples.nbytes)
-
-    @property
-    def seconds(self) -> float:
-        return len(self.samples) / CLIP_RATE
-
-
-@dataclass(slots=True)
-class Stream:
-    encoder: Encoder
-    seconds: float = 0.0
-    bytes_per_second: int = 1
-    finished: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return self.encoder.nbytes
-
-
-@dataclass(slots=True)
-class Job:
-    """A question under way. ``work`` returns its answer; ``holds`` is what it keeps in memory meanwhile."""
-
-    question: int
-    owner: str
-    work: Generator[None, None, Any]
-    holds: tuple[Sized, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(held.nbytes for held in self.holds)
-
-
-@dataclass(slots=True)
-class Delivery:
-    """A request's clips on their way to the stages that its edges lead to."""
-
-    clips: deque[Clip]
-    seconds: float
-    sent: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return sum(clip.nbytes for clip in self.clips)
 
 
 class MediaEngine(Engine):
@@ -114,8 +37,10 @@ class MediaEngine(Engine):
     turns of one slice, round robin, for ``slice_s`` in all: a chunk of speech that waits to be encoded never waits for
     somebody's half hour to be decoded.
 
-    A request (``Submit`` with section ``clips``, ids in order) takes its clips out of the table; each becomes one
-    ``pcm`` payload on the request's edges with ``index`` and ``seconds`` in its metadata.
+    A request (``Submit`` with section ``clips``, ids in order) takes its clips out of the table. Each leaves on the
+    request's edges in ``pcm`` payloads of up to :data:`PIECE_SAMPLES`, one per step, with the clip's ``index``,
+    ``seconds`` and ``length`` (in samples) in their metadata; :class:`omni_actors.media.bridge.JoinClips` makes one
+    payload per clip of them.
     """
 
     def __init__(self, hello: Hello, clock: Callable[[], float] = time.monotonic) -> None:
@@ -199,14 +124,23 @@ class MediaEngine(Engine):
             ran = True
             delivery = self._deliveries[key]
             if delivery.clips:
-                clip = delivery.clips.popleft()
-                out.emit(key, pcm_payload(clip.samples, CLIP_RATE, index=delivery.sent, seconds=clip.seconds))
-                delivery.sent += 1
-                self._totals["clips_delivered"] += 1
+                self._send(key, delivery, out)
             if not delivery.clips:
                 del self._deliveries[key]
                 out.finish(key, Usage(audio_input_s=delivery.seconds))
         return ran
+
+    def _send(self, key: int, delivery: Delivery, out: Outbox) -> None:
+        clip = delivery.clips[0]
+        count = len(clip.samples)
+        piece = clip.samples[delivery.at : delivery.at + PIECE_SAMPLES]
+        out.emit(key, pcm_payload(piece, CLIP_RATE, index=delivery.index, seconds=clip.seconds, length=count))
+        delivery.at += len(piece)
+        if delivery.at >= count:
+            delivery.clips.popleft()
+            delivery.index += 1
+            delivery.at = 0
+            self._totals["clips_delivered"] += 1
 
     # Questions.
 
@@ -379,15 +313,3 @@ class MediaEngine(Engine):
 
     def _expire(self) -> None:
         self._totals["expired"] += self._blobs.expire() + self._clips.expire() + self._streams.expire()
-
-
-class Clips:
-    """What :meth:`MediaEngine._parse_chat` has made so far and is making."""
-
-    def __init__(self) -> None:
-        self.made: list[Clip] = []
-        self.growing: tuple[Sized, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(clip.nbytes for clip in self.made) + sum(held.nbytes for held in self.growing)

@@ -43,6 +43,9 @@ MEDIA = "omni_actors.media.stage:STAGE"
 MEDIA_CAPACITY = 8
 """Decoded chunks of one request that may be under way to its entry stage."""
 
+MEDIA_BRIDGE = "omni_actors.media.bridge:JoinClips"
+"""Dotted name of what makes clips of those chunks."""
+
 BASE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Of every worker: models are folders by the time it starts, it tells its progress by frames, and it has one busy
 thread by design."""
@@ -278,7 +281,9 @@ def _model(at: str, stage: Stage, folder: str | None, settings: Settings) -> str
 
 
 def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
-    media = [Edge(MEDIA_STAGE, port, "pcm", capacity=MEDIA_CAPACITY) for port in _audio_ports(pipeline)]
+    media = [
+        Edge(MEDIA_STAGE, port, "pcm", capacity=MEDIA_CAPACITY, bridge=MEDIA_BRIDGE) for port in _audio_ports(pipeline)
+    ]
     found = []
     for index, edge in enumerate((*pipeline.edges, *media)):
         at = edge_path(edge.source, edge.stage, edge.port)
