@@ -20,6 +20,7 @@ import trio
 
 from omni_actors.actors.background import background
 from omni_actors.actors.process import Launcher, open_launcher
+from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
@@ -45,8 +46,10 @@ class StartupError(OmniError):
 class Orchestrator:
     """Made by :func:`open_orchestrator`. Everything public may be called from any task of its trio loop."""
 
-    def __init__(self, plan: Plan, launcher: Launcher, *, log_level: str = "INFO") -> None:
+    def __init__(self, plan: Plan, launcher: Launcher, root: Supervisor, *, log_level: str = "INFO") -> None:
         self.plan = plan
+        self.root = root
+        """The supervisor of all pools: ``root.tree()`` is the live actor tree."""
         self.fed = trio.lowlevel.ParkingLot()
         self.changed = trio.lowlevel.ParkingLot()
         """Woken whenever a replica's state or progress changes."""
@@ -244,11 +247,18 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
     """Start every stage of the plan, side by side, and give the orchestrator at once: await
     :meth:`Orchestrator.wait_ready` before the first request. Leaving the block stops every worker: by message, then
     SIGTERM, then SIGKILL; when it is cancelled the workers are killed. Nothing is left in any case."""
-    async with open_launcher() as launcher:
-        orchestrator = Orchestrator(plan, launcher, log_level=log_level)
-        async with background() as tasks, background(orchestrator._stop) as replicas:
+    limits = plan.limits
+    # Pools never give up: a stage that cannot live is retried for ever, while the others serve.
+    restarts = Restarts(limit=None, first_s=limits.restart_delay_s, cap_s=limits.restart_delay_max_s)
+    async with open_launcher() as launcher, open_supervisor("omni", restarts=restarts) as root:
+        orchestrator = Orchestrator(plan, launcher, root, log_level=log_level)
+        async with background() as tasks:
             tasks.start_soon(orchestrator.deadlines.run, name="deadlines")
-            for pool in orchestrator.pools.values():
+            for name, pool in orchestrator.pools.items():
+                supervisor = root.supervisor(name, restarts=restarts)
                 for replica in pool.replicas:
-                    replicas.start_soon(replica.run, name=f"replica {replica.stage.name}#{replica.index}")
-            yield orchestrator
+                    supervisor.start(replica.begin, name=f"{name}#{replica.index}")
+            try:
+                yield orchestrator
+            finally:
+                orchestrator._stop()

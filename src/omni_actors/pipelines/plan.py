@@ -56,7 +56,7 @@ class DeploymentLimits:
     inline_body_bytes: int = limit(256 << 10, "JSON bodies over this are parsed in the media process.")
     sink_bytes: int = limit(16 << 20, "Output that may wait for one slow client; over it its request is cancelled.")
     query_timeout_s: float = limit(10.0, "Longest wait for a worker's answer to a question (counters, media work).")
-    stop_grace_s: float = limit(5.0, "What a worker gets to finish after a stop message, and again after SIGTERM.")
+    stop_grace_s: float = limit(1.5, "What a worker gets to finish after a stop message, and again after SIGTERM.")
     drain_s: float = limit(30.0, "What requests in flight get to finish when the server is asked to stop.")
     restart_delay_s: float = limit(0.1, "Pause before a dead worker's first restart; doubles with each failure.")
     restart_delay_max_s: float = limit(10.0, "Longest pause between two restarts of a worker.")

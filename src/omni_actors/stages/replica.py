@@ -1,8 +1,8 @@
 """StageReplica: the actor that stands for a worker in the serving process.
 
-It owns the worker's life (spawn, handshake, death, restart with capped backoff) and its control channel. A reader
-advances the requests' records synchronously: no task, channel or nursery per stage of a request. A worker's death is a
-value: every request in it is told, and the replica starts the next incarnation.
+:class:`StageReplica` is its address, which outlives the worker's incarnations; :class:`Incarnation` is one life, an
+actor under the pool's supervisor. A reader advances the requests' records synchronously: no task, channel or nursery
+per stage of a request. A worker's death is a value: every request in it is told, and the next life begins.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import itertools
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
+import msgspec
 import trio
 
-from omni_actors.actors.process import Launcher, python_module
+from omni_actors.actors.actor import Actor
+from omni_actors.actors.errors import ProcessDied
+from omni_actors.actors.process import ChildProcess, Death, Launcher, python_module
 from omni_actors.pipelines.plan import Plan, StagePlan
 from omni_actors.protocol.codec import ProtocolError, frame, up_reader
 from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, stage_died, stage_unavailable
@@ -104,8 +107,6 @@ class StageReplica:
         self._channel: Channel | None = None
         self._queries: dict[int, _Pending] = {}
         self._query_ids = itertools.count(1)
-        self._stopping = False
-        self._pause = trio.CancelScope()
 
     @property
     def name(self) -> str:
@@ -165,96 +166,48 @@ class StageReplica:
 
     # ---- life
 
-    async def run(self) -> None:
-        """Keep a worker alive until cancelled (or until the very first start fails). A later death is followed by a
-        restart after a pause that doubles with each failure in a row, up to a cap."""
-        failures = 0
-        limits = self.plan.limits
-        while True:
-            self.incarnation += 1
-            started = trio.current_time()
-            error = await self._live_once()
-            if self._stopping:
-                return
-            self.last_error = error
-            if not self.was_ready:
-                log.error("%s could not start: %s", self.name, error.message)
-                self._on_change()
-                return
-            # A life that lasted longer than the longest pause was a good one: its end is the first failure again.
-            failures = 1 if trio.current_time() - started > limits.restart_delay_max_s else failures + 1
-            pause = min(limits.restart_delay_s * 2 ** (failures - 1), limits.restart_delay_max_s)
-            log.warning("%s ended (%s); next start in %.1f s", self.name, error.message, pause)
-            self._on_change()
-            with self._pause:
-                await trio.sleep(pause)
-            if self._stopping:
-                return
-            self._pause = trio.CancelScope()
-
-    def stop(self) -> None:
-        """Ask the worker to finish; :meth:`run` returns once it has (or has been killed)."""
-        self._stopping = True
-        self._pause.cancel()
-        if self._channel is not None:
-            self.state = State.DRAINING
-            self._channel.send(frame(Stop(self.plan.limits.stop_grace_s)))
-
-    async def _live_once(self) -> ErrorInfo:
-        """One incarnation, from spawn to death; returns why it ended."""
+    def begin(self) -> Incarnation:
+        """The actor of the next life: the factory that the supervisor calls."""
+        self.incarnation += 1
         self.state = State.STARTING
         self.progress = "starting"
         self._on_change()
+        return Incarnation(self)
+
+    def stop(self) -> None:
+        """Ask the worker to finish. Whoever owns the actor stops that too; this lets all workers end at once."""
+        if self._channel is not None and self.state is not State.DRAINING:
+            self.state = State.DRAINING
+            self._channel.send(frame(Stop(self.plan.limits.stop_grace_s)))
+
+    def _open(self, channel: Channel, pid: int) -> None:
+        self._channel = channel
+        self.pid = pid
         hello = self.plan.hello(
             self.stage.name, self.index, self.incarnation, log_level=self._log_level, parent_pid=os.getpid()
         )
-        environment = {**os.environ, **self.stage.environment}
-        child = self._launcher.spawn(python_module("omni_actors.worker"), name=self.name, env=environment)
-        self.pid = child.pid
-        channel = self._channel = Channel(child.sock)
-        error = ErrorInfo(message="the worker closed its channel", stage=self.stage.name)
-        try:
-            async with child:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(channel.run_writer)
-                    channel.send(frame(hello))
-                    try:
-                        fatal = await self._serve(channel)
-                        error = fatal or error
-                    except trio.TooSlowError:
-                        error = ErrorInfo(message=f"not ready after {self.stage.start_timeout_s:g} s")
-                    except ProtocolError as broken:
-                        error = ErrorInfo(message=f"protocol error: {broken}")
-                    nursery.cancel_scope.cancel()
-                self._dead()
-                if not self._stopping:
-                    child.kill()
-                death = await child.stop(self.plan.limits.stop_grace_s)
-                if death.signal is not None or death.code:
-                    error = ErrorInfo(message=f"{error.message}; {death}", stage=self.stage.name)
-        finally:
-            self._dead()
-        return error
+        channel.send(frame(hello))
 
-    async def _serve(self, channel: Channel) -> ErrorInfo | None:
-        """Read the channel until its end. Returns the worker's last word, if it had one."""
-        reader = up_reader()
-        with trio.fail_after(self.stage.start_timeout_s) as starting:
-            while True:
-                data = await channel.receive()
-                if not data:
-                    return None
-                for message in reader.feed(data):
-                    if type(message) is Step:
-                        self._step(message)
-                        continue
-                    fatal = self._handle(message)
-                    if fatal is not None:
-                        return fatal
-                    if self.state is State.READY:
-                        starting.deadline = float("inf")
+    def _ended(self, error: ErrorInfo | None) -> None:
+        """This life is over: tell everybody who waits for it."""
+        self.state = State.DEAD
+        self.pid = None
+        self.last_error = error or self.last_error
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self.links.clear()
+        requests, self.requests = self.requests, {}
+        died = stage_died(self.stage.name).info
+        for participant in requests.values():
+            participant.on_failed(self, died)
+            participant.on_released(self)
+        queries, self._queries = self._queries, {}
+        for pending in queries.values():
+            pending.event.set()
+        self._on_change()
 
-    def _handle(self, message: Up) -> ErrorInfo | None:
+    def _handle(self, message: Up) -> None:
         match message:
             case Welcome():
                 if message.version != PROTOCOL_VERSION:
@@ -276,11 +229,8 @@ class StageReplica:
                 if pending is not None:
                     pending.reply = message
                     pending.event.set()
-            case Fatal():
-                return message.error
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
-        return None
 
     def _step(self, step: Step) -> None:
         requests = self.requests
@@ -303,21 +253,91 @@ class StageReplica:
             if (it := requests.pop(key, None)) is not None:
                 it.on_released(self)
 
-    def _dead(self) -> None:
-        """Tell everybody who waits for this incarnation. Idempotent."""
-        if self._channel is None:
-            return
-        self.state = State.DEAD
-        self.pid = None
-        self._channel.close()
-        self._channel = None
-        self.links.clear()
-        requests, self.requests = self.requests, {}
-        error = stage_died(self.stage.name).info
-        for participant in requests.values():
-            participant.on_failed(self, error)
-            participant.on_released(self)
-        queries, self._queries = self._queries, {}
-        for pending in queries.values():
-            pending.event.set()
-        self._on_change()
+
+class Incarnation(Actor[Never]):
+    """One life of a replica: from the spawn of a worker to its end.
+
+    Setup returns when the worker is ready, within the stage's start timeout. When the worker ends, by whatever cause,
+    the life ends with :class:`WorkerEnded`, and the pool's supervisor starts the next one after a pause.
+    """
+
+    def __init__(self, replica: StageReplica) -> None:
+        self._replica = replica
+        self._child: ChildProcess
+        self._ready = trio.Event()
+        self._last_word: ErrorInfo | None = None
+
+    async def setup(self) -> None:
+        replica = self._replica
+        stage = replica.stage
+        environment = {**os.environ, **stage.environment}
+        try:
+            self._child = replica._launcher.spawn(
+                python_module("omni_actors.worker"), name=replica.name, env=environment
+            )
+        except OSError as error:
+            replica._ended(ErrorInfo(message=f"the worker could not be started: {error}", stage=stage.name))
+            raise
+        try:
+            channel = Channel(self._child.sock)
+            self.start_soon(channel.run_writer)
+            self.start_soon(self._read, channel)
+            replica._open(channel, self._child.pid)
+            with trio.move_on_after(stage.start_timeout_s):
+                await self._ready.wait()
+            if not self._ready.is_set():
+                self._last_word = ErrorInfo(message=f"not ready after {stage.start_timeout_s:g} s", stage=stage.name)
+                raise WorkerEnded(self._last_word, await self._end())
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._end()
+            raise
+
+    async def teardown(self) -> None:
+        self._replica.stop()
+        await self._end(self._replica.plan.limits.stop_grace_s)
+
+    async def _read(self, channel: Channel) -> None:
+        """Read the channel until its end, and say how the worker ended."""
+        replica = self._replica
+        reader = up_reader()
+        try:
+            while self._last_word is None and (data := await channel.receive()):
+                for message in reader.feed(data):
+                    if type(message) is Step:
+                        replica._step(message)
+                    elif type(message) is Fatal:
+                        self._last_word = message.error
+                    else:
+                        replica._handle(message)
+                if replica.state is State.READY:
+                    self._ready.set()
+        except ProtocolError as error:
+            self._last_word = ErrorInfo(message=f"protocol error: {error}", stage=replica.stage.name)
+        if replica.state is State.DRAINING:
+            return  # it was asked to
+        death = await self._end()
+        raise WorkerEnded(
+            self._last_word or ErrorInfo(message="the worker ended without a word", stage=replica.stage.name), death
+        )
+
+    async def _end(self, grace_s: float = 0.0) -> Death | None:
+        """End the worker, first by patience, then by force; idempotent. ``None`` if not even force helped."""
+        try:
+            death = await self._child.stop(message_s=grace_s, term_s=grace_s)
+        except trio.TooSlowError:
+            death = None  # logged by the launcher, and left to the warden
+        if self._replica.state is not State.DEAD:
+            draining = self._replica.state is State.DRAINING
+            error = self._last_word or ErrorInfo(message="the worker ended", stage=self._replica.stage.name)
+            if death is not None:
+                error = msgspec.structs.replace(error, message=f"{error.message} ({death})")
+            self._replica._ended(None if draining else error)
+        return death
+
+
+class WorkerEnded(ProcessDied):
+    """A worker's life ended, in its own words where it had any."""
+
+    def __init__(self, error: ErrorInfo, death: Death | None) -> None:
+        Exception.__init__(self, error.message if death is None else f"{error.message} ({death})")
