@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omni_actors.connectors.payload import Payload
+from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Prompt, Sampling
@@ -88,9 +89,16 @@ def hello(model: str, dtype: str = "float32", threads: int = 1, **options: Any) 
     )
 
 
-def load(model: str, dtype: str = "float32", **options: Any) -> AutoregressiveEngine:
-    engine = AutoregressiveEngine(hello(model, dtype, **options))
-    engine.load(lambda text, fraction: None)
+def load_adapter(model: str, dtype: str = "float32", **options: Any) -> CausalLM:
+    adapter = CausalLM(hello(model, dtype, **options))
+    adapter.load(lambda text, fraction: None)
+    return adapter
+
+
+def engine_of(adapter: CausalLM, **options: Any) -> AutoregressiveEngine:
+    """An engine of its own around a model that is loaded already."""
+    engine = AutoregressiveEngine(hello("", **options))
+    engine.attach(adapter)
     return engine
 
 

@@ -82,10 +82,23 @@ class AutoregressiveEngine(Engine):
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         torch.set_num_threads(self.hello.threads)
-        self._adapter = adapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
+        adapter: AutoregressiveAdapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
         info = adapter.load(progress)
+        self.attach(adapter)
+        progress("warming up", None)
+        self._warm_up()
+        return {
+            "max_model_len": self._max_len,
+            "kv_blocks": self._pool.total,
+            "block_size": self._pool.block_size,
+            **info,
+        }
+
+    def attach(self, adapter: AutoregressiveAdapter) -> None:
+        """Drive this adapter, which is loaded already, with a cache of its own."""
         options = self.options
         blocks = options.blocks(adapter.decoder.kv_shape.token_bytes)
+        self._adapter = adapter
         self._pool = BlockPool(blocks, options.block_size, options.prefix_cache)
         self._runner = ModelRunner(adapter.decoder, blocks, options.block_size)
         self._scheduler = Scheduler(self._pool, options.max_batch, options.step_tokens)
@@ -93,9 +106,6 @@ class AutoregressiveEngine(Engine):
         self._max_len = min(adapter.max_model_len, blocks * options.block_size)
         if self._max_len < adapter.max_model_len:
             log.warning("the KV cache holds %d tokens: the context is cut to that", self._max_len)
-        progress("warming up", None)
-        self._warm_up()
-        return {"max_model_len": self._max_len, "kv_blocks": blocks, "block_size": options.block_size, **info}
 
     def _warm_up(self) -> None:
         """Run a prompt and a decode, so that the first request does not pay for what is made on first use."""
