@@ -9,7 +9,7 @@ PIPELINE = Pipeline(
             name="ear",
             engine="omni_actors.worker.engines.stub:StubEngine",
             adapter="",
-            ports=(Port("audio", "pcm"),),
+            ports=(Port("audio", "pcm", mode="chunk"),),
             sections=("stub",),
             emits="text",
         ),

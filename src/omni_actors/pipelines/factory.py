@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from omni_actors.pipelines.choose import choose
-from omni_actors.pipelines.declaration import Edge, Pipeline, Stage
+from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
 from omni_actors.pipelines.limits import engine_options, limits_of
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
 from omni_actors.pipelines.plan import (
@@ -282,7 +282,8 @@ def _model(at: str, stage: Stage, folder: str | None, settings: Settings) -> str
 
 def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
     media = [
-        Edge(MEDIA_STAGE, port, "pcm", capacity=MEDIA_CAPACITY, bridge=MEDIA_BRIDGE) for port in _audio_ports(pipeline)
+        Edge(MEDIA_STAGE, place, "pcm", mode=mode, capacity=MEDIA_CAPACITY, bridge=MEDIA_BRIDGE)
+        for place, mode in _audio_ports(pipeline).items()
     ]
     found = []
     for index, edge in enumerate((*pipeline.edges, *media)):
@@ -304,7 +305,8 @@ def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
     return tuple(found)
 
 
-def _audio_ports(pipeline: Pipeline) -> list[str]:
-    """Where decoded audio enters, each place once, in order of declaration."""
+def _audio_ports(pipeline: Pipeline) -> dict[str, Mode]:
+    """Where decoded audio enters, each place once in order of declaration, and whether it is taken as it comes."""
     places = [task.entries[m] for task in pipeline.tasks for m in sorted(MEDIA_MODALITIES) if m in task.entries]
-    return list(dict.fromkeys(places))
+    modes = {f"{stage.name}.{port.name}": port.mode for stage in pipeline.stages for port in stage.ports}
+    return {place: modes.get(place, "full") for place in places}

@@ -30,7 +30,9 @@ ASR = Stage(
     name="asr",
     engine="generation",
     adapter=f"{_FAMILY}.asr:Recogniser",
-    ports=(Port("audio", "pcm", mode="full", doc="The clips, in order: each payload is one clip, mono, at any rate."),),
+    ports=(
+        Port("audio", "pcm", mode="chunk", doc="The clips, in order: each payload is one clip, mono, at any rate."),
+    ),
     sections=("transcription",),
     emits="text",
     model="asr",
