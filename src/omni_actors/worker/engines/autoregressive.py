@@ -217,6 +217,12 @@ class AutoregressiveEngine(Engine):
         moved = self._sample(chunks, logits, out)
         for choice in moved:
             self._hand_out(choice, out)
+        # Only now: several choices of one request may have ended in this step.
+        for key in dict.fromkeys(choice.sequence.key for choice in moved):
+            if self._requests[key].done:
+                out.finish(key, self._requests[key].usage)
+                self._totals["finished"] += 1
+                self._remove(key)
         return True
 
     @torch.inference_mode()
@@ -303,10 +309,6 @@ class AutoregressiveEngine(Engine):
             out.text(delta)
         if request.work.routed and choice.sequence.index == 0 and delta.text:
             out.emit(key, text_payload(delta.text))
-        if request.done:
-            out.finish(key, request.usage)
-            self._totals["finished"] += 1
-            self._remove(key)
 
     def _fail(self, key: int, out: Outbox) -> None:
         """The network gave numbers that are none. What this request alone wrote to the cache may be as bad."""
