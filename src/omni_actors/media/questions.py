@@ -118,17 +118,9 @@ QUESTIONS: dict[str, type[Question]] = {
 }
 
 
-def replica_of(number: int) -> int:
-    """Index of the media stage's replica that gave this id, to a body, a clip or an encoder: only that one knows it."""
-    return number >> REPLICA_SHIFT
-
-
 def first_id(replica: int, incarnation: int) -> int:
     """Where a process's ids begin: they count up from here and never meet those of another replica or life."""
-    return replica << REPLICA_SHIFT | (incarnation & 0xFFFF) << 32 | 1
-
-
-REPLICA_SHIFT = 48
+    return (replica & 0x7FFF) << 48 | (incarnation & 0xFFFF) << 32 | 1
 
 
 class ClipInfo(msgspec.Struct, frozen=True):

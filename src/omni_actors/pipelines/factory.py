@@ -163,6 +163,10 @@ def _stages(
     declared: tuple[Stage, ...], folder: str | None, platform: OmniPlatform, settings: Settings
 ) -> tuple[StagePlan, ...]:
     replicas = {s.name: settings.get(f"stages.{s.name}.replicas", 1) for s in declared}
+    if replicas.get(MEDIA_STAGE, 1) != 1:
+        # A clip lives in the process that decoded it, and a request may bring several.
+        where = settings.where(f"stages.{MEDIA_STAGE}.replicas")
+        raise PlanError(f"{where}: stage '{MEDIA_STAGE}' is one process; more replicas of it are not supported")
     fixed = {
         s.name: settings.given[f"stages.{s.name}.threads"].value
         for s in declared
