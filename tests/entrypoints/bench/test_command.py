@@ -15,7 +15,7 @@ from omni_actors.entrypoints.bench import bench_command
 
 
 def bench(*arguments: object) -> Result:
-    return CliRunner().invoke(bench_command, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    return CliRunner().invoke(bench_command, [str(argument) for argument in arguments], env={"COLUMNS": "80"})
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def server(serve: Callable[..., Any], sse: Any) -> Any:
     return serve([(0.01, whole)])
 
 
-def test_sweep_gives_a_row_per_level_and_counts_every_request(server: Any, tmp_path: Path) -> None:
+def test_sweep_gives_a_column_per_level_and_counts_every_request(server: Any, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     result = bench(
         "chat", "--url", server.url, "--concurrency", "1,2", "--requests", "3", "--repeats", "2", "--json", path
@@ -32,6 +32,8 @@ def test_sweep_gives_a_row_per_level_and_counts_every_request(server: Any, tmp_p
     assert result.exit_code == 0, result.output
     assert "c=1" in result.stdout
     assert "c=2" in result.stdout
+    assert result.stdout.count("3 of 3") == 2
+    assert "…" not in result.stdout  # it fits a terminal
     assert len(server.bodies) == 2 + 2 * 2 * 3
     assert {body["model"] for body in server.bodies} == {"first-model"}
     written = json.loads(path.read_text())
@@ -69,7 +71,7 @@ def test_failures_are_counted_named_and_end_in_status_1(serve: Callable[..., Any
     server = serve([(0, sse.event({"error": {"message": "stage 'llm' died"}}))])
     result = bench("chat", "--url", server.url, "--requests", "2", "--repeats", "1", "--warmup", "0")
     assert result.exit_code == 1
-    assert "0/2" in result.stdout
+    assert "0 of 2" in result.stdout
     assert "c=1: 2 failed: error event: stage 'llm' died" in result.stderr
 
 

@@ -10,42 +10,43 @@ from typing import Any
 import rich.box
 import rich.table
 
-COLUMNS = (
-    # heading, key, factor, digits
-    ("TTFT p50 ms", "ttft_p50", 1e3, 0),
-    ("p99", "ttft_p99", 1e3, 0),
-    ("TTFP p50 ms", "ttfp_p50", 1e3, 0),
-    ("p99", "ttfp_p99", 1e3, 0),
-    ("TPOT p50 ms", "tpot_p50", 1e3, 1),
-    ("p99", "tpot_p99", 1e3, 1),
-    ("E2EL p50 ms", "e2el_p50", 1e3, 0),
-    ("p99", "e2el_p99", 1e3, 0),
-    ("RTF p50", "rtf_p50", 1, 3),
-    ("underrun p99 s", "underrun_p99", 1, 2),
-    ("req/s", "requests_per_s", 1, 2),
-    ("tokens/s", "output_tokens_per_s", 1, 1),
-    ("audio s/s", "audio_s_per_s", 1, 2),
+ROWS = (
+    # heading, name of the number, factor, digits
+    ("TTFT ms", "ttft", 1e3, 0),
+    ("TTFP ms", "ttfp", 1e3, 0),
+    ("TPOT ms", "tpot", 1e3, 1),
+    ("E2EL ms", "e2el", 1e3, 0),
+    ("RTF", "rtf", 1, 3),
+    ("underrun s", "underrun", 1, 2),
+)
+RATES = (
+    ("requests/s", "requests_per_s", 2),
+    ("tokens/s", "output_tokens_per_s", 1),
+    ("audio s/s", "audio_s_per_s", 2),
 )
 
 
 def table(results: Sequence[dict[str, Any]], title: str) -> rich.table.Table:
-    """A row per level; columns that no level has a number for are left out."""
-    shown = [
-        column
-        for column in COLUMNS
-        if any(result["median"].get(column[1]) for result in results)
-        or (column[1] == "underrun_p99" and any(column[1] in result["median"] for result in results))
-    ]
-    made = rich.table.Table(title=title, box=rich.box.SIMPLE, header_style="bold", title_justify="left")
-    made.add_column("level")
-    made.add_column("ok", justify="right")
-    for heading, *_ in shown:
-        made.add_column(heading, justify="right")
+    """A column per level; numbers that no level has are left out. Latencies are p50 / p99."""
+    medians = [result["median"] for result in results]
+    made = rich.table.Table(
+        title=title,
+        caption="latencies: p50 / p99",
+        box=rich.box.SIMPLE,
+        title_justify="left",
+        caption_justify="left",
+    )
+    made.add_column("")
     for result in results:
-        median = result["median"]
-        cells = [_cell(median.get(key), factor, digits) for _, key, factor, digits in shown]
-        ok = f"{median['requests'] - median['failed']:g}/{median['requests']:g}"
-        made.add_row(result["level"], ok, *cells)
+        made.add_column(result["level"], justify="right")
+    made.add_row("whole replies", *(f"{m['requests'] - m['failed']:g} of {m['requests']:g}" for m in medians))
+    for heading, name, factor, digits in ROWS:
+        pairs = [[m.get(f"{name}_p{percent}") for percent in (50, 99)] for m in medians]
+        if any(value is not None for pair in pairs for value in pair):
+            made.add_row(heading, *(" / ".join(_cell(value, factor, digits) for value in pair) for pair in pairs))
+    for heading, name, digits in RATES:
+        if any(m[name] for m in medians):
+            made.add_row(heading, *(_cell(m[name], 1, digits) for m in medians))
     return made
 
 
@@ -78,7 +79,6 @@ def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> Non
         ("end to end (ms)", [("E2EL", "e2el", 1e3)]),
         ("real-time factor, underrun (s)", [("RTF", "rtf", 1.0), ("underrun", "underrun", 1.0)]),
     ]
-    rates = [("tokens/s", "output_tokens_per_s"), ("audio s/s", "audio_s_per_s"), ("requests/s", "requests_per_s")]
     medians = [result["median"] for result in results]
     shown = [
         (label, [(name, key, factor) for name, key, factor in lines if any(f"{key}_p50" in m for m in medians)])
@@ -95,7 +95,7 @@ def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> Non
                 points = [(m.get(f"{key}_p{percent}", float("nan"))) * factor for m in medians]
                 axis.plot(levels, points, style, label=f"{name} p{percent}")
         axis.set_title(label)
-    for name, key in rates:
+    for name, key, _ in RATES:
         if any(m[key] for m in medians):
             axes[-1].plot(levels, [m[key] for m in medians], "o-", label=name)
     axes[-1].set_title("throughput (1/s)")
