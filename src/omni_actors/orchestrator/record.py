@@ -3,14 +3,13 @@
 Replicas' readers advance it synchronously (it is their :class:`Participant`); the caller receives events from it. There
 is no task, channel or nursery per request or stage, and at most one wake per turn of a reader.
 
-States: new → admitted → running → terminal → released. *Terminal* is what the caller sees: exactly one of completed
-(the last event), failed (an :class:`OmniError`) and cancelled (the block was left). *Released* follows when every stage
-has let go or died; admission counts the request until then.
+Its states are :class:`~omni_actors.protocol.states.RequestState`. *Terminal* is what the caller sees: exactly one of
+completed (the last event), failed (an :class:`OmniError`) and cancelled (the block was left). *Released* follows when
+every stage has let go or died; admission counts the request until then.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections import deque
 from types import TracebackType
@@ -23,6 +22,7 @@ from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Feed
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, StageDone, TextDelta, Usage
+from omni_actors.protocol.states import RequestState, advance
 from omni_actors.stages.replica import StageReplica
 
 if TYPE_CHECKING:
@@ -37,14 +37,6 @@ _CHECKPOINT_EVERY = 64
 _TEXT_OVERHEAD = 64  # bytes that a small delta counts for
 
 
-class Phase(enum.Enum):
-    NEW = "new"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
 class RequestStream:
     """One request: enter it to admit, iterate it for its events, leave it to be done with it.
 
@@ -57,7 +49,7 @@ class RequestStream:
         self.id = id
         self.key = -1
         self.request = request
-        self.phase = Phase.NEW
+        self.state = RequestState.NEW
         self.admitted_at = 0.0
         self.usage: dict[str, Usage] = {}
         self.subgraph: Subgraph | None = None
@@ -82,9 +74,9 @@ class RequestStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self.phase is Phase.RUNNING:
+        if self.state.live:
             log.debug("cancelled", extra={"request": self.id})
-            self._end(Phase.CANCELLED)
+            self._end(RequestState.CANCELLED)
             self._abort()
         self._events.clear()
 
@@ -95,7 +87,7 @@ class RequestStream:
         if not self._events:
             if self._error is not None:
                 raise OmniError(self._error)
-            if self.phase is not Phase.RUNNING:
+            if not self.state.live:
                 raise trio.EndOfChannel
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
@@ -124,10 +116,10 @@ class RequestStream:
         entry = self.subgraph.entries.get(modality)
         if entry is None or entry.port is None:
             raise invalid_request(f"Input '{modality}' of this request does not stream.", "input")
-        while self.phase is Phase.RUNNING and self._fed - self._fed_consumed >= FEEDS_UNDER_WAY:
+        while self.state.live and self._fed - self._fed_consumed >= FEEDS_UNDER_WAY:
             await self._orchestrator.fed.park()
         await trio.lowlevel.checkpoint()
-        if self.phase is Phase.RUNNING:
+        if self.state.live:
             self._fed += 1
             self.replicas[entry.stage.name].send(frame(Feed(self.key, entry.port, kind, meta, end)))
 
@@ -142,9 +134,9 @@ class RequestStream:
     def on_done(self, replica: StageReplica, done: StageDone) -> None:
         self.usage[replica.stage.name] = done.usage
         self._undone -= 1
-        if not self._undone and self.phase is Phase.RUNNING:
+        if not self._undone and self.state.live:
             self._events.append(Completed(self.usage))
-            self._end(Phase.COMPLETED)
+            self._end(RequestState.COMPLETED)
 
     def on_failed(self, replica: StageReplica, error: ErrorInfo) -> None:
         if replica.stage.name not in self.usage:
@@ -153,6 +145,7 @@ class RequestStream:
     def on_released(self, replica: StageReplica) -> None:
         self._unreleased -= 1
         if not self._unreleased:
+            self.state = advance(self.state, RequestState.RELEASED)
             self._orchestrator._released(self)
 
     def on_fed(self, count: int) -> None:
@@ -161,11 +154,11 @@ class RequestStream:
 
     def fail(self, error: ErrorInfo) -> None:
         """End the request with a typed failure, once; events that came before it are still received."""
-        if self.phase is not Phase.RUNNING:
+        if not self.state.live:
             return
         log.debug("failed: %s", error.message, extra={"request": self.id})
         self._error = error
-        self._end(Phase.FAILED)
+        self._end(RequestState.FAILED)
         self._abort()
 
     # ---- inside
@@ -175,13 +168,15 @@ class RequestStream:
         self.key = key
         self.subgraph = subgraph
         self.replicas = replicas
-        self.phase = Phase.RUNNING
+        self.state = advance(self.state, RequestState.ADMITTED)
         self.admitted_at = now
         self._undone = self._unreleased = len(replicas)
 
     def _push(self, event: TextDelta | MediaChunk) -> None:
-        if self.phase is not Phase.RUNNING:
+        if not self.state.live:
             return
+        if self.state is RequestState.ADMITTED:
+            self.state = advance(self.state, RequestState.RUNNING)
         self._events.append(event)
         self._waiting_bytes += _size(event)
         if self._waiting_bytes > self._orchestrator.plan.limits.sink_bytes:
@@ -192,8 +187,8 @@ class RequestStream:
         else:
             self._wake()
 
-    def _end(self, phase: Phase) -> None:
-        self.phase = phase
+    def _end(self, state: RequestState) -> None:
+        self.state = advance(self.state, state)
         self._orchestrator._terminal(self)
         self._wake()
 

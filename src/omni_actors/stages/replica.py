@@ -7,7 +7,6 @@ per stage of a request. A worker's death is a value: every request in it is told
 
 from __future__ import annotations
 
-import enum
 import itertools
 import logging
 import os
@@ -38,18 +37,10 @@ from omni_actors.protocol.frames import (
     Wire,
 )
 from omni_actors.protocol.request import MediaChunk, StageDone, TextDelta
+from omni_actors.protocol.states import ReplicaState, advance
 from omni_actors.stages.channel import Channel
 
 log = logging.getLogger("omni_actors.stages")
-
-
-class State(enum.Enum):
-    """Where a replica is in its life: starting → ready → draining → dead (→ starting)."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    DEAD = "dead"
 
 
 class Participant(Protocol):
@@ -91,7 +82,7 @@ class StageReplica:
         self.stage = stage
         self.index = index
         self.incarnation = 0
-        self.state = State.DEAD
+        self.state = ReplicaState.DEAD
         self.progress = ""
         self.info: dict[str, Any] = {}
         self.last_error: ErrorInfo | None = None
@@ -115,7 +106,7 @@ class StageReplica:
 
     @property
     def live(self) -> bool:
-        return self.state is State.READY
+        return self.state is ReplicaState.READY
 
     # ---- requests
 
@@ -146,7 +137,7 @@ class StageReplica:
     async def query(self, what: str, args: dict[str, Any] | None = None, *, timeout_s: float | None = None) -> Any:
         """Ask the worker. Raises its typed error, ``stage_unavailable`` without a live worker, ``stage_died`` when it
         dies meanwhile, ``deadline_exceeded`` after ``timeout_s`` (default: the plan's ``query_timeout_s``)."""
-        if self._channel is None or self.state is not State.READY:
+        if self._channel is None or self.state is not ReplicaState.READY:
             raise stage_unavailable(self.stage.name)
         id = next(self._query_ids)
         pending = self._queries[id] = _Pending()
@@ -169,15 +160,15 @@ class StageReplica:
     def begin(self) -> Incarnation:
         """The actor of the next life: the factory that the supervisor calls."""
         self.incarnation += 1
-        self.state = State.STARTING
+        self.state = advance(self.state, ReplicaState.STARTING)
         self.progress = "starting"
         self._on_change()
         return Incarnation(self)
 
     def stop(self) -> None:
         """Ask the worker to finish. Whoever owns the actor stops that too; this lets all workers end at once."""
-        if self._channel is not None and self.state is not State.DRAINING:
-            self.state = State.DRAINING
+        if self._channel is not None and self.state is not ReplicaState.DRAINING:
+            self.state = advance(self.state, ReplicaState.DRAINING)
             self._channel.send(frame(Stop(self.plan.limits.stop_grace_s)))
 
     def _open(self, channel: Channel, pid: int) -> None:
@@ -190,7 +181,7 @@ class StageReplica:
 
     def _ended(self, error: ErrorInfo | None) -> None:
         """This life is over: tell everybody who waits for it."""
-        self.state = State.DEAD
+        self.state = advance(self.state, ReplicaState.DEAD)
         self.pid = None
         self.last_error = error or self.last_error
         if self._channel is not None:
@@ -217,7 +208,7 @@ class StageReplica:
                 self._on_change()
             case Ready():
                 self.info = message.info
-                self.state = State.READY
+                self.state = advance(self.state, ReplicaState.READY)
                 self.progress = "ready"
                 self.was_ready = True
                 self.last_error = None
@@ -310,11 +301,11 @@ class Incarnation(Actor[Never]):
                         self._last_word = message.error
                     else:
                         replica._handle(message)
-                if replica.state is State.READY:
+                if replica.state is ReplicaState.READY:
                     self._ready.set()
         except ProtocolError as error:
             self._last_word = ErrorInfo(message=f"protocol error: {error}", stage=replica.stage.name)
-        if replica.state is State.DRAINING:
+        if replica.state is ReplicaState.DRAINING:
             return  # it was asked to
         death = await self._end()
         raise WorkerEnded(
@@ -327,8 +318,8 @@ class Incarnation(Actor[Never]):
             death = await self._child.stop(message_s=grace_s, term_s=grace_s)
         except trio.TooSlowError:
             death = None  # logged by the launcher, and left to the warden
-        if self._replica.state is not State.DEAD:
-            draining = self._replica.state is State.DRAINING
+        if self._replica.state is not ReplicaState.DEAD:
+            draining = self._replica.state is ReplicaState.DRAINING
             error = self._last_word or ErrorInfo(message="the worker ended", stage=self._replica.stage.name)
             if death is not None:
                 error = msgspec.structs.replace(error, message=f"{error.message} ({death})")

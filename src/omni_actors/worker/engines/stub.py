@@ -77,7 +77,7 @@ class StubEngine(Engine):
         if payload is not None:
             held.texts.append(payload.meta.get("text", ""))
             for tensor in payload.tensors.values():
-                held.crc = zlib.crc32(tensor, held.crc)
+                held.crc = zlib.crc32(tensor.data, held.crc)
                 held.size += tensor.nbytes
         if end and (held.work.params.get("stub") or {}).get("stall") != self.hello.stage:
             self._ready[key] = held
