@@ -24,7 +24,7 @@ from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Work
 
-GAUGES = ("blobs", "clips", "streams", "jobs", "deliveries", "bytes")
+GAUGES = ("blobs", "clips", "streams", "questions", "deliveries", "bytes")
 
 
 class Room:

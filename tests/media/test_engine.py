@@ -270,7 +270,7 @@ def test_a_discard_frees_everything_of_its_owners_and_nothing_else() -> None:
         "blobs": 0,
         "clips": 1,
         "streams": 0,
-        "jobs": 0,
+        "questions": 0,
         "deliveries": 0,
         "bytes": 4 * CLIP_RATE / 10,
     }

@@ -41,7 +41,12 @@ async def deployment(*overrides: str) -> AsyncIterator[tuple[Orchestrator, Media
 
 async def held(orchestrator: Orchestrator) -> float:
     [counters] = (await orchestrator.counters())["media"]
-    return float(sum(counters[name] for name in ("bytes", "blobs", "clips", "streams", "deliveries", "jobs")))
+    return float(
+        sum(
+            counters[name]
+            for name in ("bytes", "blobs", "clips", "streams", "deliveries", "questions", "jobs", "arena_used_bytes")
+        )
+    )
 
 
 async def hear(orchestrator: Orchestrator, *clips: MediaRef) -> str:

@@ -108,7 +108,7 @@ class MediaEngine(Engine):
             "blobs": len(self._blobs),
             "clips": len(self._clips),
             "streams": len(self._streams),
-            "jobs": len(self._jobs),
+            "questions": len(self._jobs),
             "deliveries": len(self._deliveries),
             "bytes": self._nbytes,
             **self._totals,
