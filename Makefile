@@ -51,8 +51,10 @@ format: setup  ## let ruff fix and format
 test: lint weights  ## everything that has to hold: lint, types, import contract, tests
 	$(BIN)/python -m pytest
 
-bench: setup  ## the benchmarks, one after the other (each takes minutes; see benchmarks/)
-	for f in benchmarks/*.py; do $(BIN)/python "$$f"; done
+bench: weights  ## the benchmarks, one after the other (minutes each), with JSON into results/
+	@mkdir -p results
+	@for file in $$(grep -l __main__ benchmarks/*.py); do \
+		echo "== $$file"; $(BIN)/python "$$file" --json "results/$$(basename "$$file" .py).json"; done
 
 wheel: setup  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
