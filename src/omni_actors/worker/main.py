@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pkgutil
@@ -42,6 +43,9 @@ def main(control: socket.socket) -> int:
         info = error.info if isinstance(error, OmniError) else ErrorInfo(message=f"{type(error).__name__}: {error}")
         _tell(control, Fatal(msgspec.structs.replace(info, stage=hello.stage)))
         return 1
+    # What loading left lives as long as the process: no collection need ever walk over it.
+    gc.collect()
+    gc.freeze()
     worker = Worker(control, hello, engine, bridges)
     try:
         worker.run()
