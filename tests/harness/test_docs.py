@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from omni_actors.entrypoints.openai.fields import accepted_no_ops
 from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.speech import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
+from omni_actors.media.stage import STAGE as MEDIA
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.pipelines.factory import resolve
-from omni_actors.pipelines.limits import limits_of
+from omni_actors.pipelines.limits import engine_options, limits_of
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.pipelines.validate import check_declaration
 from omni_actors.platforms import OmniPlatform
@@ -65,6 +68,8 @@ def rows(section: str) -> list[list[str]]:
 
 def shown(name: str, value: Any) -> str:
     """A default as the README writes it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
     if name.endswith("_bytes") and value:
         return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB"
     if name.endswith("_s"):
@@ -72,14 +77,27 @@ def shown(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
+def limit_rows() -> dict[str, list[list[str]]]:
+    """What the README's tables of limits must hold, by whose they are."""
+
+    def of_stage(kind: str) -> list[list[str]]:
+        options, docs = engine_options(kind)
+        found = [(name, default, docs[name]) for name, default in options.items()]
+        found += [(name, it.default, it.doc) for name, it in limits_of(kind).items()]
+        return [[f"`{name}`", shown(name, default), doc] for name, default, doc in found]
+
+    fields = dataclasses.fields(DeploymentLimits)
+    return {
+        "deployment": [[f"`{it.name}`", shown(it.name, it.default), it.metadata["doc"]] for it in fields],
+        "autoregressive": of_stage("autoregressive"),
+        "generation": of_stage("generation"),
+        "media": [[f"`{name}`", shown(name, it), MEDIA.options_doc[name]] for name, it in MEDIA.defaults.items()],
+    }
+
+
 def test_readme_lists_every_limit_with_its_default() -> None:
     documented = rows("Limits and defaults")
-    expected = [
-        [f"`{field.name}`", shown(field.name, field.default), field.metadata["doc"]]
-        for field in dataclasses.fields(DeploymentLimits)
-    ]
-    for kind in ("autoregressive", "generation"):
-        expected += [[f"`{name}`", shown(name, it.default), it.doc] for name, it in limits_of(kind).items()]
+    expected = [row for table in limit_rows().values() for row in table]
     missing = [row for row in expected if row not in documented]
     assert not missing, "the README lacks:\n" + "\n".join(f"| {' | '.join(row)} |" for row in missing)
     unknown = [row for row in documented if row not in expected]
@@ -122,6 +140,10 @@ def test_readme_deploy_file_is_valid(tmp_path: Path) -> None:
     assert plan.stage("llm").replicas == 2
 
 
-def test_readme_python_compiles() -> None:
-    for block in blocks("README.md", "python"):
-        compile(block, "README.md", "exec")
+def test_readme_actor_example_restarts_its_actor() -> None:
+    (source,) = [block for block in blocks("README.md", "python") if "open_supervisor" in block]
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    first, crash, last = done.stdout.splitlines()
+    assert (first, last) == ("2 5", "7")
+    assert "counter" in crash
