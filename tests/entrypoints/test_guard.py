@@ -220,6 +220,16 @@ async def test_every_route_is_json_on_a_wrong_body() -> None:
         assert not server.orchestrator.requests
 
 
+async def test_a_connection_that_is_to_close_closes() -> None:
+    """Every time: what the server reports behind a response must not keep it from closing."""
+    async with served() as server:
+        body = json.dumps(message(stream=True)).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        with trio.fail_after(9):  # less than one connection that stays open
+            for _ in range(20):
+                assert (await raw(server, head % len(body), body)).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+
+
 async def test_head_requests_and_plain_options() -> None:
     async with served() as server:
         head = await server.client.head("/v1/models")

@@ -112,6 +112,9 @@ class Guard:
             except Exception:
                 log.exception("unexpected failure of %s %s", method, path)
                 await exchange.refuse(internal_error(context.id), drain=False)
+            finally:
+                took = (trio.current_time() - context.started) * 1000
+                log.debug("%s %s: %s after %.1f ms", method, path, context.status or "client gone", took)
 
     def _check(self, method: str, path: str, headers: dict[bytes, bytes], context: RequestContext) -> ErrorInfo | None:
         """What speaks against a request before any of its body is read."""
@@ -177,7 +180,9 @@ class _Exchange:
     """One request's receive and send, as the application behind the guard sees them.
 
     A body that is over the limit or stalls ends, for the application, with a disconnect: it is cancelled, and the guard
-    answers in its place if the application has not begun to.
+    answers in its place if the application has not begun to. Once the last piece of a response is on its way there is
+    no disconnect any more: servers report one behind every response, and an application that is cancelled by it while
+    the server still closes the connection would leave that connection open.
     """
 
     def __init__(self, receive: Receive, send: Send, context: RequestContext, max_body: int, idle_s: float) -> None:
@@ -191,12 +196,16 @@ class _Exchange:
         self._idle_s = idle_s
         self._more = True
         self._gone = False
+        self._ending = False
 
     async def receive(self) -> Message:
         if self.refused is not None:
             return {"type": "http.disconnect"}
         if not self._more:  # only a disconnect can come now: an idle wait without a deadline
-            return await self._pull()
+            message = await self._pull()
+            if self._ending:
+                await trio.sleep_forever()
+            return message
         budget = self._idle_s
         if self._context.timeout_s is not None:
             budget = min(budget, self._context.started + self._context.timeout_s - trio.current_time())
@@ -219,6 +228,8 @@ class _Exchange:
             message["headers"] = [*message["headers"], (b"x-request-id", label.encode("latin-1")), *self.cors]
         elif self._context.status == 0:
             return
+        elif not message.get("more_body", False):
+            self._ending = True
         await self._send(message)
 
     async def refuse(self, info: ErrorInfo, drain: bool = True) -> None:
