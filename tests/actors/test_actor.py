@@ -488,6 +488,28 @@ async def test_an_exception_beside_receive_is_a_crash_and_ends_the_handler(autoj
     assert log == ["setup", "begun", "interrupted", "teardown", "setup", "next", "teardown"]
 
 
+async def test_the_first_failure_is_the_cause_and_a_second_is_logged(
+    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise OSError("first")
+
+    async def hold(actor: Scripted) -> None:
+        actor.start_soon(fail)
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise KeyError("second")
+
+    async with one() as ref:
+        with pytest.raises(ActorCrashed) as caught:
+            await ref.ask(hold, within=9)
+        assert isinstance(caught.value.__cause__, KeyError)  # that is what became of this message
+        await ref.wait_ready()
+        assert isinstance(ref._cell.last_error, OSError)
+    assert "actor 'one' failed on its way out" in caplog.text
+
+
 async def test_tasks_beside_receive_have_ended_when_teardown_runs(autojump_clock: Clock) -> None:
     log: list[Any] = []
 

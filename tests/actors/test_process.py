@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -198,26 +199,36 @@ def test_adopt_refuses_a_process_that_no_launcher_made() -> None:
     assert "NotAdopted" in done.stderr
 
 
-def test_a_child_whose_parent_is_gone_before_it_adopts_ends() -> None:
-    env = {**os.environ, "OMNI_ACTORS_CONTROL": "0:0:1"}  # the parent is not process 1
-    done = subprocess.run(python(ADOPT + "print('went on')"), capture_output=True, env=env, stdin=subprocess.DEVNULL)
-    assert (done.returncode, done.stdout) == (1, b"")
-
-
-def test_a_child_that_never_gets_its_go_ends() -> None:
+def run_adopting(*, parent: int, go: bool) -> tuple[int, bytes]:
+    """A child with its ends of the channel and the gate, as a launcher makes it. Returns its status and output."""
     ours, theirs = socket.socketpair()
     gate, opener = os.pipe()
+    if go:
+        os.write(opener, b"!")
+    env = {**os.environ, "OMNI_ACTORS_CONTROL": f"{theirs.fileno()}:{gate}:{parent}"}
     code = python(ADOPT + "print('went on')")
-    env = {**os.environ, "OMNI_ACTORS_CONTROL": f"{theirs.fileno()}:{gate}:{os.getpid()}"}
     with (
         ours,
         theirs,
         subprocess.Popen(code, env=env, pass_fds=[theirs.fileno(), gate], stdout=subprocess.PIPE) as child,
     ):
         os.close(gate)
-        os.close(opener)  # as the kernel does when the parent dies between the fork and the warden's knowing
-        assert child.communicate(timeout=20)[0] == b""
-    assert child.returncode == 1
+        os.close(opener)
+        output, _ = child.communicate(timeout=20)
+    return child.returncode, output
+
+
+def test_a_child_that_gets_its_go_from_its_parent_goes_on() -> None:
+    assert run_adopting(parent=os.getpid(), go=True) == (0, b"went on\n")
+
+
+def test_a_child_whose_parent_was_gone_before_it_adopted_ends() -> None:
+    assert run_adopting(parent=1, go=True) == (1, b"")
+
+
+def test_a_child_that_never_gets_its_go_ends() -> None:
+    """The kernel closes the gate when the parent dies between the fork and the warden's knowing."""
+    assert run_adopting(parent=os.getpid(), go=False) == (1, b"")
 
 
 def test_adopting_loads_nothing_heavy() -> None:
@@ -270,8 +281,13 @@ def test_nothing_outlives_the_parent(number: int) -> None:
     assert gone_within(2, pids), [pid for pid in pids if alive(pid)]
 
 
-def sleeper() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "600"], start_new_session=True)
+@contextmanager
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("way", ["end of the line", "death of the owner"])
@@ -292,8 +308,6 @@ def test_the_warden_kills_what_is_in_its_care_and_nothing_else(way: str) -> None
         ours.close()
         assert kept.wait(5) == -signal.SIGKILL
         assert [p.poll() for p in (owner, released, stranger)] == [None] * 3
-        for process in (owner, released, stranger):
-            process.kill()
 
 
 async def test_the_children_of_a_warden_that_cannot_be_replaced_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,20 @@ from omni_actors.actors import (
 )
 from omni_actors.actors.errors import ProcessDied, ProtocolError, RemoteFailure
 from omni_actors.actors.process_actor import WINDOW, ProcessActor
-from omni_actors.actors.wire import DOWN, MAX_FRAME, UP, Ask, Crashed, Hello, Link, Signal, Tell, encode
+from omni_actors.actors.wire import (
+    DOWN,
+    MAX_FRAME,
+    UP,
+    VERSION,
+    Ask,
+    Crashed,
+    Hello,
+    Link,
+    Signal,
+    Started,
+    Tell,
+    encode,
+)
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
@@ -172,6 +185,28 @@ async def test_withdrawn_asks_use_up_no_window() -> None:
         assert await ref.ask("log", within=20) == ["begun", "slept"]
 
 
+async def test_an_ask_withdrawn_before_there_was_room_is_not_sent() -> None:
+    async with remote() as ref:
+        for message in (["sleep", 1.0], *range(WINDOW)):
+            ref.tell(message)
+        with pytest.raises(trio.TooSlowError):
+            await ref.ask("late", within=0.2)
+        assert ref.depth == 0  # it was at the head, not in the mailbox
+        assert await ref.ask("log", within=20) == ["begun", "slept", *range(WINDOW)]
+
+
+async def test_this_side_holds_little_for_a_process_that_does_not_read() -> None:
+    async with remote() as ref:
+        pid = await ref.ask("pid", within=20)
+        os.kill(pid, signal.SIGSTOP)
+        for _ in range(20):
+            ref.tell(bytes(1 << 20))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert ref.depth >= 18
+        os.kill(pid, signal.SIGCONT)
+        assert await ref.ask("pid", within=20) == pid
+
+
 async def _ask_in_vain(ref: ActorRef[Any], message: Any) -> None:
     with trio.move_on_after(0.02):
         await ref.ask(message, within=20)
@@ -302,6 +337,19 @@ async def test_another_version_is_told_so() -> None:
     assert isinstance(crashed, Crashed)
     assert "speaks version 1" in crashed.text
     assert code == 1
+
+
+async def test_a_parent_that_only_closes_the_channel_ends_the_process(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    hello = encode(Hello(VERSION, "remote_actors:Recorder", {"marker": str(marker)}, WINDOW))
+    async with open_launcher() as launcher:
+        child = launcher.spawn(python_module("omni_actors.actors.remote"), env=ENV)
+        child.sock.send(len(hello).to_bytes(4, "little") + hello)
+        with trio.fail_after(20):
+            assert isinstance(await Link(child.sock, UP.decode).receive(), Started)
+            child.sock.shutdown(socket.SHUT_WR)
+            await child.wait()
+    assert marker.read_text() == "torn down"
 
 
 FRAMES = st.one_of(

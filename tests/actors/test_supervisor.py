@@ -69,6 +69,33 @@ async def test_one_for_all_restarts_all_together_and_keeps_their_mailboxes(autoj
         assert await late.ask("in", within=1) == "in"
 
 
+async def test_with_one_for_all_the_children_share_one_row_of_failures(autojump_clock: Clock) -> None:
+    with pytest.raises(Escalation, match="'b' failed 3 times in a row"):
+        async with open_supervisor(strategy="one_for_all", restarts=Restarts(limit=2)) as root:
+            a, b = (root.start(lambda name=name: Worker([], name), name=name) for name in "ab")  # type: ignore[misc]
+            for ref in (a, b, b):
+                await boom(ref)
+                await trio.sleep(1)
+
+
+async def test_what_fails_while_it_is_cancelled_for_another_counts_once(autojump_clock: Clock) -> None:
+    class Brittle(Worker):
+        async def receive(self, message: Any) -> Any:
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise KeyError("on the way out")
+
+    async with open_supervisor(strategy="one_for_all", restarts=Restarts(limit=1)) as root:
+        brittle = root.start(lambda: Brittle([], "brittle"), name="brittle")
+        sick = root.start(lambda: Worker([], "sick"), name="sick")
+        brittle.tell("hold")
+        await trio.testing.wait_all_tasks_blocked()
+        await boom(sick)
+        await trio.sleep(5)
+        assert await sick.ask("back", within=5) == "back"
+
+
 async def test_backoff_doubles_up_to_its_cap(autojump_clock: Clock) -> None:
     starts: list[float] = []
 
