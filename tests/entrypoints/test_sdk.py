@@ -2,60 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import wave
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
-import pydantic
 import pytest
-import trio
 from openai import AsyncOpenAI, OpenAI
-from tests.entrypoints.fakes import RATE, SPEECH, TEXT, Server, served
+from tests.entrypoints.fakes import RATE, SPEECH, TEXT, served
+from tests.entrypoints.sdk import asynchronous, blocking, strict
 from tests.media.room import strict_wav, wav
 
 MESSAGES: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Capital of France?"}]
 MAGIC = {"mp3": b"\xff", "opus": b"OggS", "aac": b"\xff\xf1", "flac": b"fLaC", "wav": b"RIFF", "pcm": SPEECH[:8]}
 
 
-def strict(value: Any) -> Any:
-    """Nothing in a response that the SDK's types do not know, however deep."""
-    if isinstance(value, pydantic.BaseModel):
-        assert not value.model_extra, (type(value), value.model_extra)
-        for name in type(value).model_fields:
-            strict(getattr(value, name))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            strict(item)
-    return value
-
-
-async def blocking(server: Server, use: Callable[[OpenAI], Any]) -> Any:
-    def call() -> Any:
-        with OpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0, timeout=20) as client:
-            return use(client)
-
-    return await trio.to_thread.run_sync(call)
-
-
-async def asynchronous(server: Server, use: Callable[[AsyncOpenAI], Awaitable[Any]]) -> Any:
-    """On asyncio, which is where its users are."""
-
-    async def main() -> Any:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0, timeout=20) as client:
-            return await use(client)
-
-    return await trio.to_thread.run_sync(lambda: asyncio.run(main()))
-
-
 async def test_chat_whole() -> None:
     async with served() as server:
         done = strict(
             await blocking(
-                server,
+                server.url,
                 lambda it: it.chat.completions.create(
                     model="assistant", messages=MESSAGES, logprobs=True, top_logprobs=2, n=2
                 ),
@@ -78,7 +45,7 @@ async def test_chat_streamed_equals_whole() -> None:
             )
             return [chunk async for chunk in stream]
 
-        chunks = strict(await asynchronous(server, use))
+        chunks = strict(await asynchronous(server.url, use))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == TEXT
         assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]].count("stop") == 1
         assert chunks[0].choices[0].delta.role == "assistant"
@@ -94,14 +61,14 @@ async def test_chat_helper_accumulates_the_stream() -> None:
             with client.chat.completions.stream(model="assistant", messages=MESSAGES) as stream:
                 return stream.get_final_completion()
 
-        assert (await blocking(server, use)).choices[0].message.content == TEXT
+        assert (await blocking(server.url, use)).choices[0].message.content == TEXT
 
 
 async def test_spoken_chat_whole() -> None:
     async with served() as server:
         done = strict(
             await blocking(
-                server,
+                server.url,
                 lambda it: it.chat.completions.create(
                     model="assistant",
                     messages=MESSAGES,
@@ -132,7 +99,7 @@ async def test_spoken_chat_streamed() -> None:
             )
             return list(stream)
 
-        chunks = strict(await blocking(server, use))
+        chunks = strict(await blocking(server.url, use))
         deltas = [chunk.choices[0].delta.audio for chunk in chunks]
         assert [delta.id is not None for delta in deltas] == [True] + [False] * (len(deltas) - 1)
         assert "".join(delta.transcript or "" for delta in deltas) == TEXT
@@ -159,7 +126,7 @@ async def test_a_later_turn_refers_to_a_spoken_answer() -> None:
                 client.chat.completions.create(model="assistant", messages=again)
             return refused.value
 
-        error = await blocking(server, use)
+        error = await blocking(server.url, use)
         assert error.param == "messages[2].audio.id"
         assert server.orchestrator.requests[1].params["prompt"].messages[2]["content"] == TEXT
 
@@ -177,7 +144,7 @@ async def test_an_answer_can_be_sent_back_as_it_came() -> None:
                 again: Any = [*MESSAGES, done.choices[0].message, {"role": "user", "content": "Sure?"}]
                 client.chat.completions.create(model="assistant", messages=again)
 
-        await blocking(server, use)
+        await blocking(server.url, use)
         for request in server.orchestrator.requests[1::2]:
             assert request.params["prompt"].messages[2] == {"role": "assistant", "content": TEXT}
 
@@ -195,7 +162,7 @@ async def test_spoken_question() -> None:
             }
         ]
         done = strict(
-            await blocking(server, lambda it: it.chat.completions.create(model="assistant", messages=question))
+            await blocking(server.url, lambda it: it.chat.completions.create(model="assistant", messages=question))
         )
         assert done.choices[0].message.content == TEXT
         (request,) = server.orchestrator.requests
@@ -212,7 +179,7 @@ async def test_completion() -> None:
     async with served() as server:
         done = strict(
             await blocking(
-                server,
+                server.url,
                 lambda it: it.completions.create(model="assistant", prompt=["one", "two"], n=2, logprobs=1, echo=True),
             )
         )
@@ -225,7 +192,7 @@ async def test_completion() -> None:
             return [chunk async for chunk in await client.completions.create(model="m", prompt=[1, 2, 3], stream=True)]
 
         with pytest.raises(openai.NotFoundError) as missing:
-            await asynchronous(server, use)
+            await asynchronous(server.url, use)
         assert missing.value.code == "model_not_found"
 
 
@@ -238,7 +205,7 @@ async def test_completion_streamed() -> None:
             )
             return [chunk async for chunk in stream]
 
-        chunks = strict(await asynchronous(server, use))
+        chunks = strict(await asynchronous(server.url, use))
         for index in (0, 1):
             texts = [chunk.choices[0].text for chunk in chunks[:-1] if chunk.choices[0].index == index]
             assert "".join(texts) == TEXT
@@ -249,7 +216,7 @@ async def test_completion_streamed() -> None:
 async def test_speech_in_every_format(format: Any) -> None:
     async with served() as server:
         answer = await blocking(
-            server,
+            server.url,
             lambda it: it.audio.speech.create(
                 model="assistant", input="Hello there.", voice="coral", response_format=format
             ),
@@ -270,7 +237,7 @@ async def test_speech_streamed() -> None:
                 data = b"".join([piece async for piece in answer.iter_bytes()])
                 return answer.headers["content-type"], answer.headers["x-sample-rate"], data
 
-        assert await asynchronous(server, use) == ("audio/pcm;rate=24000;channels=1", "24000", SPEECH)
+        assert await asynchronous(server.url, use) == ("audio/pcm;rate=24000;channels=1", "24000", SPEECH)
 
 
 async def test_transcription() -> None:
@@ -293,7 +260,7 @@ async def test_transcription() -> None:
                 )
             }
 
-        done = await blocking(server, use)
+        done = await blocking(server.url, use)
         assert strict(done["json"]).text == TEXT
         assert done["text"].strip() == TEXT
         assert done["srt"] == f"1\n00:00:00,000 --> 00:00:01,500\n{TEXT}\n\n"
@@ -314,7 +281,7 @@ async def test_transcription_streamed() -> None:
             )
             return [event async for event in stream]
 
-        events = strict(await asynchronous(server, use))
+        events = strict(await asynchronous(server.url, use))
         assert "".join(event.delta for event in events[:-1]) == events[-1].text == TEXT
         assert events[-1].usage.output_tokens == 9
 
@@ -330,7 +297,7 @@ async def test_translation() -> None:
                 client.audio.translations.create(model="assistant", file=file, response_format="verbose_json"),
             )
 
-        plain, verbose = await blocking(server, use)
+        plain, verbose = await blocking(server.url, use)
         assert strict(plain).text == strict(verbose).text == TEXT
         assert server.orchestrator.requests[0].params["transcription"].task == "translate"
 
@@ -338,8 +305,8 @@ async def test_translation() -> None:
 async def test_models() -> None:
     """The one answer with more than the SDK knows: what the model can do."""
     async with served() as server:
-        listed = await blocking(server, lambda it: list(it.models.list()))
-        one = await blocking(server, lambda it: it.models.retrieve("assistant"))
+        listed = await blocking(server.url, lambda it: list(it.models.list()))
+        one = await blocking(server.url, lambda it: it.models.retrieve("assistant"))
         assert [model.id for model in listed] == ["assistant"] == [one.id]
         assert set(one.model_extra) == {"capabilities"}
         assert one.model_extra["capabilities"]["tasks"]["chat"]["outputs"] == ["text", "audio"]

@@ -1,0 +1,94 @@
+"""The seam to the server: what it says when it starts, and how it stops."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+
+import httpx
+import pytest
+import trio
+from tests.entrypoints.fakes import FakeOrchestrator, message, served
+
+from omni_actors.entrypoints.server import serve
+from omni_actors.protocol.request import Completed, TextDelta
+
+
+async def test_a_request_in_flight_finishes_after_the_stop() -> None:
+    go_on = trio.Event()
+    async with served(lambda request: [TextDelta(0, 0, "x", []), go_on, Completed({})], grace_s=10) as server:
+        async with trio.open_nursery() as nursery:
+            answered = []
+
+            async def ask() -> None:
+                answered.append(await server.post("/v1/chat/completions", message()))
+
+            nursery.start_soon(ask)
+            with trio.fail_after(5):
+                while not server.orchestrator.running:
+                    await trio.sleep(0.005)
+            server.stop.set()
+            with trio.fail_after(5):  # until no new connection is taken
+                while await _connects(server.url):
+                    await trio.sleep(0.005)
+            go_on.set()
+        assert answered[0].status_code == 200
+
+
+async def _connects(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        async with await trio.open_tcp_stream(host, int(port)):
+            return True
+    except OSError:
+        return False
+
+
+async def test_after_the_grace_requests_are_cancelled() -> None:
+    never = trio.Event()
+    async with served(lambda request: [TextDelta(0, 0, "x", []), never, Completed({})], grace_s=0.2) as server:
+        with trio.fail_after(10):
+            with pytest.raises(httpx.RemoteProtocolError):
+                async with server.client.stream("POST", "/v1/chat/completions", json=message(stream=True)) as response:
+                    server.stop.set()
+                    async for _ in response.aiter_raw():
+                        pass
+            await server.orchestrator.idle.wait()
+        assert server.orchestrator.cancelled == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_it_says_where_it_listens(host: str) -> None:
+    async with trio.open_nursery() as nursery:
+        (url,) = await nursery.start(partial(serve, _nothing, host, 0))
+        assert await _connects_to(url)
+        nursery.cancel_scope.cancel()
+
+
+async def _connects_to(url: str) -> bool:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    async with await trio.open_tcp_stream(host.strip("[]"), int(port)):
+        return True
+
+
+async def test_a_taken_address_is_an_oserror() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            await serve(_nothing, "127.0.0.1", taken.getsockname()[1])
+
+
+async def _nothing(scope: object, receive: object, send: object) -> None:
+    raise NotImplementedError("no lifespan, as ASGI has it; no request comes")
+
+
+def test_the_fake_has_what_the_surfaces_use() -> None:
+    """The in-memory orchestrator of these tests fits where the real one does."""
+    from omni_actors.entrypoints.services import Orchestration
+    from omni_actors.orchestrator import Orchestrator
+
+    used = {name for name in vars(Orchestration) if not name.startswith("_")}
+    assert used == {"open", "health", "counters"}
+    for kind in (FakeOrchestrator, Orchestrator):
+        assert used <= set(dir(kind))
