@@ -64,11 +64,11 @@ class FusedDecoder:
         self._kv_heads = attention.k_proj.weight.shape[0] // self._head_dim
         self._scale = float(attention.scaling)
         self._eps = float(config.rms_norm_eps)
-        self._embeddings = base.embed_tokens.weight.detach()
+        self._embeddings = _own(base.embed_tokens)
         dtype = self._embeddings.dtype
         self.kv_shape = KVShape(len(base.layers), self._kv_heads, self._head_dim, dtype)
         self._cos, self._sin = _rotary_tables(base.rotary_emb, positions, dtype, self.device)
-        self._norm = base.norm.weight.detach()
+        self._norm = _own(base.norm)
         self._head = linear(model.lm_head.weight.detach(), _bias(model.lm_head))
         self._layers: list[_Layer] = []
         for i in range(len(base.layers)):
@@ -101,12 +101,12 @@ def _take(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     return _Layer(
-        input_norm=layer.input_layernorm.weight.detach(),
+        input_norm=_own(layer.input_layernorm),
         qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
-        query_norm=None if query_norm is None else query_norm.weight.detach(),
-        key_norm=None if key_norm is None else key_norm.weight.detach(),
+        query_norm=None if query_norm is None else _own(query_norm),
+        key_norm=None if key_norm is None else _own(key_norm),
         out=_join(attention.o_proj),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        mlp_norm=_own(layer.post_attention_layernorm),
         gate_up=_join(mlp.gate_proj, mlp.up_proj),
         down=_join(mlp.down_proj),
     )
@@ -119,8 +119,14 @@ def _join(*modules: Any) -> Linear:
     return linear(weight, None if biases[0] is None else torch.cat(biases))
 
 
+def _own(module: Any) -> torch.Tensor:
+    """A copy of the module's weight: the original may be a view of the whole weights file, and keep all of it."""
+    weight: torch.Tensor = module.weight.detach().clone()
+    return weight
+
+
 def _bias(module: Any) -> Any:
-    return None if module.bias is None else module.bias.detach()
+    return None if module.bias is None else module.bias.detach().clone()
 
 
 def _rotary_tables(

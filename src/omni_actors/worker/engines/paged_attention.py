@@ -7,6 +7,7 @@ thus 2 * kv_heads *pages* of [block_size, head_dim]. A sequence's pages gathered
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class KVCache:
         self.padding = blocks
         # Zeros, not whatever memory holds: places behind a sequence's end are masked, but 0 * NaN is NaN.
         self.layers = [
-            torch.zeros((blocks + 1, 2 * shape.kv_heads, block_size, shape.head_dim), dtype=shape.dtype, device=device)
+            _zeros((blocks + 1, 2 * shape.kv_heads, block_size, shape.head_dim), shape.dtype, device)
             for _ in range(shape.layers)
         ]
 
@@ -39,6 +40,13 @@ class KVCache:
         """Make blocks zero: of a sequence whose numbers went bad, so that no later owner reads them as padding."""
         for layer in self.layers:
             layer[list(blocks)] = 0
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that host memory is only taken for when they are written (torch writes its own)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
