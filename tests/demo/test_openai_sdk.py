@@ -127,11 +127,11 @@ async def test_transcription_in_every_form(server: Server) -> None:
             model="omni-demo", input="One two three.", voice="alloy", response_format="flac"
         )
         file = ("speech.flac", speech.content)
-        words: Any = ["word", "segment"]
+        segments: Any = ["segment"]
         stream = await client.audio.transcriptions.create(model="omni-demo", file=file, stream=True)
         events = [event async for event in stream]
         verbose = await client.audio.transcriptions.create(
-            model="omni-demo", file=file, response_format="verbose_json", timestamp_granularities=words
+            model="omni-demo", file=file, response_format="verbose_json", timestamp_granularities=segments
         )
         srt = await client.audio.transcriptions.create(model="omni-demo", file=file, response_format="srt")
         return events, verbose, srt
