@@ -74,7 +74,8 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
         folder, options = Path(self.hello.model), self.hello.options
         torch.set_num_threads(self.hello.threads)
         progress("loading the recogniser", 0.0)
-        self._whisper = Whisper(str(folder), int(options.get("max_new_tokens", 224)))
+        max_new_tokens = int(options.get("max_new_tokens", 224))
+        self._whisper = Whisper(str(folder), max_new_tokens, float(options.get("padding_s", 5.0)))
         vad = folder / options.get("vad", "../vad")
         self._activity = VoiceActivity(vad, float(options.get("speech_threshold", 0.3)))
         progress("warming up", 0.8)
@@ -106,7 +107,8 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
         if item.long or not item.voiced:
             return id(item)
         asked = item.request.asked
-        return asked.timestamps != "none", asked.temperature, item.request.prompt
+        timestamps, prompt = asked.timestamps != "none", item.request.prompt
+        return self._whisper.window_s(item.samples, prompt, timestamps), timestamps, asked.temperature, prompt
 
     def run(self, items: Sequence[Clip]) -> Sequence[Result | OmniError]:
         first = items[0]

@@ -38,10 +38,12 @@ ASR = Stage(
     model="asr",
     dtypes=("float32",),
     weight=2.0,
-    defaults={"vad": "../vad", "speech_threshold": 0.3, "max_seconds": 1800.0, "max_new_tokens": 224},
+    defaults={"vad": "../vad", "speech_threshold": 0.3, "padding_s": 5.0, "max_seconds": 1800.0, "max_new_tokens": 224},
     options_doc={
         "vad": "Folder of the voice activity model, relative to this stage's; without it only loudness is looked at.",
         "speech_threshold": "Probability of voice below which sound counts as silence and is not transcribed.",
+        "padding_s": "Silence that is heard behind a short clip when its words alone are wanted, in seconds; "
+        "30 is how Whisper was trained, and twice the work.",
         "max_seconds": "Longest clip, in seconds; longer ones are refused.",
         "max_new_tokens": "Most tokens for one window of 30 s.",
     },

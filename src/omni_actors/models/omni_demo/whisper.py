@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ RATE = 16_000
 WINDOW_S = 30.0
 WINDOW = int(RATE * WINDOW_S)
 STAMP_S = 0.02
+FRAMES_PER_S = 50
+"""Of the encoder, whose two convolutions halve the extractor's hundred."""
+
+BUCKET_S = 2.0
+"""Clips whose windows are equally long after rounding up to this can be decoded together."""
 
 RETRY_TEMPERATURES = (0.4, 0.8)
 """Tried in turn, each with its own fixed seed, when the greedy text looks like a loop or a guess."""
@@ -66,9 +72,14 @@ class _Row:
 
 
 class Whisper:
-    """An English-only Whisper (transformers' folder) in float32 on the CPU's own thread pool."""
+    """An English-only Whisper (transformers' folder) in float32 on the CPU's own thread pool.
 
-    def __init__(self, folder: str, max_new_tokens: int) -> None:
+    Whisper was trained on windows of 30 s, where what a clip lacks is silence. For the words alone most of that silence
+    need not be heard: the encoder's work then goes with the clip's length. ``padding_s`` is how much of it is; with 30
+    all is. Timestamps and prompts get less exact by that, so a clip with those is heard in 30 s.
+    """
+
+    def __init__(self, folder: str, max_new_tokens: int, padding_s: float) -> None:
         self.model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = WhisperTokenizer.from_pretrained(folder)
         self._extractor = WhisperFeatureExtractor.from_pretrained(folder)
@@ -83,6 +94,13 @@ class Whisper:
         self._suppressed_first = torch.tensor(generation.begin_suppress_tokens)
         self._context = self.model.config.max_target_positions
         self._max_new_tokens = max_new_tokens
+        self._padding_s = padding_s
+
+    def window_s(self, samples: Samples, prompt: tuple[int, ...], timestamps: bool) -> float:
+        """How long a window this clip is heard in: one that can go into a batch with others of the same."""
+        if prompt or timestamps:
+            return WINDOW_S
+        return min(WINDOW_S, BUCKET_S * math.ceil((len(samples) / RATE + self._padding_s) / BUCKET_S))
 
     def prompt_tokens(self, prompt: str | None) -> tuple[int, ...]:
         """The tokens of what was said before, as far back as the model can be told."""
@@ -94,26 +112,51 @@ class Whisper:
     def transcribe(
         self, windows: Sequence[Samples], prompt: tuple[int, ...], temperature: float, timestamps: bool
     ) -> list[Transcript]:
-        """Transcribe windows of at most 30 s (float32 [n], 16 kHz) as one batch.
+        """Transcribe clips of at most 30 s (float32 [n], 16 kHz) as one batch, in the longest one's window.
 
-        A window whose greedy text repeats itself or is a guess is decoded again by itself at higher temperatures, with
-        fixed seeds. With a ``temperature`` nothing is tried again.
+        When the greedy text repeats itself or is a guess, the clip is heard again by itself: in a window of 30 s, then
+        at higher temperatures with fixed seeds. With a ``temperature`` nothing is tried again.
         """
         with torch.inference_mode():
-            batch = self._extractor(list(windows), sampling_rate=RATE, return_tensors="pt")
-            encoded = self.model.model.encoder(batch.input_features).last_hidden_state
-            rows = self._decode(encoded, prompt, temperature, timestamps)
+            features = self._extractor(list(windows), sampling_rate=RATE, return_tensors="pt").input_features
+            heard_s = max(self.window_s(window, prompt, timestamps) for window in windows)
+            rows = self._decode(self._encode(features, heard_s), prompt, temperature, timestamps)
             found = []
             for index, (row, window) in enumerate(zip(rows, windows, strict=True)):
-                best = self._read(row, len(window) / RATE, temperature, timestamps)
-                if temperature == 0.0:
-                    for hotter in RETRY_TEMPERATURES:
-                        if not _doubtful(best):
-                            break
-                        again = self._decode(encoded[index : index + 1], prompt, hotter, timestamps)[0]
-                        best = self._read(again, len(window) / RATE, hotter, timestamps)
+                seconds = len(window) / RATE
+                best = self._read(row, seconds, temperature, timestamps)
+                if temperature == 0.0 and _doubtful(best):
+                    best = self._again(features[index : index + 1], prompt, seconds, timestamps, heard_s)
                 found.append(best)
         return found
+
+    def _again(
+        self, features: torch.Tensor, prompt: tuple[int, ...], seconds: float, timestamps: bool, heard_s: float
+    ) -> Transcript:
+        encoded = self._encode(features, WINDOW_S)
+        for temperature in RETRY_TEMPERATURES if heard_s == WINDOW_S else (0.0, *RETRY_TEMPERATURES):
+            row = self._decode(encoded, prompt, temperature, timestamps)[0]
+            found = self._read(row, seconds, temperature, timestamps)
+            if not _doubtful(found):
+                break
+        return found
+
+    def _encode(self, features: torch.Tensor, window_s: float) -> torch.Tensor:
+        """The first ``window_s`` seconds of ``features`` [rows, mels, 3000] through the encoder."""
+        encoder = self.model.model.encoder
+        if window_s == WINDOW_S:
+            encoded: torch.Tensor = encoder(features).last_hidden_state
+            return encoded
+        # The model's own forward takes 30 s and nothing else.
+        frames = round(window_s * FRAMES_PER_S)
+        hidden = torch.nn.functional.gelu(encoder.conv1(features[:, :, : 2 * frames]))
+        hidden = torch.nn.functional.gelu(encoder.conv2(hidden)).transpose(1, 2)
+        hidden = hidden + encoder.embed_positions.weight[:frames]
+        for layer in encoder.layers:
+            output = layer(hidden, None)
+            hidden = output[0] if isinstance(output, tuple) else output
+        normed: torch.Tensor = encoder.layer_norm(hidden)
+        return normed
 
     def _decode(
         self, encoded: torch.Tensor, prompt: tuple[int, ...], temperature: float, timestamps: bool
