@@ -39,6 +39,8 @@ class Link:
         self.peer = peer
         self.sock = sock
         self.views = SlabViews()
+        self.watched = False
+        """For the owner's loop: whether it waits for the socket to become writable."""
         self._reader = peer_reader()
         self._out: deque[tuple[bytes, int | None]] = deque()
         self._fds: deque[int] = deque()
