@@ -59,10 +59,23 @@ class Call:
     async def enter(self, manager: AbstractAsyncContextManager[T]) -> T:
         return await self.stack.enter_async_context(manager)
 
-    async def read(self) -> bytes:
-        """The whole body. The guard has bounded its size and the client's silence."""
-        parts = [part async for part in self.body]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    async def read(self, limit: int) -> tuple[bytes, bool]:
+        """The body until it ends or is over ``limit`` bytes, and whether it has ended; :meth:`rest` gives what follows.
+        The guard has bounded its whole size and the client's silence."""
+        parts: list[bytes] = []
+        size = 0
+        async for part in self.body:
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                return b"".join(parts), False
+        return b"".join(parts), True
+
+    async def rest(self, begun: bytes) -> AsyncIterator[bytes]:
+        """``begun`` and what follows it, as it comes."""
+        yield begun
+        async for part in self.body:
+            yield part
 
     @property
     def content_type(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from functools import partial
+from dataclasses import dataclass, field
 
 import trio
 
@@ -33,52 +33,68 @@ def run_server(plan: Plan, options: ServerOptions) -> None:
     trio.run(_main, plan, options)
 
 
+@dataclass(slots=True)
+class _Ending:
+    """How the server is asked to end: in order, or (``at_once``) with its workers killed."""
+
+    at_once: trio.CancelScope
+    asked: trio.Event = field(default_factory=trio.Event)
+    ready: bool = False
+
+
 async def _main(plan: Plan, options: ServerOptions) -> None:
+    async with trio.open_nursery() as nursery:
+        ending = _Ending(nursery.cancel_scope)
+        nursery.start_soon(_signals, ending)
+        await _serve(plan, options, ending)
+        nursery.cancel_scope.cancel()
+
+
+async def _signals(ending: _Ending) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async for number in received:
+            if ending.asked.is_set() or not ending.ready:
+                log.warning("%s: ending now", signal.Signals(number).name)
+                ending.at_once.cancel()
+                return
+            log.info("%s: requests in flight may finish", signal.Signals(number).name)
+            ending.asked.set()
+
+
+async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
     started = trio.current_time()
     async with open_orchestrator(plan, log_level=options.log_level) as orchestrator:
         media = MediaService(orchestrator.query_media) if plan.media is not None else None
         app = build_app(orchestrator, media, plan, options)
-        stop = trio.Event()
-        ready = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_signals, orchestrator, plan, stop, ready, nursery.cancel_scope)
             if media is not None:
                 nursery.start_soon(media.run)
-            serving = partial(
-                serve, app, options.host, options.port, grace_s=plan.limits.drain_s + TAIL_S, shutdown=stop.wait
-            )
-            async with trio.open_nursery() as server:
-                try:
-                    urls = await server.start(serving)
-                except OSError as error:
-                    raise _cannot_listen(options, error) from None
-                await show_loading(orchestrator, plan)
-                ready.set()
-                took = trio.current_time() - started
-                print(f"Serving {plan.served_model_name} on {urls[0]} (ready in {took:.1f} s)", flush=True)
-            nursery.cancel_scope.cancel()
+            nursery.start_soon(_drain, orchestrator, plan, ending, nursery.cancel_scope)
+
+            async def to_the_end(*, task_status: trio.TaskStatus[list[str]]) -> None:
+                grace_s = plan.limits.drain_s + TAIL_S
+                shutdown = ending.asked.wait
+                await serve(
+                    app, options.host, options.port, grace_s=grace_s, shutdown=shutdown, task_status=task_status
+                )
+                nursery.cancel_scope.cancel()
+
+            try:
+                urls = await nursery.start(to_the_end)
+            except OSError as error:
+                raise _cannot_listen(options, error) from None
+            await show_loading(orchestrator, plan)
+            ending.ready = True
+            took = trio.current_time() - started
+            print(f"Serving {plan.served_model_name} on {urls[0]} (ready in {took:.1f} s)", flush=True)
 
 
-async def _signals(
-    orchestrator: Orchestrator, plan: Plan, stop: trio.Event, ready: trio.Event, everything: trio.CancelScope
-) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-        async with trio.open_nursery() as nursery:
-            async for number in received:
-                if stop.is_set() or not ready.is_set():
-                    log.warning("%s: ending now", signal.Signals(number).name)
-                    everything.cancel()
-                    return
-                log.info("%s: requests in flight may finish", signal.Signals(number).name)
-                stop.set()
-                nursery.start_soon(_drain, orchestrator, plan, everything)
-
-
-async def _drain(orchestrator: Orchestrator, plan: Plan, everything: trio.CancelScope) -> None:
+async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, serving: trio.CancelScope) -> None:
     """The server would wait for idle connections too; once no request is in flight there is nothing to wait for."""
+    await ending.asked.wait()
     await orchestrator.drain(plan.limits.drain_s)
     await trio.sleep(TAIL_S)
-    everything.cancel()
+    serving.cancel()
 
 
 def _cannot_listen(options: ServerOptions, error: OSError) -> OmniError:

@@ -13,6 +13,7 @@ import msgspec
 
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
+from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of
@@ -46,7 +47,8 @@ class _Answer:
 
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first event, so that a failure before it still has its status."""
-    body, clips = await _parse(services, call)
+    data, clips = await read_json(services, call, _AUDIO)
+    body = decode(data, ChatRequest)
     model = services.model(body.model)
     spoken = "audio" in (body.modalities or ())
     request = _request(services, call, body, clips, spoken)
@@ -67,17 +69,6 @@ async def create(services: Services, call: Call) -> Reply:
         pieces = _spoken_stream if spoken else _text_stream
         return Reply(sse.in_band(pieces(services, call, events, answer), call.context.id), sse.HEADERS)
     return Reply(await _whole(services, call, events, answer))
-
-
-async def _parse(services: Services, call: Call) -> tuple[ChatRequest, list[MediaRef]]:
-    """The body, validated. Large ones and all media go through the media process, raw."""
-    data = await call.read()
-    limits = services.plan.limits
-    clips: list[MediaRef] = []
-    if services.media is not None and (len(data) > limits.inline_body_bytes or _AUDIO.search(data)):
-        data, clips = await services.media.parse_chat(data)
-        await call.enter(services.clips(clips))
-    return decode(data, ChatRequest), clips
 
 
 def _request(services: Services, call: Call, body: ChatRequest, clips: list[MediaRef], spoken: bool) -> Request:

@@ -12,6 +12,7 @@ import trio
 
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import sse
+from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.sampling import sampling_of, totals
 from omni_actors.entrypoints.openai.schemas import CompletionRequest
@@ -51,10 +52,7 @@ class _Answer:
 
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first event of any prompt, so that a failure before it still has its status."""
-    data = await call.read()
-    if services.media is not None and len(data) > services.plan.limits.inline_body_bytes:
-        data, clips = await services.media.parse_chat(data)
-        await call.enter(services.clips(clips))  # none is used
+    data, _ = await read_json(services, call)
     body = decode(data, CompletionRequest)
     model = services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("text",))

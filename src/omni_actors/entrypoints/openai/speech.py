@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
+from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.schemas import Seconds, VoiceId
 from omni_actors.entrypoints.services import Events, Services
@@ -44,10 +45,7 @@ class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first audio, so that a failure before it still has its status."""
-    data = await call.read()
-    if services.media is not None and len(data) > services.plan.limits.inline_body_bytes:
-        data, clips = await services.media.parse_chat(data)
-        await call.enter(services.clips(clips))  # none is used
+    data, _ = await read_json(services, call)
     body = decode(data, SpeechRequest)
     services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("audio",))

@@ -1,0 +1,29 @@
+"""JSON bodies: small ones are parsed here, large ones and media in the media process."""
+
+from __future__ import annotations
+
+import re
+
+from omni_actors.entrypoints.http import Call
+from omni_actors.entrypoints.services import Services
+from omni_actors.protocol.request import MediaRef
+
+
+async def read_json(
+    services: Services, call: Call, media: re.Pattern[bytes] | None = None
+) -> tuple[bytes, list[MediaRef]]:
+    """A body as JSON that is small enough to decode here, and the clips that were in it (freed when the call is over).
+
+    A body over ``limits.inline_body_bytes``, or with a match of ``media``, goes to the media process, raw and as it
+    arrives. A deployment without a media process takes no media, and parses everything here.
+    """
+    limits = services.plan.limits
+    if services.media is None:
+        data, _ = await call.read(limits.max_body_bytes)
+        return data, []
+    data, ended = await call.read(limits.inline_body_bytes)
+    if ended and (media is None or media.search(data) is None):
+        return data, []
+    clean, clips = await services.media.parse_chat(data if ended else call.rest(data))
+    await call.enter(services.clips(clips))
+    return clean, clips

@@ -1,0 +1,113 @@
+"""What ``serve`` shows and answers while its stages load, and how it ends when it has to."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import trio
+from rich.console import Console
+from tests.demo.server import free_port
+
+from omni_actors.entrypoints.loading import show_loading
+from omni_actors.orchestrator import open_orchestrator
+from omni_actors.pipelines.factory import resolve
+
+COMMAND = [sys.executable, "-m", "omni_actors", "serve", "stub", "--platform", "cpu"]
+
+
+@contextmanager
+def starting(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server that has just been launched, and its port. Killed if the test leaves it running."""
+    port = free_port()
+    command = [*COMMAND, "--port", str(port), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, port
+        finally:
+            process.kill()
+
+
+def get(port: int, path: str, seconds: float = 20) -> tuple[int, bytes]:
+    """A request, tried again until the port listens."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        finally:
+            connection.close()
+
+
+@pytest.mark.deadline(60)
+def test_live_before_ready() -> None:
+    """The port answers while a stage loads; the URL is printed when all are ready."""
+    with starting("--set", "stages.c.options.load_s=3") as (process, port):
+        assert get(port, "/live")[0] == 200
+        status, body = get(port, "/ready")
+        assert (status, json.loads(body)["status"]) == (503, "loading")
+        status, body = get(port, "/health")
+        assert status == 503
+        assert "c" in json.loads(body)["unavailable"]
+        assert process.stdout is not None
+        assert re.match(rf"Serving stub on http://127.0.0.1:{port} \(ready in ", process.stdout.readline())
+        assert get(port, "/ready")[0] == get(port, "/health")[0] == 200
+
+
+@pytest.mark.deadline(60)
+def test_a_signal_while_loading_ends_it() -> None:
+    with starting("--set", "stages.c.options.load_s=60") as (process, port):
+        assert get(port, "/live")[0] == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(3) == 0
+
+
+@pytest.mark.deadline(60)
+def test_a_second_signal_does_not_wait() -> None:
+    with starting() as (process, _):
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 30)[0]
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def test_an_idle_connection_does_not_hold_the_end() -> None:
+    with starting() as (process, port):
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 30)[0]
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/live")
+        assert connection.getresponse().read()
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+        assert time.monotonic() - began < 6  # not the 30 s of limits.drain_s
+        connection.close()
+
+
+async def test_a_terminal_shows_a_line_per_stage() -> None:
+    plan = resolve("stub", overrides=["stages.b.options.load_s=0.5"])
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    async with open_orchestrator(plan) as orchestrator:
+        with trio.fail_after(20):
+            await show_loading(orchestrator, plan, console)
+    for stage in plan.stages:
+        assert stage.name in screen.getvalue()
+    assert "loading nothing" in screen.getvalue()
