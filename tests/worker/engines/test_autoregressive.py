@@ -128,7 +128,7 @@ def test_choices_share_the_prompts_blocks_and_differ_in_their_draws(adapter: Cau
 
 
 def test_choices_are_the_same_without_room_to_fork(adapter: CausalLM) -> None:
-    request = {"n": 6, "temperature": 1.0, "seed": 9, "max_tokens": 30, "ignore_eos": True}
+    request: dict[str, Any] = {"n": 6, "temperature": 1.0, "seed": 9, "max_tokens": 30, "ignore_eos": True}
     wide = run(engine_of(adapter), [work(0, STORY[:50], **request)])
     tight = run(engine_of(adapter, kv_blocks=12, block_size=8, max_batch=4), [work(0, STORY[:50], **request)])
     assert [wide.answers[0][i].token_ids for i in range(6)] == [tight.answers[0][i].token_ids for i in range(6)]
