@@ -8,6 +8,7 @@ import json
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -79,12 +80,21 @@ def test_a_signal_while_loading_ends_it() -> None:
 
 @pytest.mark.deadline(60)
 def test_a_second_signal_does_not_wait() -> None:
-    with starting() as (process, _):
+    """A client in the middle of its body holds the first signal's end for a while, not the second's."""
+    with starting() as (process, port):
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], 30)[0]
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            assert get(port, "/live")[0] == 200
+            process.send_signal(signal.SIGTERM)
+            while True:  # until it takes no new connection: the first signal has been heard
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                except OSError:
+                    break
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(1.5) == 0  # less than the 2 s that connections get
 
 
 def test_an_idle_connection_does_not_hold_the_end() -> None:
