@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.entrypoints.test_chat import events_of
 from tests.entrypoints.test_guard import error_of
 
 from omni_actors.protocol.errors import stage_failed
-from omni_actors.protocol.request import Request
+from omni_actors.protocol.request import Completed, Request, TextDelta, TokenLogprob
 
 PATH = "/v1/completions"
 
@@ -36,6 +37,8 @@ async def test_defaults_and_fields() -> None:
     async with served() as server:
         await server.post(PATH, {"prompt": "one"})
         await server.post(PATH, {"prompt": "one", "max_tokens": 3, "echo": True, "logprobs": 0, "best_of": 1})
+        await server.post(PATH, {"prompt": "one", "max_tokens": 0, "echo": True})  # scores a prompt
+        assert server.orchestrator.requests.pop().params["sampling"].max_tokens == 0
         first, second = [request.params["sampling"] for request in server.orchestrator.requests]
     assert (first.max_tokens, first.echo, first.logprobs) == (16, False, None)
     assert (second.max_tokens, second.echo, second.logprobs) == (3, True, 0)
@@ -53,6 +56,7 @@ async def test_defaults_and_fields() -> None:
         ({"prompt": None}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"suffix": "end"}, "suffix"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": True}, "best_of"),
         ({"messages": []}, "messages"),
@@ -81,6 +85,21 @@ async def test_one_failing_prompt_ends_all() -> None:
             await server.orchestrator.idle.wait()
         assert server.orchestrator.completed == 1  # the failed one has said its last word
         assert server.orchestrator.cancelled == 2
+
+
+async def test_log_probabilities_that_json_has_no_number_for() -> None:
+    """The first token of an echoed prompt has none, a token that was ruled out has minus infinity."""
+    scores = [TokenLogprob(1, b"a", math.nan), TokenLogprob(2, b"b", -math.inf, ((2, b"b", -math.inf),))]
+    script: list[Step] = [TextDelta(0, 0, "ab", [2], "stop", scores), Completed({})]
+    async with served(lambda request: list(script)) as server:
+        body = {"prompt": "a", "echo": True, "logprobs": 1}
+        (choice,) = (await server.post(PATH, body)).json()["choices"]
+        assert choice["logprobs"] == {
+            "tokens": ["a", "b"],
+            "token_logprobs": [None, -9999.0],
+            "top_logprobs": [None, {"b": -9999.0}],
+            "text_offset": [0, 1],
+        }
 
 
 async def test_choices_of_prompts_are_numbered_across_them() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given
 
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.errors import error_body, error_headers
-from omni_actors.entrypoints.openai.fields import decode, explain, marks
-from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest, Refused
+from omni_actors.entrypoints.openai.fields import Refused, decode, explain, marks
+from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.subtitles import Segment, srt, vtt
 from omni_actors.protocol.errors import ErrorInfo, OmniError, overloaded
 

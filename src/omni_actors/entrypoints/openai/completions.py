@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -14,7 +15,7 @@ from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.fields import decode
-from omni_actors.entrypoints.openai.sampling import sampling_of, totals
+from omni_actors.entrypoints.openai.sampling import finite, sampling_of, totals
 from omni_actors.entrypoints.openai.schemas import CompletionRequest
 from omni_actors.entrypoints.services import Services
 from omni_actors.protocol.errors import OmniError, invalid_request
@@ -56,6 +57,8 @@ async def create(services: Services, call: Call) -> Reply:
     body = decode(data, CompletionRequest)
     model = services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("text",))
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid_request("'max_tokens' of 0 needs 'echo': there would be nothing to give.", "max_tokens")
     sampling = sampling_of(
         body,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
@@ -235,9 +238,11 @@ def _logprobs(tokens: list[TokenLogprob], choice: _Choice) -> dict[str, Any] | N
     made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for it in tokens:
         text = it.token.decode(errors="replace")
+        scored = not math.isnan(it.logprob)  # the first token of an echoed prompt has no probability
+        top = {token.decode(errors="replace"): finite(logprob) for _, token, logprob in it.top}
         made["tokens"].append(text)
-        made["token_logprobs"].append(it.logprob)
-        made["top_logprobs"].append({token.decode(errors="replace"): logprob for _, token, logprob in it.top})
+        made["token_logprobs"].append(finite(it.logprob) if scored else None)
+        made["top_logprobs"].append(top if scored else None)
         made["text_offset"].append(choice.offset)
         choice.offset += len(text)
     return made

@@ -82,4 +82,9 @@ def chat_logprobs(tokens: list[TokenLogprob] | None) -> dict[str, Any] | None:
 
 
 def _entry(token: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": token.decode(errors="replace"), "logprob": logprob, "bytes": list(token)}
+    return {"token": token.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(token)}
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity: a token that was ruled out has OpenAI's -9999."""
+    return max(logprob, -9999.0)

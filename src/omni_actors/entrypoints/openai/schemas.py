@@ -185,6 +185,7 @@ class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True
     """``POST /v1/completions``."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     echo: bool | None = False
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 

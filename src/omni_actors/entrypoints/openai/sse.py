@@ -15,7 +15,11 @@ from omni_actors.entrypoints.http import BrokenStream
 from omni_actors.entrypoints.openai.errors import error_body, internal_error
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
-HEADERS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
+HEADERS = [
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),
+]
 DONE = b"data: [DONE]\n\n"
 
 log = logging.getLogger("omni_actors.http")
