@@ -30,6 +30,10 @@ class KVCache:
             _zeros((blocks + 1, 2 * shape.kv_heads, block_size, shape.head_dim), shape.dtype, device)
             for _ in range(shape.layers)
         ]
+        self.rows = [layer.view(-1, shape.head_dim) for layer in self.layers]
+        """The same memory by single keys and values."""
+        self.pages = [layer.view(-1, block_size * shape.head_dim) for layer in self.layers]
+        """The same memory by pages."""
 
     def copy(self, source: int, target: int) -> None:
         """Give ``target`` the content of block ``source``."""
@@ -108,12 +112,12 @@ class PagedAttention:
         softcap: float | None = None,
     ) -> torch.Tensor:
         """See :class:`~omni_actors.worker.engines.decoder.Attention`."""
-        pool = self._cache.layers[layer]
-        head_dim = pool.shape[-1]
-        pool.view(-1, head_dim).index_copy_(0, self._slots, key_value.reshape(-1, head_dim))
-        parts = [self._decode(i, group, pool, query, scale, window, softcap) for i, group in enumerate(self._decodes)]
+        cache = self._cache
+        cache.rows[layer].index_copy_(0, self._slots, key_value.reshape(-1, key_value.shape[2]))
+        pages = cache.pages[layer]
+        parts = [self._decode(i, group, pages, query, scale, window, softcap) for i, group in enumerate(self._decodes)]
         parts += [
-            self._prompt(i, prompt, pool, query, key_value, scale, window, softcap)
+            self._prompt(i, prompt, pages, query, key_value, scale, window, softcap)
             for i, prompt in enumerate(self._prompts, len(self._decodes))
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -122,17 +126,17 @@ class PagedAttention:
         self,
         index: int,
         group: _Decodes,
-        pool: torch.Tensor,
+        pages: torch.Tensor,
         query: torch.Tensor,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
         count = len(group.lengths)
-        kv_heads, size, head_dim = self._cache.shape.kv_heads, self._cache.block_size, pool.shape[-1]
-        heads = query.shape[1]
-        gathered = pool.view(-1, size * head_dim).index_select(0, group.pages)
-        keys, values = gathered.view(2, count * kv_heads, group.width, head_dim)
+        kv_heads = self._cache.shape.kv_heads
+        heads, head_dim = query.shape[1:]
+        gathered = pages.index_select(0, group.pages)
+        keys, values = gathered.view(2, count * kv_heads, group.width, head_dim).unbind()
         # The query heads that share a key head are rows of one product: nothing is repeated.
         q = query[group.first : group.first + count].reshape(count * kv_heads, heads // kv_heads, head_dim)
         mask = self._mask(index, window)
@@ -146,7 +150,7 @@ class PagedAttention:
         self,
         index: int,
         prompt: _Prompt,
-        pool: torch.Tensor,
+        pages: torch.Tensor,
         query: torch.Tensor,
         key_value: torch.Tensor,
         scale: float,
@@ -154,13 +158,14 @@ class PagedAttention:
         softcap: float | None,
     ) -> torch.Tensor:
         rows = slice(prompt.first, prompt.first + prompt.count)
-        kv_heads, head_dim = self._cache.shape.kv_heads, pool.shape[-1]
+        kv_heads, head_dim = self._cache.shape.kv_heads, query.shape[2]
         q = query[rows].transpose(0, 1)
         if prompt.pages is None:
             both = key_value[rows].transpose(0, 1)
         else:
-            gathered = pool.view(-1, self._cache.block_size * head_dim).index_select(0, prompt.pages)
-            both = gathered.view(2 * kv_heads, -1, head_dim)[:, : prompt.start + prompt.count]
+            both = pages.index_select(0, prompt.pages).view(2 * kv_heads, -1, head_dim)[
+                :, : prompt.start + prompt.count
+            ]
         keys, values = both[:kv_heads], both[kv_heads:]
         if softcap is not None:
             groups = q.reshape(kv_heads, -1, prompt.count, head_dim)
