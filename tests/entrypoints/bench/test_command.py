@@ -67,12 +67,15 @@ def test_plot_without_matplotlib_is_refused_before_any_request(
     assert server.bodies == []
 
 
-def test_failures_are_counted_named_and_end_in_status_1(serve: Callable[..., Any], sse: Any) -> None:
+def test_failures_are_counted_named_and_end_in_status_1(serve: Callable[..., Any], sse: Any, tmp_path: Path) -> None:
     server = serve([(0, sse.event({"error": {"message": "stage 'llm' died"}}))])
-    result = bench("chat", "--url", server.url, "--requests", "2", "--repeats", "1", "--warmup", "0")
+    options = ["--requests", "2", "--repeats", "1", "--warmup", "0", "--plot", tmp_path / "out.png"]
+    result = bench("chat", "--url", server.url, *options, "--json", tmp_path / "out.json")
     assert result.exit_code == 1
     assert "0 of 2" in result.stdout
     assert "c=1: 2 failed: error event: stage 'llm' died" in result.stderr
+    assert json.loads((tmp_path / "out.json").read_text())["results"][0]["median"]["failed"] == 2
+    assert (tmp_path / "out.png").exists()
 
 
 def test_prompts_and_body_go_into_the_requests(server: Any, tmp_path: Path) -> None:

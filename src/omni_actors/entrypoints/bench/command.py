@@ -152,15 +152,15 @@ def bench_command(
         "version": __version__,
     }
     title = f"{workload} · {asked.model} · {requests} requests a level, median of {repeats}"
-    console = rich.console.Console()
-    console.print(table(results, title))
+    click.echo(title)
+    rich.console.Console().print(table(results))
+    for result in results:
+        for reason, count in result["errors"].items():
+            click.echo(f"{result['level']}: {count} failed: {reason}", err=True)
     if json_path:
         write_json(json_path, settings, results)
     if plot:
         write_plot(plot, title, results)
-    for result in results:
-        for reason, count in result["errors"].items():
-            click.echo(f"{result['level']}: {count} failed: {reason}", err=True)
     if any(result["errors"] for result in results):
         raise SystemExit(1)
 

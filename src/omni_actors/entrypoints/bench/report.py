@@ -26,16 +26,10 @@ RATES = (
 )
 
 
-def table(results: Sequence[dict[str, Any]], title: str) -> rich.table.Table:
+def table(results: Sequence[dict[str, Any]]) -> rich.table.Table:
     """A column per level; numbers that no level has are left out. Latencies are p50 / p99."""
     medians = [result["median"] for result in results]
-    made = rich.table.Table(
-        title=title,
-        caption="latencies: p50 / p99",
-        box=rich.box.SIMPLE,
-        title_justify="left",
-        caption_justify="left",
-    )
+    made = rich.table.Table(caption="latencies: p50 / p99", box=rich.box.SIMPLE, caption_justify="left")
     made.add_column("")
     for result in results:
         made.add_column(result["level"], justify="right")
@@ -67,7 +61,8 @@ def require_plotting() -> None:
 
 
 def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> None:
-    """Latency (p50, p99) and throughput against the level, as PNG, SVG or PDF by the file's name."""
+    """Latency (p50, p99) and throughput against the level, as PNG, SVG or PDF by the file's name. Levels of which no
+    request succeeded are gaps."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -88,7 +83,8 @@ def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> Non
     closed = results[0]["concurrency"] is not None
     levels = [float(result["concurrency"] if closed else result["rate"]) for result in results]
 
-    figure, axes = pyplot.subplots(1, len(shown) + 1, figsize=(4.2 * (len(shown) + 1), 3.6), layout="constrained")
+    size = (4.2 * (len(shown) + 1), 3.6)
+    figure, (axes,) = pyplot.subplots(1, len(shown) + 1, figsize=size, layout="constrained", squeeze=False)
     for axis, (label, lines) in zip(axes, shown, strict=False):
         for name, key, factor in lines:
             for percent, style in ((50, "o-"), (99, "v:")):
