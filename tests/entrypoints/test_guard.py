@@ -220,6 +220,16 @@ async def test_every_route_is_json_on_a_wrong_body() -> None:
         assert not server.orchestrator.requests
 
 
+async def test_an_answer_to_an_unread_body_arrives() -> None:
+    """Nobody reads the body of an unknown route: its sender still gets the answer, and the connection goes on."""
+    async with served() as server:
+        head = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n"
+        body = b"x" * 5_000_000
+        received = await raw(server, head, body, b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert received.startswith(b"HTTP/1.1 404")
+        assert received.count(b"HTTP/1.1 200") == 1
+
+
 async def test_a_connection_that_is_to_close_closes() -> None:
     """Every time: what the server reports behind a response must not keep it from closing."""
     async with served() as server:

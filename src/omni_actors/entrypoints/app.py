@@ -14,7 +14,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException
 
 from omni_actors.entrypoints import probes
-from omni_actors.entrypoints.guard import CONTEXT, Guard
+from omni_actors.entrypoints.guard import CONTEXT, DISCARD_S, Guard
 from omni_actors.entrypoints.http import BrokenStream, Call, Reply, RequestContext
 from omni_actors.entrypoints.openai import chat, completions, models, speech, transcriptions
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
@@ -30,6 +30,7 @@ Handler = Callable[..., Awaitable[Reply]]
 _STACK = "omni_actors.stack"
 _BODY_IN = "omni_actors.body.in"
 _BODY = "omni_actors.body"
+_BODY_ENDED = "omni_actors.body.ended"
 _BODY_PIECES = 4
 """Pieces of a body (64 KiB each at most) that wait for their reader."""
 
@@ -75,8 +76,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 class _Connection(TrioASGIHTTPConnection):
     """Changes three things of Quart's. The request's body comes through a channel (the sender is held back when its
     reader is slow), and a client that leaves is a cancellation in every version of Quart. What a handler opened is
-    closed once its response is sent, in the same task. A body that breaks off leaves the response unfinished, which the
-    server turns into an abnormal end."""
+    closed once its response is sent, in the same task; what is left of the request's body is thrown away before that.
+    A body that breaks off leaves the response unfinished, which the server turns into an abnormal end."""
 
     async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
         body: trio.MemorySendChannel[bytes] = request.scope[_BODY_IN]
@@ -86,13 +87,18 @@ class _Connection(TrioASGIHTTPConnection):
                 nursery.cancel_scope.cancel()
                 return
             if data := message.get("body", b""):
-                await body.send(data)
+                try:
+                    await body.send(data)
+                except trio.BrokenResourceError:
+                    pass  # the answer does not depend on it
             if not message.get("more_body", False):
                 body.close()
+                request.scope[_BODY_ENDED].set()
 
     async def __call__(self, receive: Any, send: Any) -> None:
         scope = cast(dict[str, Any], self.scope)
         scope[_BODY_IN], scope[_BODY] = trio.open_memory_channel[bytes](_BODY_PIECES)
+        scope[_BODY_ENDED] = trio.Event()
         await super().__call__(receive, send)
 
     async def handle_request(self, nursery: trio.Nursery, request: Any, send: Any) -> None:  # type: ignore[override]
@@ -101,6 +107,10 @@ class _Connection(TrioASGIHTTPConnection):
             await super().handle_request(nursery, request, send)
 
     async def _send_response(self, send: Any, response: Any) -> None:
+        scope = cast(dict[str, Any], self.scope)
+        scope[_BODY].close()
+        with trio.move_on_after(DISCARD_S):  # a client that still sends would not see the answer
+            await scope[_BODY_ENDED].wait()
         try:
             await super()._send_response(send, response)
         except BrokenStream:
