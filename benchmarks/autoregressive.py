@@ -74,7 +74,7 @@ def read_bandwidth() -> float:
     """Bytes per second that this process reads from memory, with all its threads."""
     buffer = torch.ones(128 << 20)
     best = min(timed(buffer.sum) for _ in range(8))
-    return buffer.numel() * buffer.element_size() / best
+    return float(buffer.numel() * buffer.element_size() / best)
 
 
 def timed(call: Callable[[], Any]) -> float:
