@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import signal
 import wave
 from collections.abc import Iterator
@@ -157,6 +158,33 @@ async def test_mistakes_are_the_sdks_own_exceptions(server: Server) -> None:
     assert model.code == "model_not_found"
     assert field.param == "temprature"
     assert long.status_code == 400
+
+
+@pytest.mark.parametrize("modalities", [["text"], ["text", "audio"]])
+async def test_a_stream_that_its_client_closes_stops_the_work(server: Server, modalities: list[str]) -> None:
+    """Within two seconds nothing runs for it in any stage, long before the answer would have been complete."""
+    asked: Any = {**GREEDY, "max_tokens": 2000, "modalities": modalities, "extra_body": {"ignore_eos": True}}
+    before = stage_values(server, "completion_tokens_total")
+
+    def use(client: OpenAI) -> None:
+        stream = client.chat.completions.create(**asked, stream=True)
+        for _ in range(3):
+            next(iter(stream))
+        stream.close()
+
+    await blocking(server.url, use)
+    server.wait_for(lambda: not any(stage_values(server, "running").values()), 2)
+    assert stage_values(server, "completion_tokens_total")["llm"] < before["llm"] + 1500
+    assert stage_values(server, "num_requests_running", "") in ({}, {"chat": 0.0})
+
+
+def stage_values(server: Server, name: str, prefix: str = "stage_") -> dict[str, float]:
+    """A metric's values by stage (or by task)."""
+    _, text = server.get("/metrics")
+    found = re.findall(
+        rf'^omni_actors_{prefix}{name}{{.*?(?:stage|task)="(\w+)".*?}} (\S+)$', text.decode(), re.MULTILINE
+    )
+    return {stage: float(value) for stage, value in found}
 
 
 def test_a_signal_lets_the_answer_in_flight_finish(demo_weights: Path, tmp_path: Path) -> None:

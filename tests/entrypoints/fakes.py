@@ -125,7 +125,7 @@ class FakeOrchestrator:
         return self.stages
 
     async def counters(self) -> dict[str, list[dict[str, float]]]:
-        return {"llm": [{"running": float(self.running), "kv.blocks": 7.0}]}
+        return {"llm": [{"running": float(self.running), "kv.blocks": 7.0, "steps_total": 3.0}]}
 
 
 @dataclass

@@ -75,6 +75,8 @@ async def test_metrics_count_each_request_once() -> None:
     assert value("audio_output_seconds_total", stage="vocoder") == 0.5
     assert value("stage_live_replicas", stage="llm") == 1
     assert value("stage_kv_blocks", stage="llm", replica="0") == 7
+    assert value("stage_steps_total", stage="llm", replica="0") == 3
+    assert "# TYPE omni_actors_stage_steps_total counter" in response.text
 
 
 async def test_models_that_are_not_there() -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
 from omni_actors.protocol.request import Usage
@@ -156,16 +156,16 @@ def _stage_families(
     for stage, (alive, planned) in replicas.items():
         live.add_metric([stage], alive)
         wanted.add_metric([stage], planned)
-    families: dict[str, GaugeMetricFamily] = {}
+    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
     for stage, each in counters.items():
         for replica, values in enumerate(each):
             for name, value in values.items():
                 metric = "omni_actors_stage_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
                 family = families.get(metric)
                 if family is None:
-                    family = families[metric] = GaugeMetricFamily(
-                        metric, f"The engine's own '{name}'.", labels=["stage", "replica"]
-                    )
+                    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                    family = kind(metric, f"The engine's own '{name}'.", labels=["stage", "replica"])
+                    families[metric] = family
                 family.add_metric([stage, str(replica)], float(value))
     return [live, wanted, *(families[name] for name in sorted(families))]
 
