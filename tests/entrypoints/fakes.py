@@ -38,6 +38,13 @@ PIPELINE = replace(
     languages=("en", "de"),
 )
 
+TEXT_ONLY = Pipeline(
+    name="writer",
+    stages=tuple(stage for stage in ASSISTANT.stages if stage.name == "llm"),
+    tasks=(Task("chat", {"text": "llm"}, {"text": "llm"}), Task("completion", {"text": "llm"}, {"text": "llm"})),
+)
+"""A language model alone, without a media process."""
+
 Step = Event | OmniError | float | trio.Event
 Script = Callable[[Request], list[Step]]
 
@@ -185,11 +192,12 @@ async def served(
     plan = plan_of(pipeline, *overrides)
     orchestrator = FakeOrchestrator(plan, script)
     room = Room()
-    media = MediaService(room.query)
+    media = MediaService(room.query) if plan.media is not None else None
     app = build_app(orchestrator, media, plan, options)
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(media.run)
+        if media is not None:
+            nursery.start_soon(media.run)
         urls = await nursery.start(partial(serve, app, "127.0.0.1", 0, grace_s=grace_s, shutdown=stop.wait))
         async with httpx.AsyncClient(base_url=urls[0], timeout=20) as client:
             yield Server(urls[0], orchestrator, room, client, stop)

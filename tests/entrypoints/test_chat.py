@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 import trio
-from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, Step, message, served
+from tests.entrypoints.fakes import RATE, SPEECH, TEXT, TEXT_ONLY, Step, message, served
 from tests.entrypoints.test_guard import error_of, raw
 from tests.media.room import tone, wav
 
 from omni_actors.entrypoints.openai.fields import accepted_no_ops
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
-from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.protocol.errors import overloaded, stage_died
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta, Usage
@@ -182,15 +180,22 @@ async def test_an_unknown_model_is_404() -> None:
 
 
 async def test_a_model_that_only_writes() -> None:
-    """No speech asked of it, and no sound given to it."""
-    text_only = Task("chat", {"text": "llm"}, {"text": "llm"})
-    async with served(pipeline=_with_chat(text_only)) as server:
-        error = error_of(await server.post(CHAT, message(modalities=["text", "audio"])), 400)
-        assert error["param"] == "modalities"
+    """It speaks not, hears not, and says so; large texts are its own business."""
+    part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    async with served(pipeline=TEXT_ONLY) as server:
+        assert error_of(await server.post(CHAT, _plain(modalities=["text", "audio"])), 400)["param"] == "modalities"
+        error = error_of(await server.post(CHAT, _plain(messages=[{"role": "user", "content": [part]}])), 400)
+        assert error["param"] == "messages[0].content[0].type"
+        long = _plain(messages=[{"role": "user", "content": "word " * 100_000}])
+        assert (await server.post(CHAT, long)).json()["choices"][0]["message"]["content"] == TEXT
+        assert (await server.get("/v1/audio/voices")).json() == {"voices": []}
+        assert (await server.get("/v1/audio/models")).json() == {"models": []}
+        for path, body in (("/v1/audio/speech", {"input": "Hello."}), ("/v1/audio/transcriptions", {})):
+            assert error_of(await server.post(path, body), 400)["code"] == "unsupported_task"
 
 
-def _with_chat(task: Task) -> Pipeline:
-    return replace(PIPELINE, tasks=tuple(task if it.name == task.name else it for it in PIPELINE.tasks))
+def _plain(**more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], **more}
 
 
 async def test_roles_and_parts_become_what_templates_know() -> None:

@@ -9,6 +9,7 @@ from omni_actors.entrypoints.openai.schemas import (
     AssistantMessage,
     ClipPart,
     FunctionMessage,
+    InputAudioPart,
     Message,
     TextPart,
     ToolMessage,
@@ -78,6 +79,12 @@ def _parts(parts: list[Any], at: str, seen: int, clips: int) -> tuple[str | list
         elif isinstance(part, ClipPart) and part.index == seen < clips:
             made.append({"type": "audio", "index": seen})
             seen += 1
+        elif isinstance(part, InputAudioPart):  # no media process has taken it out
+            raise invalid_request(
+                f"'{at}.content[{place}]': this model takes no audio.",
+                f"{at}.content[{place}].type",
+                "unsupported_modality",
+            )
         else:
             raise _forged(f"{at}.content[{place}].type")
     return made, seen
