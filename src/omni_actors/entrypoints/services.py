@@ -33,7 +33,8 @@ OPENAI_VOICES = (
 )
 """Names that clients ask for without knowing the model: each is an alias of one of the model's own voices."""
 
-MAX_HISTORY = 4096
+MAX_HISTORY = 8 << 20
+"""Characters of transcripts that are kept for later turns."""
 
 
 class EventStream(Protocol):
@@ -67,19 +68,29 @@ class Orchestration(Protocol):
 
 
 class SpokenHistory:
-    """Transcripts of spoken answers by id, so that a later turn can refer to one. Bounded: the oldest goes first."""
+    """Transcripts of spoken answers by id, so that a later turn can refer to one.
+
+    Bounded by :data:`MAX_HISTORY`: the oldest goes first, perhaps before its time.
+    """
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
         self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._size = 0
 
     def expires_at(self) -> int:
         return int(time.time() + self._keep_s)
 
     def put(self, id: str, transcript: str) -> None:
-        while len(self._kept) >= MAX_HISTORY:
-            self._kept.popitem(last=False)
-        self._kept[id] = (time.monotonic() + self._keep_s, transcript)
+        now = time.monotonic()
+        self._kept[id] = (now + self._keep_s, transcript)
+        self._size += len(transcript) + len(id)
+        while self._kept:
+            oldest, (until, text) = next(iter(self._kept.items()))
+            if until > now and self._size <= MAX_HISTORY:
+                break
+            del self._kept[oldest]
+            self._size -= len(text) + len(oldest)
 
     def get(self, id: str) -> str | None:
         until, transcript = self._kept.get(id, (0.0, ""))
