@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+import ctypes
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.causal_lm.fused import FusedDecoder, supports
@@ -21,8 +23,6 @@ from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Decoder, PromptInput
 from omni_actors.worker.engines.detokenize import Vocabulary
-
-log = logging.getLogger(__name__)
 
 TRANSCRIPTS = "transcripts"
 """The port on which the text of the prompt's audio parts comes: payloads with ``text`` and ``index`` in their meta."""
@@ -47,6 +47,7 @@ class CausalLM(AutoregressiveAdapter):
         self.sampling_defaults: Mapping[str, Any] = {}
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        disable_progress_bar()  # of transformers: nobody reads it here
         folder, dtype = self.hello.model, getattr(torch, self.hello.dtype)
         progress("loading the tokenizer", None)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -62,8 +63,11 @@ class CausalLM(AutoregressiveAdapter):
         self.max_model_len = self._context(model.config)
         progress("preparing the weights", None)
         self.decoder = self._decoder(model)
+        architecture = type(model).__name__
+        del model
+        _give_memory_back()
         return {
-            "architecture": type(model).__name__,
+            "architecture": architecture,
             "dtype": self.hello.dtype,
             "decoder": type(self.decoder).__name__,
             "chat": self._tokenizer.chat_template is not None,
@@ -119,6 +123,14 @@ class CausalLM(AutoregressiveAdapter):
             ids: list[int] = self._tokenizer.encode(prompt.text)
             return ids
         return render(self._tokenizer, prompt, fill_transcripts(prompt.messages or [], transcripts))
+
+
+def _give_memory_back() -> None:
+    """The weights as they were loaded are gone, but glibc keeps their pages (measured: 0.4 GB of 1.5 in float32)."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _eos_ids(generation: GenerationConfig, config: Any, tokenizer: Any) -> frozenset[int]:
