@@ -41,7 +41,7 @@ DEMO: tuple[Weights, ...] = (
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         licence="Apache-2.0",
         recipe="llm",
-        revision=2,
+        revision=3,
         download=92_871_040,
         size=272_700_000,
     ),
