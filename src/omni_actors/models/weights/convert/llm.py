@@ -17,8 +17,8 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 END_OF_TURN = "<|im_end|>"
 
 RECOMMENDED = {"do_sample": True, "temperature": 0.01}
-"""All but greedy, for who asks for nothing else. With 4 bits a weight the likeliest words are near ties between languages:
-at its makers' temperature of 0.2 half of the answers to "What is the capital of France?" were French without an end."""
+"""All but greedy, unless asked otherwise. With 4 bits a weight the likeliest words are near ties between languages.
+At its makers' temperature of 0.2 half of the answers to "What is the capital of France?" were French without an end."""
 
 NAMES = {
     "token_embd": "model.embed_tokens",
