@@ -171,6 +171,24 @@ def test_transformers_own_layers_equal_the_reference(reference: Reference, folde
     compare(reference, engine_of(load_adapter(folder, fused=False)), 32)
 
 
+def test_bfloat16_is_as_close_to_float32_as_transformers_is(reference: Reference, folder: str) -> None:
+    """Logits after the prompt, both in bfloat16, against float32; how many answers differ by a token is printed."""
+    engine = engine_of(load_adapter(folder, "bfloat16"))
+    recorder = Recorder(engine)
+    works = [work(i, p, max_tokens=NEW_TOKENS, ignore_eos=True) for i, p in enumerate(reference.prompts)]
+    out = run(engine, works, 16)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    ours = theirs = 0.0
+    with torch.inference_mode():
+        for i, prompt in enumerate(reference.prompts):
+            want = reference.logits[i][0]
+            ours += float((recorder.logits[i, 0] - want).square().mean())
+            theirs += float((model(torch.tensor([prompt]), logits_to_keep=1).logits[0, 0] - want).square().mean())
+    flips = sum(out.answers[i][0].token_ids != tokens for i, tokens in enumerate(reference.tokens))
+    print(f"bfloat16: mean square error {ours / 64:.2e}, transformers' {theirs / 64:.2e}; {flips} of 64 answers differ")
+    assert ours < 1.3 * theirs
+
+
 def test_the_comparison_sees_a_shifted_position(reference: Reference, adapter: CausalLM) -> None:
     engine = engine_of(adapter)
     decoder = engine._runner.decoder
