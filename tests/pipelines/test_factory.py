@@ -129,8 +129,8 @@ def test_hello_is_the_whole_configuration_of_a_worker() -> None:
         "stages.llm.options.max_batch=3",
         "stages.vocoder.limits.max_batch=5",
     )
-    hello = plan.hello("llm", 1, 7, log_level="DEBUG", parent_pid=5)
-    assert (hello.stage, hello.replica, hello.incarnation, hello.parent_pid) == ("llm", 1, 7, 5)
+    hello = plan.hello("llm", 1, 7, log_level="DEBUG")
+    assert (hello.stage, hello.replica, hello.incarnation) == ("llm", 1, 7)
     assert hello.options["sampling"] == {"temperature": 0.5}
     assert (hello.options["max_batch"], hello.options["block_size"]) == (3, 16)
     assert plan.hello("vocoder", 0, 1).limits["max_batch"] == 5

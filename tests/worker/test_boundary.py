@@ -93,7 +93,7 @@ async def test_frames_of_unknown_requests_and_questions_do_no_harm() -> None:
         assert isinstance(step, Step)
         assert [done.key for done in step.done] == [5]
         assert step.released == [5]
-        worker.send(frame(Stop(1.0)))
+        worker.send(frame(Stop()))
         with trio.fail_after(10):
             assert (await child.wait()).code == 0
 

@@ -17,11 +17,13 @@ import numpy as np
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena, SlabViews, Slot
-from omni_actors.protocol.codec import frame, peer_reader
-from omni_actors.protocol.frames import INLINE_LIMIT, Ack, Chunk, Peer, SlabRef, TensorMeta
+from omni_actors.protocol.codec import ProtocolError, frame, peer_reader
+from omni_actors.protocol.frames import INLINE_LIMIT, MAX_PEER_FRAME, Ack, Chunk, Forget, Peer, SlabRef, TensorMeta
 
 _ALIGN = 64
 _RECV = 256 << 10
+_WRITE = 256 << 10
+"""Small frames are joined to writes of up to so many bytes."""
 _MAX_FDS = 16
 _FD_SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 
@@ -42,7 +44,12 @@ class Link:
         self.watched = False
         """For the owner's loop: whether it waits for the socket to become writable."""
         self._reader = peer_reader()
-        self._out: deque[tuple[bytes, int | None]] = deque()
+        self.put = 0
+        """Bytes that were queued so far."""
+        self.written = 0
+        """Bytes of them that the socket has taken: the other end gets them, whatever becomes of this process."""
+        self._out: deque[tuple[bytes | memoryview, int | None]] = deque()
+        self._muted = False
         self._fds: deque[int] = deque()
         self._announced: set[int] = set()
 
@@ -55,17 +62,39 @@ class Link:
         return bool(self._out)
 
     def send_chunk(self, chunk: Chunk, arena: Arena) -> None:
+        """Queue a chunk. Raises :class:`FrameTooLarge`, and what encoding raises; nothing is queued then."""
         ref = chunk.slab
-        if ref is not None and ref.slab not in self._announced:
+        if ref is None or ref.slab in self._announced:
+            self._send(frame(chunk, MAX_PEER_FRAME))
+            return
+        chunk.slab = SlabRef(ref.slab, ref.offset, True)
+        data = frame(chunk, MAX_PEER_FRAME)
+        if not self._muted:
             self._announced.add(ref.slab)
-            chunk.slab = SlabRef(ref.slab, ref.offset, True)
             # Duplicated, since the arena may close the slab before the socket has taken this frame.
-            self._out.append((frame(chunk), os.dup(arena.fd(ref.slab))))
-        else:
-            self._out.append((frame(chunk), None))
+            self._send(data, os.dup(arena.fd(ref.slab)))
 
     def send_ack(self, ack: Ack) -> None:
-        self._out.append((frame(ack), None))
+        self._send(frame(ack, MAX_PEER_FRAME))
+
+    def forget(self, slabs: list[int]) -> bool:
+        """Tell the other end of slabs that are closed, if it knows them; whether anything was queued."""
+        known = tuple(slab for slab in slabs if slab in self._announced)
+        if known:
+            self._announced.difference_update(known)
+            self._send(frame(Forget(known), MAX_PEER_FRAME))
+        return bool(known)
+
+    def mute(self) -> None:
+        """The other end takes no more; what it has said before can still be received."""
+        self._muted = True
+        self._drop_output()
+        self.written = self.put
+
+    def _send(self, data: bytes, fd: int | None = None) -> None:
+        if not self._muted:
+            self.put += len(data)
+            self._out.append((data, fd))
 
     def flush(self) -> None:
         """Write what the socket takes now. Raises :class:`LinkClosed`."""
@@ -74,7 +103,6 @@ class Link:
             data, fd = out[0]
             if fd is None and len(out) > 1:
                 data = self._join()
-                fd = None
             try:
                 if fd is None:
                     sent = self.sock.send(data)
@@ -86,18 +114,22 @@ class Link:
                 raise LinkClosed(self.peer) from error
             if fd is not None:
                 os.close(fd)
+            self.written += sent
             if sent < len(data):
-                out[0] = (data[sent:], None)
+                out[0] = (memoryview(data)[sent:], None)
             else:
                 out.popleft()
 
-    def _join(self) -> bytes:
-        """Put the frames up to the next descriptor into one write."""
-        parts = []
-        while self._out and self._out[0][1] is None:
-            parts.append(self._out.popleft()[0])
-        data = b"".join(parts)
-        self._out.appendleft((data, None))
+    def _join(self) -> bytes | memoryview:
+        """Put small frames up to the next descriptor into one write."""
+        out = self._out
+        parts: list[bytes | memoryview] = []
+        size = 0
+        while out and out[0][1] is None and (not parts or size + len(out[0][0]) <= _WRITE):
+            size += len(out[0][0])
+            parts.append(out.popleft()[0])
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        out.appendleft((data, None))
         return data
 
     def receive(self) -> list[Peer]:
@@ -105,7 +137,7 @@ class Link:
         messages: list[Peer] = []
         while True:
             try:
-                data, ancillary, _flags, _addr = self.sock.recvmsg(_RECV, _FD_SPACE)
+                data, ancillary, _flags, _addr = self.sock.recvmsg(_RECV, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 return messages
             except OSError as error:
@@ -121,6 +153,8 @@ class Link:
                 raise LinkClosed(self.peer)
             for message in self._reader.feed(data):
                 if type(message) is Chunk and message.slab is not None and message.slab.fd:
+                    if not self._fds:
+                        raise ProtocolError("a slab was announced without its descriptor")
                     self.views.add(message.slab.slab, self._fds.popleft())
                 messages.append(message)
             if len(data) < _RECV and not ancillary:
@@ -128,12 +162,15 @@ class Link:
 
     def close(self) -> None:
         self.sock.close()
+        self._drop_output()
+        while self._fds:
+            os.close(self._fds.popleft())
+
+    def _drop_output(self) -> None:
         for _data, fd in self._out:
             if fd is not None:
                 os.close(fd)
         self._out.clear()
-        while self._fds:
-            os.close(self._fds.popleft())
 
 
 def layout(payload: Payload) -> tuple[tuple[TensorMeta, ...], int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 F_ADD_SEALS = 1033
@@ -60,6 +61,8 @@ class Arena:
         self._free: dict[int, list[Slot]] = {}
         self._slabs: dict[int, Slab] = {}
         self._next = 0
+        self.closed: list[int] = []
+        """Slabs that were closed since their consumers were last told."""
 
     @property
     def pressed(self) -> bool:
@@ -125,6 +128,7 @@ class Arena:
             free = self._free[slab.slot_bytes]
             free[:] = [slot for slot in free if slot.slab is not slab]
             self.bytes -= slab.slot_bytes * slab.slots
+            self.closed.append(slab.id)
             os.close(slab.fd)
 
 
@@ -140,6 +144,11 @@ class SlabViews:
             self._maps[slab] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
+
+    def forget(self, slabs: Iterable[int]) -> None:
+        """Drop mappings; the kernel frees the memory when the last view of it is gone."""
+        for slab in slabs:
+            self._maps.pop(slab, None)
 
     def view(self, slab: int, offset: int, nbytes: int) -> memoryview:
         """Bytes of a payload, read-only. Raises :class:`KeyError` for a slab that was never announced and

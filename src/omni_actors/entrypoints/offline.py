@@ -72,10 +72,19 @@ class AsyncOmni:
         """A request whose events are received as they come: ``async with omni.open(request) as stream``."""
         return self.orchestrator.open(request)
 
-    async def generate(self, request: Request) -> Output:
-        """A request's whole result. Raises :class:`OmniError`; cancelling it cancels the work everywhere."""
-        async with self.open(request) as stream:
-            return await collect(stream)
+    async def generate(self, request: Request, *, patient: bool = False) -> Output:
+        """A request's whole result. Raises :class:`OmniError`; cancelling it cancels the work everywhere.
+
+        Where the deployment is full it is refused (429), or, if ``patient``, waits for another request's release.
+        """
+        while True:
+            try:
+                async with self.open(request) as stream:
+                    return await collect(stream)
+            except OmniError as error:
+                if not patient or error.info.code != "overloaded" or not self.orchestrator.inflight:
+                    raise
+            await self.orchestrator.vacant.park()
 
     async def decode(self, audio: bytes | Path) -> MediaRef:
         """An audio file as input of a request (``Request.media``)."""
@@ -140,14 +149,23 @@ class Omni:
     """
 
     def __init__(self, model: str | Plan | None = None, **options: Any) -> None:
-        self._token: trio.lowlevel.TrioToken
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope = trio.CancelScope()
+        self._abandoned = False
         self._omni: AsyncOmni
         self._stop: trio.Event
         self._failure: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(model, options), name="omni", daemon=True)
         self._thread.start()
-        self._ready.wait()
+        try:
+            self._ready.wait()
+        except BaseException:  # Ctrl-C while it loads
+            self._abandoned = True
+            if self._token is not None:
+                self._token.run_sync_soon(self._scope.cancel)
+            self._thread.join()
+            raise
         if self._failure is not None:
             self._thread.join()
             raise self._failure
@@ -156,9 +174,12 @@ class Omni:
         async def main() -> None:
             self._token = trio.lowlevel.current_trio_token()
             self._stop = trio.Event()
-            async with open_omni(model, **options) as self._omni:
-                self._ready.set()
-                await self._stop.wait()
+            with self._scope:
+                if self._abandoned:
+                    return
+                async with open_omni(model, **options) as self._omni:
+                    self._ready.set()
+                    await self._stop.wait()
 
         try:
             trio.run(main)
@@ -211,7 +232,7 @@ class Omni:
 
     def close(self) -> None:
         """End every process and the thread. Idempotent."""
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._token is not None:
             self._token.run_sync_soon(self._stop.set)
             self._thread.join()
 
@@ -232,19 +253,18 @@ class Omni:
         limit = trio.CapacityLimiter(self._omni.plan.limits.max_inflight)
 
         async def run() -> None:
-            failure: list[OmniError] = []
+            failure: list[Exception] = []
 
             async def one(i: int) -> None:
                 try:
                     async with limit:
-                        outputs[i] = output = await self._omni.generate(requests[i])
-                except OmniError as error:
+                        outputs[i] = output = await self._omni.generate(requests[i], patient=True)
+                    bar.advance(task)
+                    if on_done is not None:
+                        on_done(i, output)
+                except Exception as error:  # raised below, not in a group
                     failure.append(error)
                     nursery.cancel_scope.cancel()
-                    return
-                bar.advance(task)
-                if on_done is not None:
-                    on_done(i, output)
 
             async with trio.open_nursery() as nursery:
                 for i in range(len(requests)):

@@ -25,8 +25,16 @@ from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
 from omni_actors.pipelines.subgraph import Key, Subgraph, subgraph
-from omni_actors.protocol.codec import frame, raw
-from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, overloaded, stage_unavailable
+from omni_actors.protocol.codec import FrameTooLarge, frame, raw
+from omni_actors.protocol.errors import (
+    ErrorInfo,
+    OmniError,
+    deadline_exceeded,
+    invalid_request,
+    overloaded,
+    stage_unavailable,
+    too_large,
+)
 from omni_actors.protocol.frames import Submit
 from omni_actors.protocol.request import Request
 from omni_actors.stages.pool import StageHealth, StagePool
@@ -50,7 +58,8 @@ class Orchestrator:
         self.plan = plan
         self.root = root
         """The supervisor of all pools: ``root.tree()`` is the live actor tree."""
-        self.fed = trio.lowlevel.ParkingLot()
+        self.vacant = trio.lowlevel.ParkingLot()
+        """Woken once for each request that is released."""
         self.changed = trio.lowlevel.ParkingLot()
         """Woken whenever a replica's state or progress changes."""
         self.inflight: dict[int, RequestStream] = {}
@@ -77,7 +86,9 @@ class Orchestrator:
             for stage in plan.stages
         }
         self.deadlines: Deadlines[RequestStream] = Deadlines(self._expire)
+        self.unreleased: Deadlines[RequestStream] = Deadlines(self._overdue)
         self._slots: dict[int, int] = {}
+        """Where a request lies in ``deadlines``, and once it is terminal in ``unreleased``."""
         self._keys = itertools.count()
         self._links = itertools.count()
         self._ids = itertools.count(1)
@@ -113,46 +124,69 @@ class Orchestrator:
         replicas = {part.stage.name: self.pools[part.stage.name].bind(request.affinity) for part in graph.parts}
         key = next(self._keys)
         now = trio.current_time()
+        budget = limits.deadline_s if request.deadline_s is None else min(request.deadline_s, limits.deadline_s)
+        if not budget > 0:  # NaN too
+            raise deadline_exceeded()
+        submits = self._submits(record, key, graph, replicas)
+        # Nothing raises from here on: what is registered will be released.
         record.begin(key, graph, replicas, now)
         self.inflight[key] = record
         self.admitted += 1
-        budget = limits.deadline_s if request.deadline_s is None else min(request.deadline_s, limits.deadline_s)
         self._slots[key] = self.deadlines.add(record, now + budget)
-        sections = {name: raw(value) for name, value in request.params.items()}
-        if request.media:
-            sections["clips"] = raw([clip.id for clip in request.media])
-        later = len(self.inflight) > _BATCH_ABOVE
         log.debug("admitted key=%d task=%s", key, request.task, extra={"request": record.id})
-        # Consumers first: a chunk then seldom meets a worker that does not know its request yet.
-        for part in reversed(graph.parts):
-            replica = replicas[part.stage.name]
-            routes = tuple(
-                (edge.index, replica.links[edge.target, replicas[edge.target].index]) for edge in part.outputs
-            )
-            submit = Submit(
-                key,
-                record.id,
-                {name: sections[name] for name in part.sections if name in sections},
-                part.ports,
-                routes,
-                part.visible,
-            )
-            replica.submit(key, record, frame(submit), later=later)
+        later = len(self.inflight) > _BATCH_ABOVE
+        for replica, data in submits:
+            replica.submit(key, record, data, later=later)
+
+    @staticmethod
+    def _submits(
+        record: RequestStream, key: int, graph: Subgraph, replicas: dict[str, StageReplica]
+    ) -> list[tuple[StageReplica, bytes]]:
+        """What each replica is to be told, consumers first: a chunk then seldom meets a worker that does not know its
+        request yet. Raises the client's mistake when a value of the request cannot be sent."""
+        request = record.request
+        try:
+            sections = {name: raw(value) for name, value in request.params.items()}
+            if request.media:
+                sections["clips"] = raw([clip.id for clip in request.media])
+            submits = []
+            for part in reversed(graph.parts):
+                replica = replicas[part.stage.name]
+                routes = tuple(
+                    (edge.index, replica.links[edge.target, replicas[edge.target].index]) for edge in part.outputs
+                )
+                params = {name: sections[name] for name in part.sections if name in sections}
+                submit = Submit(key, record.id, params, part.ports, routes, part.visible)
+                submits.append((replica, frame(submit)))
+        except FrameTooLarge as error:
+            raise too_large(f"The request is too large: {error}.") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise invalid_request(f"The request holds a value that cannot be sent: {error}.") from None
+        return submits
 
     def _terminal(self, record: RequestStream) -> None:
-        slot = self._slots.pop(record.key, None)
-        if slot is not None:
-            self.deadlines.discard(record, slot)
-        self.fed.unpark_all()
+        self.deadlines.discard(record, self._slots.pop(record.key))
+        limit = trio.current_time() + self.plan.limits.release_timeout_s
+        self._slots[record.key] = self.unreleased.add(record, limit)
 
     def _released(self, record: RequestStream) -> None:
-        self.inflight.pop(record.key, None)
+        self.unreleased.discard(record, self._slots.pop(record.key))
+        del self.inflight[record.key]
+        self.vacant.unpark()
         if self.draining and not self.inflight:
             self.changed.unpark_all()
 
     @staticmethod
     def _expire(record: RequestStream) -> None:
         record.fail(deadline_exceeded().info)
+
+    @staticmethod
+    def _overdue(record: RequestStream) -> None:
+        """A worker does not let go of a request that is over: it does not listen any more, and is replaced."""
+        for replica in record.replicas.values():
+            if record.key in replica.requests:
+                log.error("%s does not let go of a request; it is killed", replica.name, extra={"request": record.id})
+                replica.kill()
 
     # ---- replicas
 
@@ -235,11 +269,13 @@ class Orchestrator:
                 ErrorInfo(message="The server is shutting down.", type="unavailable_error", code="draining", status=503)
             )
 
-    def _stop(self) -> None:
+    async def _stop(self) -> None:
+        """End all workers, side by side."""
         self.draining = True
-        for pool in self.pools.values():
-            for replica in pool.replicas:
-                replica.stop()
+        async with trio.open_nursery() as nursery:
+            for pool in self.pools.values():
+                for replica in pool.replicas:
+                    nursery.start_soon(replica.stop)
 
 
 @asynccontextmanager
@@ -254,6 +290,7 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
         orchestrator = Orchestrator(plan, launcher, root, log_level=log_level)
         async with background() as tasks:
             tasks.start_soon(orchestrator.deadlines.run, name="deadlines")
+            tasks.start_soon(orchestrator.unreleased.run, name="deadlines of release")
             for name, pool in orchestrator.pools.items():
                 supervisor = root.supervisor(name, restarts=restarts)
                 for replica in pool.replicas:
@@ -261,4 +298,4 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
             try:
                 yield orchestrator
             finally:
-                orchestrator._stop()
+                await orchestrator._stop()

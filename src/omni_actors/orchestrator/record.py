@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 import trio
 
 from omni_actors.pipelines.subgraph import Subgraph
-from omni_actors.protocol.codec import frame
-from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
+from omni_actors.protocol.codec import FrameTooLarge, frame
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, too_large
 from omni_actors.protocol.frames import Feed
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, StageDone, TextDelta, Usage
 from omni_actors.protocol.states import RequestState, advance
@@ -64,6 +64,8 @@ class RequestStream:
         self._received = 0
         self._fed = 0
         self._fed_consumed = 0
+        self._fed_moved = trio.lowlevel.ParkingLot()
+        self._ended_inputs: set[str] = set()
 
     # ---- the caller's side
 
@@ -82,7 +84,10 @@ class RequestStream:
 
     async def receive(self) -> Event:
         """The next event; the last one is :class:`Completed`. Raises :class:`OmniError` if the request failed and
-        :class:`trio.EndOfChannel` after the end. One task at a time. If cancelled, no event is lost."""
+        :class:`trio.EndOfChannel` after the end (or when the block is left meanwhile), and
+        :class:`trio.BusyResourceError` while another task receives. If cancelled, no event is lost."""
+        if self._task is not None:
+            raise trio.BusyResourceError("another task receives from this request")
         self._received += 1
         if not self._events:
             if self._error is not None:
@@ -92,8 +97,9 @@ class RequestStream:
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
             if not self._events:
-                assert self._error is not None
-                raise OmniError(self._error)
+                if self._error is not None:
+                    raise OmniError(self._error)
+                raise trio.EndOfChannel
         elif self._received % _CHECKPOINT_EVERY == 0:
             await trio.lowlevel.checkpoint()
         event = self._events.popleft()
@@ -111,17 +117,27 @@ class RequestStream:
 
     async def feed(self, modality: str, kind: str, meta: dict[str, Any] | None, *, end: bool = False) -> None:
         """More input of a modality whose entry is a port, to the request that is under way. Waits while
-        :data:`FEEDS_UNDER_WAY` pieces are not consumed. A request that has ended drops it."""
+        :data:`FEEDS_UNDER_WAY` pieces are not consumed. A request that is over drops it; after ``end`` it is the
+        caller's mistake (400)."""
         assert self.subgraph is not None
         entry = self.subgraph.entries.get(modality)
         if entry is None or entry.port is None:
             raise invalid_request(f"Input '{modality}' of this request does not stream.", "input")
+        if modality in self._ended_inputs:
+            raise invalid_request(f"Input '{modality}' of this request has ended.", "input")
+        if end:
+            self._ended_inputs.add(modality)
         while self.state.live and self._fed - self._fed_consumed >= FEEDS_UNDER_WAY:
-            await self._orchestrator.fed.park()
+            await self._fed_moved.park()
         await trio.lowlevel.checkpoint()
-        if self.state.live:
-            self._fed += 1
-            self.replicas[entry.stage.name].send(frame(Feed(self.key, entry.port, kind, meta, end)))
+        if not self.state.live:
+            return
+        try:
+            data = frame(Feed(self.key, entry.port, kind, meta, end))
+        except FrameTooLarge as error:
+            raise too_large(f"The input is too large: {error}.", "input") from None
+        self._fed += 1
+        self.replicas[entry.stage.name].send(data)
 
     # ---- the replicas' side
 
@@ -150,7 +166,7 @@ class RequestStream:
 
     def on_fed(self, count: int) -> None:
         self._fed_consumed = max(self._fed_consumed, count)
-        self._orchestrator.fed.unpark_all()
+        self._fed_moved.unpark_all()
 
     def fail(self, error: ErrorInfo) -> None:
         """End the request with a typed failure, once; events that came before it are still received."""
@@ -190,6 +206,7 @@ class RequestStream:
     def _end(self, state: RequestState) -> None:
         self.state = advance(self.state, state)
         self._orchestrator._terminal(self)
+        self._fed_moved.unpark_all()
         self._wake()
 
     def _abort(self) -> None:
@@ -210,5 +227,8 @@ def _size(event: Event) -> int:
     if type(event) is MediaChunk:
         return len(event.data)
     if type(event) is TextDelta:
-        return len(event.text) + _TEXT_OVERHEAD
+        size = len(event.text) + 8 * len(event.token_ids) + _TEXT_OVERHEAD
+        if event.logprobs:
+            size += sum(_TEXT_OVERHEAD * (1 + len(logprob.top)) for logprob in event.logprobs)
+        return size
     return 0

@@ -58,6 +58,9 @@ class DeploymentLimits:
     query_timeout_s: float = limit(10.0, "Longest wait for a worker's answer to a question (counters, media work).")
     stop_grace_s: float = limit(1.5, "What a worker gets to finish after a stop message, and again after SIGTERM.")
     drain_s: float = limit(30.0, "What requests in flight get to finish when the server is asked to stop.")
+    release_timeout_s: float = limit(
+        60.0, "What a worker gets to let go of a request that is over; one that does not is replaced."
+    )
     restart_delay_s: float = limit(0.1, "Pause before a dead worker's first restart; doubles with each failure.")
     restart_delay_max_s: float = limit(10.0, "Longest pause between two restarts of a worker.")
 
@@ -174,7 +177,7 @@ class Plan:
         return next((s for s in self.stages if s.name == MEDIA_STAGE), None)
 
     def hello(
-        self, stage: str, replica: int, incarnation: int, *, log_level: str = "INFO", parent_pid: int = 0
+        self, stage: str, replica: int, incarnation: int, *, log_level: str = "INFO"
     ) -> Hello:
         """The whole configuration of one worker: all edges of its stage, whichever a request will use."""
         it = self.stage(stage)
@@ -194,5 +197,4 @@ class Plan:
             inputs=tuple(e.spec() for e in self.edges if e.target == it.name),
             outputs=tuple(e.spec() for e in self.edges if e.source == it.name),
             log_level=log_level,
-            parent_pid=parent_pid,
         )

@@ -18,9 +18,16 @@ class ProtocolError(Exception):
     """The other side broke the framing or sent what it may not. Only its channel is affected."""
 
 
-def frame(message: msgspec.Struct) -> bytes:
-    """A message as it goes on the wire."""
+class FrameTooLarge(Exception):
+    """A message over the limit of its channel: it must not be sent, since its reader would end the channel."""
+
+
+def frame(message: msgspec.Struct, limit: int = MAX_CONTROL_FRAME) -> bytes:
+    """A message as it goes on the wire. Raises :class:`FrameTooLarge`, and what msgspec raises for a value that has no
+    encoding (:class:`TypeError`, :class:`OverflowError`, :class:`ValueError`)."""
     body = encode(message)
+    if len(body) > limit:
+        raise FrameTooLarge(f"a {type(message).__name__} of {len(body)} bytes; the limit is {limit}")
     return len(body).to_bytes(4, "little") + body
 
 

@@ -1,7 +1,8 @@
 """The frames between the serving process and a worker, and between two workers.
 
 Every frame is a 4-byte little-endian length, then one msgpack-encoded tagged array. A frame that is unknown, malformed
-or over its limit is a protocol error of that channel alone: the channel is closed and its worker replaced.
+or over its limit is a protocol error of that channel alone: the worker that sent or received it is replaced. A sender
+never sends what is over the limit: the request fails alone.
 
 Identity. ``key`` is a number that the orchestrator draws, ever increasing, for each *attempt* of a request, so one
 integer says (request, attempt). A channel belongs to one incarnation of a replica and a link to one incarnation at
@@ -28,6 +29,7 @@ Step       worker → serving            what one iteration produced, for all re
 Stop       serving → worker            finish and exit
 Chunk      worker → worker             a payload on an edge of a request (inline, or in a slab)
 Ack        worker → worker             chunks consumed: credits back, slab space free
+Forget     worker → worker             slabs that the producer has closed: unmap them
 =========  ==========================  ==============================================================
 """
 
@@ -83,7 +85,6 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True, array_like=True):
     inputs: tuple[EdgeSpec, ...] = ()
     outputs: tuple[EdgeSpec, ...] = ()
     log_level: str = "INFO"
-    parent_pid: int = 0
 
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True):
@@ -163,7 +164,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
 
 
 class Stop(msgspec.Struct, tag="stop", array_like=True):
-    grace_s: float
+    """The end; whoever sends it has drained first."""
 
 
 Down = Hello | Wire | Submit | Feed | Abort | Query | Stop
@@ -210,4 +211,8 @@ class Ack(msgspec.Struct, tag="ack", array_like=True):
     upto: int
 
 
-Peer = Chunk | Ack
+class Forget(msgspec.Struct, tag="forget", array_like=True):
+    slabs: tuple[int, ...]
+
+
+Peer = Chunk | Ack | Forget

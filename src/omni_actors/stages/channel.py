@@ -99,7 +99,10 @@ class Channel:
             if fd is not None:
                 os.close(fd)
             if sent < len(data):
-                out[0] = (bytearray(data[sent:]), None)
+                if type(data) is bytearray:
+                    del data[:sent]
+                else:
+                    out[0] = (bytearray(data[sent:]), None)
                 return False
             out.popleft()
         return True

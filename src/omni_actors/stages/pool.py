@@ -38,13 +38,13 @@ class StagePool:
 
         Raises ``stage_unavailable`` (503) when there is none.
         """
-        if affinity is not None and (kept := self._affinities.get(affinity)) is not None and kept.live:
-            return kept
-        chosen = self._choose()
-        if affinity is not None:
-            if len(self._affinities) >= _MAX_AFFINITIES:
-                del self._affinities[next(iter(self._affinities))]
-            self._affinities[affinity] = chosen
+        if affinity is None:
+            return self._choose()
+        kept = self._affinities.pop(affinity, None)
+        chosen = kept if kept is not None and kept.live else self._choose()
+        if len(self._affinities) >= _MAX_AFFINITIES:
+            del self._affinities[next(iter(self._affinities))]
+        self._affinities[affinity] = chosen  # at the end: the one that was not used for longest goes first
         return chosen
 
     def _choose(self) -> StageReplica:

@@ -7,6 +7,7 @@ per stage of a request. A worker's death is a value: every request in it is told
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -20,8 +21,15 @@ from omni_actors.actors.actor import Actor
 from omni_actors.actors.errors import ProcessDied
 from omni_actors.actors.process import ChildProcess, Death, Launcher, python_module
 from omni_actors.pipelines.plan import Plan, StagePlan
-from omni_actors.protocol.codec import ProtocolError, frame, up_reader
-from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, stage_died, stage_unavailable
+from omni_actors.protocol.codec import FrameTooLarge, ProtocolError, frame, up_reader
+from omni_actors.protocol.errors import (
+    ErrorInfo,
+    OmniError,
+    deadline_exceeded,
+    stage_died,
+    stage_unavailable,
+    too_large,
+)
 from omni_actors.protocol.frames import (
     PROTOCOL_VERSION,
     Abort,
@@ -96,6 +104,7 @@ class StageReplica:
         self._on_ready = on_ready
         self._on_change = on_change
         self._channel: Channel | None = None
+        self._child: ChildProcess | None = None
         self._queries: dict[int, _Pending] = {}
         self._query_ids = itertools.count(1)
 
@@ -117,7 +126,7 @@ class StageReplica:
         self._channel.send(data, later=later)
 
     def send(self, data: bytes) -> None:
-        """Send an encoded frame of a request, if the worker is there."""
+        """Send an encoded frame, if the worker is there."""
         if self._channel is not None:
             self._channel.send(data)
 
@@ -142,8 +151,11 @@ class StageReplica:
         id = next(self._query_ids)
         pending = self._queries[id] = _Pending()
         try:
-            self._channel.send(frame(Query(id, what, args or {})))
-            with trio.move_on_after(timeout_s or self.plan.limits.query_timeout_s):
+            try:
+                self._channel.send(frame(Query(id, what, args or {})))
+            except FrameTooLarge as error:
+                raise too_large(f"The question is too large: {error}.") from None
+            with trio.move_on_after(self.plan.limits.query_timeout_s if timeout_s is None else timeout_s):
                 await pending.event.wait()
         finally:
             self._queries.pop(id, None)
@@ -165,23 +177,38 @@ class StageReplica:
         self._on_change()
         return Incarnation(self)
 
-    def stop(self) -> None:
-        """Ask the worker to finish. Whoever owns the actor stops that too; this lets all workers end at once."""
-        if self._channel is not None and self.state is not ReplicaState.DRAINING:
+    async def stop(self) -> None:
+        """End this life for good: by message, SIGTERM and SIGKILL, with ``stop_grace_s`` for each to take effect. If
+        cancelled, the worker is killed at once. The actor's owner stops the actor too, or another life begins."""
+        child = self._child
+        if child is None or self._channel is None:
+            return
+        loading = self.state is ReplicaState.STARTING
+        if self.state is not ReplicaState.DRAINING:
             self.state = advance(self.state, ReplicaState.DRAINING)
-            self._channel.send(frame(Stop(self.plan.limits.stop_grace_s)))
+            self._channel.send(frame(Stop()))
+        # While it loads a worker hears nothing, and has nothing to lose.
+        grace_s = 0.0 if loading else self.plan.limits.stop_grace_s
+        with contextlib.suppress(trio.TooSlowError):  # logged by the launcher, and left to the warden
+            await child.stop(message_s=grace_s, term_s=grace_s)
 
-    def _open(self, channel: Channel, pid: int) -> None:
+    def kill(self) -> None:
+        """End this life now, as a crash: another one begins."""
+        if self._child is not None:
+            self._child.kill()
+
+    def _open(self, channel: Channel, child: ChildProcess) -> None:
         self._channel = channel
-        self.pid = pid
-        hello = self.plan.hello(
-            self.stage.name, self.index, self.incarnation, log_level=self._log_level, parent_pid=os.getpid()
-        )
-        channel.send(frame(hello))
+        self._child = child
+        self.pid = child.pid
+        channel.send(frame(self.plan.hello(self.stage.name, self.index, self.incarnation, log_level=self._log_level)))
 
     def _ended(self, error: ErrorInfo | None) -> None:
-        """This life is over: tell everybody who waits for it."""
+        """This life is over: tell everybody who waits for it. Idempotent."""
+        if self.state is ReplicaState.DEAD:
+            return
         self.state = advance(self.state, ReplicaState.DEAD)
+        self._child = None
         self.pid = None
         self.last_error = error or self.last_error
         if self._channel is not None:
@@ -206,7 +233,7 @@ class StageReplica:
             case Progress():
                 self.progress = message.text
                 self._on_change()
-            case Ready():
+            case Ready() if self.state is ReplicaState.STARTING:
                 self.info = message.info
                 self.state = advance(self.state, ReplicaState.READY)
                 self.progress = "ready"
@@ -220,6 +247,8 @@ class StageReplica:
                 if pending is not None:
                     pending.reply = message
                     pending.event.set()
+            case Ready() if self.state is ReplicaState.DRAINING:
+                pass  # too late: it has been asked to stop
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
@@ -255,7 +284,8 @@ class Incarnation(Actor[Never]):
     def __init__(self, replica: StageReplica) -> None:
         self._replica = replica
         self._child: ChildProcess
-        self._ready = trio.Event()
+        self._settled = trio.Event()
+        """Set when the worker is ready, or will never be."""
         self._last_word: ErrorInfo | None = None
 
     async def setup(self) -> None:
@@ -273,10 +303,10 @@ class Incarnation(Actor[Never]):
             channel = Channel(self._child.sock)
             self.start_soon(channel.run_writer)
             self.start_soon(self._read, channel)
-            replica._open(channel, self._child.pid)
+            replica._open(channel, self._child)
             with trio.move_on_after(stage.start_timeout_s):
-                await self._ready.wait()
-            if not self._ready.is_set():
+                await self._settled.wait()
+            if not self._settled.is_set():
                 self._last_word = ErrorInfo(message=f"not ready after {stage.start_timeout_s:g} s", stage=stage.name)
                 raise WorkerEnded(self._last_word, await self._end())
         except BaseException:
@@ -285,8 +315,8 @@ class Incarnation(Actor[Never]):
             raise
 
     async def teardown(self) -> None:
-        self._replica.stop()
-        await self._end(self._replica.plan.limits.stop_grace_s)
+        await self._replica.stop()
+        await self._end()
 
     async def _read(self, channel: Channel) -> None:
         """Read the channel until its end, and say how the worker ended."""
@@ -302,28 +332,30 @@ class Incarnation(Actor[Never]):
                     else:
                         replica._handle(message)
                 if replica.state is ReplicaState.READY:
-                    self._ready.set()
-        except ProtocolError as error:
-            self._last_word = ErrorInfo(message=f"protocol error: {error}", stage=replica.stage.name)
+                    self._settled.set()
+        except ProtocolError as broken:
+            self._last_word = ErrorInfo(message=f"protocol error: {broken}", stage=replica.stage.name)
         if replica.state is ReplicaState.DRAINING:
+            self._settled.set()
             return  # it was asked to
-        death = await self._end()
-        raise WorkerEnded(
-            self._last_word or ErrorInfo(message="the worker ended without a word", stage=replica.stage.name), death
-        )
+        error = self._last_word or ErrorInfo(message="the worker ended without a word", stage=replica.stage.name)
+        # First those who wait are told: the end of the whole group may take a moment.
+        replica._ended(error)
+        raise WorkerEnded(error, await self._end())
 
-    async def _end(self, grace_s: float = 0.0) -> Death | None:
-        """End the worker, first by patience, then by force; idempotent. ``None`` if not even force helped."""
+    async def _end(self) -> Death | None:
+        """Make sure that the worker is gone; idempotent. ``None`` if not even SIGKILL helped."""
+        replica = self._replica
+        death = None
         try:
-            death = await self._child.stop(message_s=grace_s, term_s=grace_s)
+            death = await self._child.stop(message_s=0.0, term_s=0.0)
         except trio.TooSlowError:
-            death = None  # logged by the launcher, and left to the warden
-        if self._replica.state is not ReplicaState.DEAD:
-            draining = self._replica.state is ReplicaState.DRAINING
-            error = self._last_word or ErrorInfo(message="the worker ended", stage=self._replica.stage.name)
-            if death is not None:
-                error = msgspec.structs.replace(error, message=f"{error.message} ({death})")
-            self._replica._ended(None if draining else error)
+            pass  # logged by the launcher, and left to the warden
+        finally:
+            replica._ended(None if replica.state is ReplicaState.DRAINING else self._last_word)
+        if death is not None and replica.last_error is not None:
+            message = f"{replica.last_error.message} ({death})"
+            replica.last_error = msgspec.structs.replace(replica.last_error, message=message)
         return death
 
 

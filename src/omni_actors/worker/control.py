@@ -8,7 +8,7 @@ from collections import deque
 
 import msgspec
 
-from omni_actors.protocol.codec import down_reader, frame
+from omni_actors.protocol.codec import ProtocolError, down_reader, frame
 from omni_actors.protocol.frames import Down
 
 _RECV = 256 << 10
@@ -45,7 +45,7 @@ class Control:
         messages: list[Down] = []
         while True:
             try:
-                data, ancillary, _flags, _addr = self._sock.recvmsg(_RECV, _FD_SPACE)
+                data, ancillary, _flags, _addr = self._sock.recvmsg(_RECV, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 return messages
             except OSError as error:
@@ -62,11 +62,13 @@ class Control:
                 return messages
 
     def take_fd(self) -> socket.socket:
-        """The descriptor that came with a Wire frame, as a socket."""
+        """The descriptor that came with a Wire frame, as a socket. Raises :class:`ProtocolError` if none did."""
+        if not self._fds:
+            raise ProtocolError("a link without its descriptor")
         return socket.socket(fileno=self._fds.popleft())
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a frame for :meth:`flush`."""
+        """Queue a frame for :meth:`flush`. Raises what :func:`~omni_actors.protocol.codec.frame` does."""
         self._unsent += frame(message)
 
     def flush(self) -> None:
@@ -80,3 +82,14 @@ class Control:
         except OSError as error:
             raise Hangup from error
         self.writable = not self._unsent
+
+    def drain(self, patience_s: float) -> None:
+        """Write all that is queued, waiting for room at most so many seconds. Raises :class:`Hangup`."""
+        self._sock.settimeout(patience_s)
+        try:
+            self._sock.sendall(self._unsent)
+        except OSError as error:
+            raise Hangup from error
+        finally:
+            self._unsent.clear()
+            self._sock.setblocking(False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from omni_actors.connectors.payload import Payload
@@ -34,7 +34,6 @@ class Work:
     ports: frozenset[str] = frozenset()
     visible: bool = False
     routed: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Outbox(Protocol):
@@ -65,7 +64,7 @@ class Outbox(Protocol):
         ...
 
     def fail(self, key: int, error: ErrorInfo) -> None:
-        """The last word on failure: cuts the edges; the orchestrator ends the request."""
+        """The last word on failure: the orchestrator ends the request, in every stage."""
         ...
 
     def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
@@ -90,7 +89,8 @@ class Engine(ABC):
     @abstractmethod
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
         """Input on a port, in order; ``payload`` is ``None`` for a bare end. A payload's tensors are views: copy what
-        must outlive the next step. Raises :class:`OmniError` to fail the request.
+        must outlive this call (if it is consumed) or the step that starts on it (if it is queued). Raises
+        :class:`OmniError` to fail the request.
 
         Returns whether the payload is consumed, so that its credit can go back to the producer. ``False`` means that
         it is queued: the engine calls ``out.consumed(key, port)`` once for it when it starts on it."""

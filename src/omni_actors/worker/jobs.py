@@ -25,12 +25,19 @@ class Route:
     seq: int = 0
     acked: int = 0
     queued: int = 0
+    upto: int = 0
+    """Where in its link's output this route's last chunk ends."""
     slots: deque[tuple[int, Slot]] = field(default_factory=deque)
     held: list[Payload] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
         return self.link is None or self.seq + self.queued - self.acked < self.edge.capacity
+
+    @property
+    def written(self) -> bool:
+        """Whether the consumer will get everything that was sent, even if this process ends now."""
+        return self.link is None or self.link.written >= self.upto
 
 
 @dataclass(slots=True, eq=False)
@@ -66,13 +73,13 @@ class Source:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request in this worker. ``waiting`` counts the sources that a port still waits for."""
+    """A request in this worker. ``waiting`` are the ports that have not ended."""
 
     key: int
     request_id: str
     visible: bool
     routes: tuple[Route, ...]
-    waiting: dict[str, int]
+    waiting: set[str]
     sources: dict[int, Source] = field(default_factory=dict)
     feeds: int = 0
     feeds_consumed: int = 0
@@ -83,4 +90,15 @@ class Job:
 
     @property
     def holds_memory(self) -> bool:
-        return any(route.slots for route in self.routes)
+        return any(route.slots or route.queued for route in self.routes)
+
+    @property
+    def written(self) -> bool:
+        return all(route.written for route in self.routes)
+
+    def end_port(self, port: str) -> bool:
+        """Whether this is the end of a port that was open."""
+        if port not in self.waiting:
+            return False
+        self.waiting.discard(port)
+        return True

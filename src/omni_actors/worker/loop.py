@@ -21,7 +21,20 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import ProtocolError
 from omni_actors.protocol.errors import OmniError, stage_failed
-from omni_actors.protocol.frames import Abort, Chunk, Down, EdgeSpec, Feed, Hello, Query, Stop, Submit, Wire
+from omni_actors.protocol.frames import (
+    Abort,
+    Ack,
+    Chunk,
+    Down,
+    EdgeSpec,
+    Feed,
+    Forget,
+    Hello,
+    Query,
+    Stop,
+    Submit,
+    Wire,
+)
 from omni_actors.protocol.params import SECTIONS
 from omni_actors.worker.bridge import Bridge, Identity
 from omni_actors.worker.control import Control, Hangup
@@ -47,7 +60,7 @@ class Worker:
         self._inputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.inputs}
         self._outputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.outputs}
         self._control = Control(sock)
-        self._out = Outlet(self._control, Arena(hello.limits.get("arena_bytes", ARENA_BYTES)))
+        self._out = Outlet(hello.stage, self._control, Arena(hello.limits.get("arena_bytes", ARENA_BYTES)))
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, Link] = {}
         self._early: dict[int, list[tuple[Link, Chunk]]] = {}
@@ -60,8 +73,8 @@ class Worker:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until told to stop or until the serving process is gone. Raises :class:`ProtocolError` when that sends
-        what no version of it would, and what the engine's step raises."""
+        """Run until told to stop or until the serving process is gone. Raises :class:`ProtocolError` when that or
+        another worker sends what no version of it would, and what the engine's step raises."""
         try:
             blocked = False  # everything runnable waits for credit
             while not self._stopping:
@@ -85,7 +98,11 @@ class Worker:
 
     def _write(self) -> None:
         """Everything that this turn made, in one write for each socket."""
-        for link in self._out.flush():
+        touched = self._out.flush()
+        if self._out.arena.closed:
+            touched.update(link for link in self._links.values() if link.forget(self._out.arena.closed))
+            self._out.arena.closed.clear()
+        for link in touched:
             if link.id in self._links:
                 self._flush_link(link)
         self._out.report()
@@ -120,22 +137,18 @@ class Worker:
     def _submit(self, message: Submit) -> None:
         key = message.key
         self._last_key = max(self._last_key, key)
-        waiting: dict[str, int] = {}
-        for port in message.ports:
-            waiting[port] = waiting.get(port, 0) + 1
         routes = tuple(Route(self._outputs[edge], self._links.get(link)) for edge, link in message.routes)
-        job = Job(key, message.request_id, message.visible, routes, waiting)
+        job = Job(key, message.request_id, message.visible, routes, set(message.ports))
         self._out.jobs[key] = job
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("submit key=%d ports=%s", key, sorted(waiting), extra={"request": job.request_id})
+            log.debug("submit key=%d ports=%s", key, list(message.ports), extra={"request": job.request_id})
         try:
             params = {
                 name: msgspec.msgpack.decode(value, type=SECTIONS.get(name, Any))
                 for name, value in message.params.items()
             }
-            self._engine.admit(
-                Work(key, job.request_id, params, frozenset(waiting), visible=job.visible, routed=bool(routes))
-            )
+            ports = frozenset(message.ports)
+            self._engine.admit(Work(key, job.request_id, params, ports, visible=job.visible, routed=bool(routes)))
         except Exception as error:
             self._fail(job, error)
         for link, chunk in self._early.pop(key, ()):
@@ -154,7 +167,7 @@ class Worker:
             return
         job.feeds += 1
         payload = None if message.meta is None else Payload(message.kind, message.meta)
-        end = message.end and self._port_ended(job, message.port)
+        end = message.end and job.end_port(message.port)
         try:
             consumed = self._engine.feed(message.key, message.port, payload, end)
         except Exception as error:
@@ -172,11 +185,6 @@ class Worker:
             log.exception("request failed", exc_info=error, extra={"request": job.request_id})
             self._out.fail(job.key, stage_failed(self._stage).info)
 
-    def _port_ended(self, job: Job, port: str) -> bool:
-        left = job.waiting.get(port, 1) - 1
-        job.waiting[port] = left
-        return left == 0
-
     # ---- links
 
     def _serve_link(self, link: Link, event: int) -> None:
@@ -186,14 +194,14 @@ class Worker:
             return
         try:
             for message in link.receive():
-                if type(message) is Chunk:
-                    self._chunk(link, message)
-                else:
-                    self._out.acknowledged(message)  # type: ignore[arg-type]
+                match message:
+                    case Chunk():
+                        self._chunk(link, message)
+                    case Ack():
+                        self._out.acknowledged(message)
+                    case Forget():
+                        link.views.forget(message.slabs)
         except LinkClosed:
-            self._drop_link(link)
-        except (ProtocolError, ValueError, KeyError, IndexError) as error:
-            log.error("link to %s broke the protocol: %s", link.peer, error)
             self._drop_link(link)
 
     def _chunk(self, link: Link, chunk: Chunk) -> None:
@@ -202,13 +210,21 @@ class Worker:
         if job is None:
             if key > self._last_key:
                 self._early.setdefault(key, []).append((link, chunk))
-            elif chunk.slab is not None:
+            else:  # over here: what is unread is not waited for
                 self._out.ack(link, key, chunk.edge, chunk.seq + 1)
             return
         source = job.sources.get(chunk.edge)
         if source is None:
-            edge = self._inputs[chunk.edge]
-            source = job.sources[chunk.edge] = Source(edge, link, self._bridges.get(edge.index, Identity)())
+            edge = self._inputs.get(chunk.edge)
+            if edge is None:
+                raise ProtocolError(f"a chunk from {link.peer} on edge {chunk.edge}, which does not end here")
+            try:
+                bridge = self._bridges.get(edge.index, Identity)()
+            except Exception as error:
+                self._fail(job, error)
+                self._out.ack(link, key, chunk.edge, chunk.seq + 1)
+                return
+            source = job.sources[chunk.edge] = Source(edge, link, bridge)
         if chunk.seq != source.seq:
             raise ProtocolError(f"chunk {chunk.seq} of request {key} where {source.seq} was due")
         source.seq += 1
@@ -216,7 +232,7 @@ class Worker:
         source.slabs |= chunk.slab is not None
         try:
             items = source.bridge.feed(unpack(chunk, link.views), chunk.end)
-            end = chunk.end and self._port_ended(job, source.edge.port)
+            end = chunk.end and job.end_port(source.edge.port)
             last = len(items) - 1
             for i, item in enumerate(items):
                 source.fed += 1
@@ -234,14 +250,13 @@ class Worker:
         try:
             link.flush()
         except LinkClosed:
-            self._drop_link(link)
-            return
+            link.mute()  # what it said before its end is still to be read; the end itself drops the link
         if link.pending is not link.watched:
             link.watched = link.pending
             self._epoll.modify(link.fileno(), select.EPOLLIN | (select.EPOLLOUT if link.pending else 0))
 
     def _drop_link(self, link: Link) -> None:
-        """The other end is gone. The orchestrator ends the requests that used it."""
+        """The other end is gone, and all its words are read. The orchestrator ends the requests that it had in hand."""
         if self._links.pop(link.id, None) is None:
             return
         log.info("link to %s closed", link.peer)
@@ -249,31 +264,35 @@ class Worker:
         self._epoll.unregister(link.fileno())
         link.close()
         self._out.lost(link)
-        for key, early in list(self._early.items()):
-            self._early[key] = [entry for entry in early if entry[0] is not link]
-            if not self._early[key]:
-                del self._early[key]
 
     # ---- questions
 
     def _query(self, query: Query) -> None:
         out = self._out
-        if query.what == "counters":
-            counters = self._engine.counters() | {
-                "jobs": len(out.jobs) + len(out.draining),
-                "early": len(self._early),
-                "arena_used_bytes": out.arena.used_bytes,
-                "arena_bytes": out.arena.bytes,
-            }
-            out.reply(query.id, counters)
-            return
         try:
+            if query.what == "counters":
+                counters = self._engine.counters() | {
+                    "jobs": len(out.jobs) + len(out.draining),
+                    "early": len(self._early),
+                    "arena_used_bytes": out.arena.used_bytes,
+                    "arena_bytes": out.arena.bytes,
+                }
+                out.reply(query.id, counters)
+                return
             self._engine.query(query, out)
         except OmniError as error:
             out.reply(query.id, None, error.info)
         except Exception:
             log.exception("question %r failed", query.what)
             out.reply(query.id, None, stage_failed(self._stage).info)
+
+    def last_words(self, message: msgspec.Struct, patience_s: float) -> None:
+        """Say why this worker ends, behind what waits for the serving process still."""
+        try:
+            self._control.send(message)
+            self._control.drain(patience_s)
+        except Hangup:
+            log.info("the serving process is gone")
 
     def close(self) -> None:
         """Close links and memory. The control socket stays with its owner."""

@@ -43,17 +43,13 @@ def main(control: socket.socket) -> int:
         info = error.info if isinstance(error, OmniError) else ErrorInfo(message=f"{type(error).__name__}: {error}")
         _tell(control, Fatal(msgspec.structs.replace(info, stage=hello.stage)))
         return 1
-    # What loading left lives as long as the process: no collection need ever walk over it.
-    gc.collect()
-    gc.freeze()
     worker = Worker(control, hello, engine, bridges)
     try:
         worker.run()
     except Exception as error:
         log.exception("the worker cannot go on")
-        control.setblocking(True)
-        control.settimeout(1.0)
-        _tell(control, Fatal(ErrorInfo(message=f"{type(error).__name__} in the worker's loop", stage=hello.stage)))
+        reason = f"{type(error).__name__} in the worker's loop: {error}"
+        worker.last_words(Fatal(ErrorInfo(message=reason, stage=hello.stage)), patience_s=1.0)
         return 1
     finally:
         worker.close()
@@ -87,6 +83,9 @@ def _load(control: socket.socket, hello: Hello) -> tuple[Engine, dict[int, Calla
     engine: Engine = pkgutil.resolve_name(hello.engine)(hello)
     bridges = {edge.index: pkgutil.resolve_name(edge.bridge) for edge in hello.inputs if edge.bridge}
     info = engine.load(progress)
+    # What loading left lives as long as the process: no collection need ever walk over it.
+    gc.collect()
+    gc.freeze()
     _tell(control, Ready(info))
     return engine, bridges
 

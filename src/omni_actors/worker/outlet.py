@@ -12,13 +12,21 @@ from typing import Any
 from omni_actors.connectors.link import Link, pack
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
-from omni_actors.protocol.errors import ErrorInfo
+from omni_actors.protocol.codec import FrameTooLarge, encode
+from omni_actors.protocol.errors import ErrorInfo, stage_failed
 from omni_actors.protocol.frames import Ack, Chunk, Reply, SlabRef, Step
 from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
 from omni_actors.worker.control import Control
 from omni_actors.worker.jobs import Job, Route, Source
 
 log = logging.getLogger("omni_actors.worker")
+
+_UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError)
+"""What encoding a frame raises."""
+
+
+_FULL_STEP = 4 << 20
+"""Bytes of media in one Step frame; more than that goes in several."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,8 +39,9 @@ class _Emit:
 class Outlet:
     """The :class:`~omni_actors.worker.engine.Outbox` of a worker's engine."""
 
-    def __init__(self, control: Control, arena: Arena) -> None:
+    def __init__(self, stage: str, control: Control, arena: Arena) -> None:
         self.arena = arena
+        self._stage = stage
         self.jobs: dict[int, Job] = {}
         """Requests that the engine holds."""
         self.draining: dict[int, Job] = {}
@@ -40,8 +49,9 @@ class Outlet:
         self._control = control
         self._step = Step()
         self._emits: list[_Emit] = []
+        self._last_emits: dict[int, _Emit] = {}
+        self._done: list[tuple[Job, StageDone]] = []
         self._acks: dict[tuple[int, int], tuple[Link, Ack]] = {}
-        self._replies: list[Reply] = []
 
     # ---- the Outbox
 
@@ -64,7 +74,7 @@ class Outlet:
     def emit(self, key: int, payload: Payload) -> None:
         job = self.jobs.get(key)
         if job is not None and job.routes:
-            self._emits.append(_Emit(job, payload))
+            self._add(key, _Emit(job, payload))
             for route in job.routes:
                 if route.edge.mode != "full":
                     route.queued += 1
@@ -85,12 +95,11 @@ class Outlet:
         if job is None:
             return
         if job.routes:
-            last = next((emit for emit in reversed(self._emits) if emit.job is job), None)
-            if last is not None:
+            if (last := self._last_emits.get(key)) is not None:
                 last.end = True
             else:
-                self._emits.append(_Emit(job, None, True))
-        self._step.done.append(StageDone(key, usage))
+                self._add(key, _Emit(job, None, True))
+        self._done.append((job, StageDone(key, usage)))
         log.debug("done key=%d", key, extra={"request": job.request_id})
         self.retire(job)
 
@@ -103,7 +112,12 @@ class Outlet:
         self.retire(job)
 
     def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
-        self._replies.append(Reply(query, value, error))
+        try:
+            self._control.send(Reply(query, value, error))
+        except _UNSENDABLE as problem:
+            log.error("an answer cannot be sent: %s", problem)
+            info = ErrorInfo(message="The answer cannot be sent.", code="unsendable", stage=self._stage)
+            self._control.send(Reply(query, None, info))
 
     # ---- for the loop
 
@@ -111,7 +125,7 @@ class Outlet:
         """Nothing more comes of this request here. Its memory may still wait for readers."""
         del self.jobs[job.key]
         for source in job.sources.values():
-            if source.seq > source.acked and source.slabs:
+            if source.seq > source.acked:  # what was not consumed will not be
                 self.ack(source.link, job.key, source.edge.index, source.seq)
         job.sources.clear()
         self.draining[job.key] = job
@@ -155,12 +169,16 @@ class Outlet:
                             self.arena.release(route.slots.popleft()[1])
 
     def flush(self) -> set[Link]:
-        """Turn what was collected into frames: control's are queued, and links that have output are returned."""
+        """Queue what was collected on its links, and return those."""
         touched: set[Link] = set()
         if self._emits:
             for emit in self._emits:
-                self._send(emit, touched)
+                try:
+                    self._send(emit, touched)
+                except _UNSENDABLE as problem:
+                    self._unsendable(emit.job, problem)
             self._emits.clear()
+            self._last_emits.clear()
         if self._acks:
             for link, ack in self._acks.values():
                 link.send_ack(ack)
@@ -169,20 +187,71 @@ class Outlet:
         return touched
 
     def report(self) -> None:
-        """Queue this step's frame, and the answers to questions, for the serving process."""
+        """Queue this step's frame for the serving process. Call it when the links have been flushed: a stage is done
+        when its output is out of this process's hands, so that its death after that takes nothing with it."""
         step = self._step
+        if self._done:
+            step.done += [done for job, done in self._done if job.written]
+            self._done = [(job, done) for job, done in self._done if not job.written]
         if self.draining:
-            for key in [key for key, job in self.draining.items() if not job.holds_memory]:
+            for key in [key for key, job in self.draining.items() if job.written and not job.holds_memory]:
                 del self.draining[key]
                 step.released.append(key)
-        if step.texts or step.media or step.done or step.failed or step.released or step.fed:
+        if not (step.texts or step.media or step.done or step.failed or step.released or step.fed):
+            return
+        self._step = Step()
+        size = sum(len(chunk.data) for chunk in step.media)
+        if size > _FULL_STEP:
+            self._send_media(step)
+        try:
             self._control.send(step)
-            self._step = Step()
-        for reply in self._replies:
-            self._control.send(reply)
-        self._replies.clear()
+        except _UNSENDABLE as problem:
+            self._send_what_can_be(step, problem)
 
     # ---- inside
+
+    def _add(self, key: int, emit: _Emit) -> None:
+        self._emits.append(emit)
+        self._last_emits[key] = emit
+
+    def _unsendable(self, job: Job, problem: Exception) -> None:
+        """A payload or delta of this request has no encoding, or is too large: the request fails, nothing else does."""
+        log.error("output cannot be sent: %s", problem, extra={"request": job.request_id})
+        self._done = [(it, done) for it, done in self._done if it is not job]
+        self._step.failed.append(StageFailed(job.key, stage_failed(self._stage, "its output cannot be sent").info))
+        if job.key in self.jobs:
+            self.retire(job)
+
+    def _send_media(self, step: Step) -> None:
+        """Send a step's media ahead of the rest, in frames of bounded size."""
+        part, size = Step(texts=step.texts), 0
+        step.texts = []
+        for chunk in step.media:
+            if part.media and size + len(chunk.data) > _FULL_STEP:
+                self._control.send(part)
+                part, size = Step(), 0
+            part.media.append(chunk)
+            size += len(chunk.data)
+        step.media = part.media
+        step.texts = part.texts
+
+    def _send_what_can_be(self, step: Step, problem: Exception) -> None:
+        """Something in a step has no encoding: find out whose it is."""
+        events: list[TextDelta | MediaChunk] = [*step.texts, *step.media]
+        for event in events:
+            try:
+                encode(event)
+                continue
+            except _UNSENDABLE:
+                job = self.jobs.get(event.key) or self.draining.get(event.key)
+            step.texts = [it for it in step.texts if it.key != event.key]
+            step.media = [it for it in step.media if it.key != event.key]
+            step.done = [it for it in step.done if it.key != event.key]
+            if job is not None:
+                self._unsendable(job, problem)
+        step.failed += self._step.failed
+        self._step.failed = []
+        self._control.send(step)
 
     def _send(self, emit: _Emit, touched: set[Link]) -> None:
         """Put a payload on the request's edges, or keep it back on those that publish at the end."""
@@ -220,7 +289,14 @@ class Outlet:
                 data,
                 None if slot is None else SlabRef(slot.slab.id, slot.offset, False),
             )
+            try:
+                route.link.send_chunk(chunk, self.arena)
+            except BaseException:
+                if slot is not None:  # nobody will read it by this route or by those after it
+                    for _ in routes[routes.index(route) :]:
+                        self.arena.release(slot)
+                raise
             if slot is not None:
                 route.slots.append((route.seq, slot))
             route.seq += 1
-            route.link.send_chunk(chunk, self.arena)
+            route.upto = route.link.put

@@ -39,7 +39,8 @@ class StubEngine(Engine):
     Section ``stub`` of a request: ``text`` to hand on; ``bytes`` (each piece carries a tensor of so many bytes);
     ``pieces`` (hand on in so many pieces, one per step and credit); ``tokens`` (a visible first stage streams so many
     instead); and faults, each with the stage's name: ``refuse`` (400), ``fail`` (500), ``crash`` (the worker kills
-    itself), ``stall`` (never answers). The last stage's text is what came, and ``size:crc32`` of the bytes if any came.
+    itself), ``stall`` (never answers), ``early`` (ends at its first input, the rest unread). The last stage's text is
+    what came, and ``size:crc32`` of the bytes if any came.
     """
 
     def __init__(self, hello: Hello) -> None:
@@ -79,7 +80,8 @@ class StubEngine(Engine):
             for tensor in payload.tensors.values():
                 held.crc = zlib.crc32(tensor.data, held.crc)
                 held.size += tensor.nbytes
-        if end and (held.work.params.get("stub") or {}).get("stall") != self.hello.stage:
+        stub = held.work.params.get("stub") or {}
+        if (end or stub.get("early") == self.hello.stage) and stub.get("stall") != self.hello.stage:
             self._ready[key] = held
         return True
 
