@@ -17,7 +17,7 @@ from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Speech
-from omni_actors.protocol.request import Completed, MediaChunk, Request, Usage
+from omni_actors.protocol.request import Completed, MediaChunk, Request
 
 TASK = "speech"
 
@@ -121,7 +121,7 @@ async def _bytes(events: Events, encoder: AudioEncoder, first: MediaChunk) -> As
 async def _events(
     services: Services, events: Events, encoder: AudioEncoder, first: MediaChunk, base64: sse.Base64
 ) -> AsyncGenerator[bytes, None]:
-    usage = Usage()
+    read = written = 0
     if data := base64.feed(await encoder.feed(first.data)):
         yield _delta(data)
     async for event in events:
@@ -129,16 +129,13 @@ async def _events(
             if data := base64.feed(await encoder.feed(event.data)):
                 yield _delta(data)
         elif isinstance(event, Completed):
-            usage = event.usage.get(services.plan.tasks[TASK].outputs["audio"], usage)
+            read = sum(usage.prompt_tokens for usage in event.usage.values())
+            written = sum(usage.completion_tokens for usage in event.usage.values())
     if data := base64.feed(await encoder.finish()) + base64.finish():
         yield _delta(data)
     done = {
         "type": "speech.audio.done",
-        "usage": {
-            "input_tokens": usage.prompt_tokens,
-            "output_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        },
+        "usage": {"input_tokens": read, "output_tokens": written, "total_tokens": read + written},
     }
     yield sse.event(sse.encode(done))
 

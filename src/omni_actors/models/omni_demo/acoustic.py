@@ -16,7 +16,7 @@ import numpy as np
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.omni_demo import voice
-from omni_actors.models.omni_demo.pipeline import SAMPLE_RATE, VOICES
+from omni_actors.models.omni_demo.pipeline import SAMPLE_RATE, VOICE
 from omni_actors.models.omni_demo.sentences import SentenceSplitter
 from omni_actors.models.omni_demo.speakable import speakable
 from omni_actors.protocol.errors import OmniError, invalid_request
@@ -77,7 +77,7 @@ class Acoustic(GenerationAdapter[Speaking, Line]):
         self._voice = voice.package(self.hello.model).Hibari(threads=self.hello.threads)
         progress("loading pronunciations", 0.3)
         self._net(self._phonemes("Hello, world.")[0], 1.0)
-        return {"sample_rate": SAMPLE_RATE, "voices": list(VOICES), "languages": ["en"]}
+        return {"sample_rate": SAMPLE_RATE, "voices": [VOICE], "languages": ["en"]}
 
     def open(self, work: Work) -> tuple[Speaking, Sequence[Line]]:
         speech: Speech = work.params.get("speech") or Speech()
@@ -154,8 +154,8 @@ class Acoustic(GenerationAdapter[Speaking, Line]):
 
 def _check(speech: Speech) -> None:
     """Raise a 400 for what this voice cannot do."""
-    if speech.voice.lower() not in ("default", *VOICES):
-        raise invalid_request(f"There is no voice {speech.voice!r}; there are: {', '.join(VOICES)}.", param="voice")
+    if speech.voice.lower() not in ("default", VOICE):
+        raise invalid_request(f"There is no voice {speech.voice!r}; there is: {VOICE}.", param="voice")
     if not SLOWEST <= speech.speed <= FASTEST:
         raise invalid_request(f"speed must be between {SLOWEST} and {FASTEST:g}.", param="speed")
     if speech.instructions:

@@ -4,24 +4,6 @@ from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 
 VOICE = "heart"
 
-VOICES = (
-    VOICE,
-    "alloy",
-    "ash",
-    "ballad",
-    "cedar",
-    "coral",
-    "echo",
-    "fable",
-    "marin",
-    "nova",
-    "onyx",
-    "sage",
-    "shimmer",
-    "verse",
-)
-"""The one voice, and the names under which OpenAI's clients ask for theirs: each of them is this voice."""
-
 SAMPLE_RATE = 24_000
 
 _FAMILY = "omni_actors.models.omni_demo"
@@ -67,6 +49,7 @@ LLM = Stage(
     emits="text",
     model="llm",
     weight=4.0,
+    defaults={"max_tokens": 512},  # so small a model may talk without end
     doc="SmolLM2: answers in text.",
 )
 
@@ -114,7 +97,7 @@ PIPELINE = Pipeline(
         Task("speech", entries={"text": "acoustic"}, outputs={"audio": "vocoder"}),
         Task("transcription", entries={"audio": "asr.audio"}, outputs={"text": "asr"}),
     ),
-    voices=VOICES,
+    voices=(VOICE,),
     sample_rate=SAMPLE_RATE,
     languages=("en",),
     weights="omni_actors.models.weights.cache:demo_folder",

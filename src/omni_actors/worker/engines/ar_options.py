@@ -10,6 +10,7 @@ from omni_actors.protocol.frames import Hello
 
 OPTIONS: dict[str, Any] = {
     "max_model_len": None,
+    "max_tokens": None,
     "block_size": 16,
     "kv_blocks": None,
     "kv_memory_mib": 1024,
@@ -23,6 +24,7 @@ OPTIONS: dict[str, Any] = {
 
 OPTIONS_DOC: dict[str, str] = {
     "max_model_len": "Longest prompt and answer together, in tokens; by default what the model was made for.",
+    "max_tokens": "Most tokens of an answer whose request names no limit; by default what the context leaves.",
     "block_size": "Tokens per block of the KV cache.",
     "kv_blocks": "Blocks of the KV cache; by default as many as kv_memory_mib holds.",
     "kv_memory_mib": "Memory for the KV cache, in MiB; taken as it is used.",
@@ -41,6 +43,7 @@ DEFAULT_MAX_REQUESTS = 256
 class EngineOptions:
     """The engine's part of the options, and its limits."""
 
+    max_tokens: int | None
     block_size: int
     kv_blocks: int | None
     kv_memory_mib: float
@@ -54,7 +57,9 @@ class EngineOptions:
     def of(cls, hello: Hello) -> EngineOptions:
         options = OPTIONS | hello.options
         kv_blocks = options["kv_blocks"]
+        max_tokens = options["max_tokens"]
         return cls(
+            max_tokens=None if max_tokens is None else int(max_tokens),
             block_size=int(options["block_size"]),
             kv_blocks=None if kv_blocks is None else int(kv_blocks),
             kv_memory_mib=float(options["kv_memory_mib"]),

@@ -179,7 +179,9 @@ class AutoregressiveEngine(Engine):
                 param=_prompt_param(request.work),
                 code="context_length_exceeded",
             )
-        return room if most is None else most
+        if most is not None:
+            return most
+        return room if self.options.max_tokens is None else min(room, self.options.max_tokens)
 
     def _choice(self, request: _Request, sequence: Sequence, limit: int) -> Choice:
         sampling, prompt = request.sampling, sequence.tokens[: sequence.prompt_len]
@@ -324,14 +326,13 @@ class AutoregressiveEngine(Engine):
 
     def counters(self) -> dict[str, float]:
         """Gauges: ``requests`` held, sequences ``running`` and ``waiting``, ``kv_blocks_used`` (blocks that are only
-        kept for reuse are not). Everything that ends in ``_total`` only grows, but ``kv_blocks_total``, a capacity."""
+        kept for reuse are not). Everything that ends in ``_total`` only grows."""
         scheduler = self._scheduler
         return {
             "requests": len(self._requests),
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "kv_blocks_used": self._pool.used,
-            "kv_blocks_total": self._pool.total,
             "preemptions_total": scheduler.preemptions,
             "prefix_hit_tokens_total": scheduler.prefix_hit_tokens,
             **{f"{name}_total": count for name, count in self._totals.items()},
