@@ -83,17 +83,17 @@ class FusedDecoder:
         x = F.embedding(inputs.tokens, self._embeddings)
         width = (x.shape[1],)
         for i, layer in enumerate(self._layers):
-            qkv = layer.qkv(F.rms_norm(x, width, layer.input_norm, eps)).view(-1, turned + kv_heads, head_dim)
+            qkv = layer.qkv(torch.rms_norm(x, width, layer.input_norm, eps)).view(-1, turned + kv_heads, head_dim)
             if layer.query_norm is not None:
-                qkv[:, :heads] = F.rms_norm(qkv[:, :heads], (head_dim,), layer.query_norm, eps)
-                qkv[:, heads:turned] = F.rms_norm(qkv[:, heads:turned], (head_dim,), layer.key_norm, eps)
+                qkv[:, :heads] = torch.rms_norm(qkv[:, :heads], (head_dim,), layer.query_norm, eps)
+                qkv[:, heads:turned] = torch.rms_norm(qkv[:, heads:turned], (head_dim,), layer.key_norm, eps)
             plain = qkv[:, :turned]
-            plain.copy_(torch.addcmul(plain * cos, plain.roll(head_dim // 2, -1), sin))
+            torch.addcmul(plain * cos, plain.roll(head_dim // 2, -1), sin, out=plain)
             out = attention.attend(i, qkv[:, :heads], qkv[:, heads:], self._scale)
             x = x + layer.out(out.reshape(-1, heads * head_dim))
-            gate, up = layer.gate_up(F.rms_norm(x, width, layer.mlp_norm, eps)).chunk(2, -1)
+            gate, up = layer.gate_up(torch.rms_norm(x, width, layer.mlp_norm, eps)).chunk(2, -1)
             x = x + layer.down(F.silu(gate) * up)
-        x = F.rms_norm(x.index_select(0, inputs.rows), width, self._norm, eps)
+        x = torch.rms_norm(x.index_select(0, inputs.rows), width, self._norm, eps)
         return self._head(x)
 
 
