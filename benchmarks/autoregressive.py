@@ -215,13 +215,20 @@ def main() -> None:
     for dtype in options.dtypes:
         measure(dtype, options, str(demo_folder() / "llm"), report)
         gc.collect()  # the models of this dtype
+    parts = ", ".join((*PARTS, "glue", "outside"))
+    report.notes += [f"a decode step's parts in percent ({parts}):"]
+    report.notes += [
+        f"  {row['dtype']} at {row['at once']}: "
+        + ", ".join(f"{value:.0f}" for name, value in row.items() if name.endswith(" %"))
+        for row in report.rows
+    ]
     report.notes += [
         "one by one, padded: tokens/s of transformers' generate. times: tok/s over padded.",
-        "bound: one read of the weights at the bandwidth measured here. Then a step's parts, by a profile of decodes.",
+        "bound: one read of the weights at the bandwidth measured here.",
         "padded, measured once on two cores with two threads and 64 tokens: "
         + ", ".join(f"{dtype} at {count}: {rate:g}" for (dtype, count), rate in PUBLISHED.items()),
     ]
-    report.show()
+    report.show([name for name in report.rows[0] if not name.endswith(" %")])
     if options.json:
         report.write(options.json)
 
