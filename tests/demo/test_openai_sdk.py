@@ -7,7 +7,6 @@ import io
 import re
 import signal
 import wave
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,6 @@ pytestmark = [pytest.mark.weights, pytest.mark.slow, pytest.mark.deadline(120)]
 QUESTION = "What is the capital of France?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 GREEDY: Any = {"model": "omni-demo", "messages": MESSAGES, "temperature": 0, "max_tokens": 40}
-
-
-@pytest.fixture(scope="module")
-def server(demo_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("sdk")) as it:
-        yield it
 
 
 def loudness(pcm: bytes) -> float:
