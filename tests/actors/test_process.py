@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -537,6 +539,36 @@ async def stopped(launcher: Launcher, child: ChildProcess) -> None:
 async def left(launcher: Launcher, child: ChildProcess) -> None:
     async with child:
         pass
+
+
+async def test_a_death_while_no_descriptor_is_free_is_seen_and_ends_the_group() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    async with open_launcher() as launcher:
+        child = launcher.spawn(python(WITH_GRANDCHILDREN + "time.sleep(600)"))
+        data = b""
+        while data.count(b"\n") < 2:
+            await trio.lowlevel.wait_readable(child.sock)
+            data += child.sock.recv(100)
+        before = open_fds()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 10, limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            os.kill(child.pid, signal.SIGKILL)
+            while child.death is None:
+                await trio.sleep(0.01)
+            with trio.move_on_after(3 * process.LOOK_AGAIN_S):  # and the launcher lives
+                await child.wait()
+        finally:
+            for fd in taken:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with trio.fail_after(5):
+            assert (await child.wait()).signal == signal.SIGKILL
+        assert not any(alive(int(pid)) for pid in data.split())
+        assert len(open_fds()) == len(before) - 1  # its pidfd
 
 
 @pytest.mark.slow

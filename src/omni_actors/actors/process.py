@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 KILL_PATIENCE_S = 5.0
 """How long a wait goes on after SIGKILL. Only a process in uninterruptible sleep (a broken driver) outlasts it."""
 
+LOOK_AGAIN_S = 0.1
+"""Pause between two looks at a dying group while this process has no descriptor free for one."""
+
 WARDEN_BACKOFF_S = 5.0
 """The longest pause between two attempts to replace a lost warden (the first is made at once)."""
 
@@ -253,8 +256,7 @@ class Launcher:
                 await trio.lowlevel.wait_readable(child._pidfd)
                 child.death = _death_of(child)
                 # The process is a zombie now and holds its number: the group is still ours, not a stranger's.
-                while dying := kill_group(child.pgid, child.pid):
-                    await _all_readable(dying)
+                await _end_group(child)
             finally:
                 os.close(child._pidfd)
                 child._close_gate()
@@ -348,6 +350,24 @@ def _death_of(child: ChildProcess) -> Death:
     elif result is not None:
         signal_number = result.si_status
     return Death(child.name, child.pid, code, signal_number, trio.current_time())
+
+
+async def _end_group(child: ChildProcess) -> None:
+    """Kill what is left of a child's group and wait until nothing is."""
+    told = False
+    while True:
+        try:
+            dying = kill_group(child.pgid, child.pid)
+        except OSError as error:
+            # No descriptor is free to see by who is left. No event tells when one is, so look again.
+            if not told:
+                logger.warning("cannot see yet whether the group of %s has ended: %s", child.name, error)
+            told = True
+            await trio.sleep(LOOK_AGAIN_S)
+            continue
+        if not dying:
+            return
+        await _all_readable(dying)
 
 
 async def _all_readable(fds: list[int]) -> None:

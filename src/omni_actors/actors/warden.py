@@ -36,8 +36,8 @@ def _look(pid: int, group: int) -> Member | None:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The second field is the command in parentheses and may itself hold blanks and parentheses.
             state, parent, pgrp, session = file.read().rpartition(b")")[2].split()[:4]
-    except (OSError, ValueError):
-        return None  # it has ended
+    except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
+        return None  # it has ended, or is a stranger's
     return Member(pid, int(parent), state in b"ZX") if group in (int(pgrp), int(session)) else None
 
 
@@ -53,31 +53,36 @@ def kill_group(group: int, leader: int) -> list[int]:
     was still alive: it turns readable when that process has ended. An empty list says that none is left.
 
     Zombies that fell to the calling process (a container's first process inherits orphans) are reaped, the leader
-    excepted.
+    excepted. Raises :class:`OSError` when no descriptor is free to look at processes; the group has its signal by then.
     """
     # The kernel gives this to every member at once, also to one that is forking at this moment.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-    dying = []
-    for member in members(group):
-        if member.pid == leader:
-            continue
-        if member.zombie:
-            if member.parent == os.getpid():
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(member.pid, os.WNOHANG)
-            continue
-        try:
-            fd = os.pidfd_open(member.pid)
-        except ProcessLookupError:
-            continue
-        dying.append(fd)
-        # Look again, now that the pidfd holds on to it: in between the number may have passed to a stranger.
-        if _look(member.pid, group):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-        else:
-            os.close(dying.pop())
+    dying: list[int] = []
+    try:
+        for member in members(group):
+            if member.pid == leader:
+                continue
+            if member.zombie:
+                if member.parent == os.getpid():
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(member.pid, os.WNOHANG)
+                continue
+            try:
+                fd = os.pidfd_open(member.pid)
+            except ProcessLookupError:
+                continue
+            dying.append(fd)
+            # Look again, now that the pidfd holds on to it: in between the number may have passed to a stranger.
+            if _look(member.pid, group):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+            else:
+                os.close(dying.pop())
+    except OSError:
+        for fd in dying:
+            os.close(fd)
+        raise
     return dying
 
 
