@@ -65,6 +65,10 @@ class Recorder(Actor[Any]):
                     reply.answer(number)
             case "object":
                 return object()
+            case "number":
+                return 1 << 64
+            case "refuse":
+                raise Refusal(object())
             case ["sleep", seconds]:
                 self.log.append("begun")
                 try:

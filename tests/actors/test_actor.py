@@ -510,6 +510,76 @@ async def test_the_first_failure_is_the_cause_and_a_second_is_logged(
     assert "actor 'one' failed on its way out" in caplog.text
 
 
+async def fail_when_cancelled() -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        raise ValueError("on the way out")
+
+
+async def with_a_nursery() -> None:
+    """Cancelled, it raises a group of the cancellation and a failure."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail_when_cancelled)
+        await trio.sleep_forever()
+
+
+class Grouping(Scripted):
+    """Somewhere (``where``) it runs a nursery of its own that fails when it is cancelled."""
+
+    def __init__(self, log: list[Any], where: str) -> None:
+        super().__init__(log)
+        self.where = where
+
+    async def setup(self) -> None:
+        await super().setup()
+        if self.where == "beside":
+            self.start_soon(with_a_nursery)
+
+    async def receive(self, message: Any) -> Any:
+        if message == "hold" and self.where == "receive":
+            await with_a_nursery()
+        return await super().receive(message)
+
+    async def teardown(self) -> None:
+        await super().teardown()
+        if self.where == "teardown":
+            await with_a_nursery()
+
+
+@pytest.mark.parametrize("way", ["beside fails", "restarted with another", "stopped with another", "cancelled"])
+@pytest.mark.parametrize("where", ["receive", "beside", "teardown"])
+async def test_a_failure_in_a_group_with_its_cancellation_stays_inside(
+    where: str, way: str, autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log: list[Any] = []
+
+    async def fail() -> None:
+        raise OSError("first")
+
+    async def fail_beside(actor: Scripted) -> None:
+        actor.start_soon(fail)
+
+    with trio.CancelScope() as scope:
+        async with open_supervisor(strategy="one_for_all", restarts=Restarts(first_s=1)) as root:
+            ref: ActorRef[Any] = root.start(lambda: Grouping(log, where), name="grouping")
+            other: ActorRef[Any] = root.start(Scripted, name="other")
+            if way == "beside fails":
+                ref.tell(fail_beside)
+            ref.tell("hold")
+            await trio.testing.wait_all_tasks_blocked()
+            if way == "restarted with another":
+                other.tell(crash)
+            if way == "cancelled":
+                scope.cancel()
+            if way != "stopped with another":
+                await trio.sleep(2 * TEARDOWN_S)
+                assert await other.ask("again", within=1) == "again"
+                assert await ref.ask("again", within=1) == "again"
+    assert log.count("setup") == log.count("teardown") == (1 if way in ("cancelled", "stopped with another") else 2)
+    assert "on the way out" in caplog.text
+
+
 async def test_tasks_beside_receive_have_ended_when_teardown_runs(autojump_clock: Clock) -> None:
     log: list[Any] = []
 

@@ -107,17 +107,26 @@ async def test_an_answer_of_another_type_is_refused() -> None:
             await ref.ask("word", within=20)
 
 
+def deep() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
 async def test_what_cannot_be_encoded_is_refused_on_either_side() -> None:
     async with remote() as ref:
-        with pytest.raises(Refusal, match="the message cannot be sent"):
-            await ref.ask(object(), within=20)
+        for message in (object(), 1 << 64, "\ud800", deep()):
+            with pytest.raises(Refusal, match="the message cannot be sent"):
+                await ref.ask(message, within=20)
+            ref.signal("unsent", message)
         with pytest.raises(Refusal, match="over the limit"):
             await ref.ask(bytes(MAX_FRAME), within=20)
-        with pytest.raises(Refusal, match="the answer cannot be sent"):
-            await ref.ask("object", within=20)
+        for word in ("object", "number", "refuse"):
+            with pytest.raises(Refusal, match="the answer cannot be sent"):
+                await ref.ask(word, within=20)
         pid = await ref.ask("pid", within=20)
         ref.tell(object())
-        ref.signal("unsent", object())
         assert await ref.ask("pid", within=20) == pid  # nothing of this was a crash
 
 
@@ -412,6 +421,32 @@ async def test_nonsense_is_an_error_of_the_channel(data: bytes) -> None:
         theirs.send(data)
         with pytest.raises(ProtocolError):
             await Link(ours, DOWN.decode).receive()
+
+
+async def test_a_socket_that_is_closed_is_the_end_of_a_link() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        link = Link(ours, UP.decode)
+        received: list[Any] = []
+
+        async def receive() -> None:
+            received.append(await link.receive())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run_writer)
+            nursery.start_soon(receive)
+            for _ in range(3):
+                link.post(Tell(msgspec.Raw(encode(bytes(1 << 20)))))  # more than the socket takes
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            trio.lowlevel.notify_closing(ours)
+            ours.close()
+            with trio.fail_after(10):
+                await link.drained()
+            nursery.start_soon(receive)  # and so it stays
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+        assert received == [None, None]
 
 
 async def test_a_link_sends_what_the_socket_did_not_take_at_once() -> None:

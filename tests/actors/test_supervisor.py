@@ -266,6 +266,19 @@ async def test_stop_during_backoff_ends_at_once(autojump_clock: Clock) -> None:
     assert trio.current_time() < 1
 
 
+async def test_nothing_is_restarted_when_the_wish_to_stop_ends_a_backoff(autojump_clock: Clock) -> None:
+    log: list[tuple[float, str, str]] = []
+    async with open_supervisor(strategy="one_for_all", restarts=Restarts(first_s=100, cap_s=100)) as root:
+        refs = [root.start(lambda name=name: Worker(log, name), name=name) for name in "ab"]  # type: ignore[misc]
+        await refs[1].wait_ready()
+        await boom(refs[0])
+        await trio.testing.wait_all_tasks_blocked()
+        log.clear()
+    assert log == []
+    assert trio.current_time() < 1
+    assert [ref.state for ref in refs] == ["stopped", "stopped"]
+
+
 async def test_an_exception_of_the_block_comes_out_as_it_is(autojump_clock: Clock) -> None:
     log: list[tuple[float, str, str]] = []
     with pytest.raises(ZeroDivisionError):

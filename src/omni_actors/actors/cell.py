@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVarTuple
 
 import trio
@@ -73,7 +74,7 @@ class Cell:
         actor: Actor[Any] | None = None
         try:
             async with trio.open_nursery() as self._nursery:
-                try:
+                with self._noted():
                     newborn = self.factory()
                     newborn._cell = self
                     await newborn.setup()
@@ -84,10 +85,12 @@ class Cell:
                         with trio.CancelScope() as self._turn:
                             await self._serve(actor)
                         self.current = None  # an interrupted one: its asker has gone
-                except Exception as error:
-                    self._note(error)
                 self.state = "stopping"
                 self._nursery.cancel_scope.cancel()
+        except BaseException:
+            if self._error is not None:  # nobody else hears of it
+                logger.error("actor %r failed on its way out", self.name, exc_info=self._error)
+            raise
         finally:
             self.state = "stopping"
             if self.ready.is_set():
@@ -201,12 +204,27 @@ class Cell:
             self.current = None
 
     async def _beside(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
-        try:
+        with self._noted():
             await function(*args)
+            return
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """A failure of the block is noted and goes no further. Cancellation goes through, but not beside a failure (a
+        nursery of the actor's own gives a group of both): then it is as if the failure had taken its place."""
+        try:
+            yield
         except Exception as error:
             self._note(error)
-            if self._nursery is not None:
-                self._nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            failures, rest = group.split(Exception)
+            if failures is None:
+                raise
+            self._note(failures)
+            if rest is not None and (others := rest.split(trio.Cancelled)[1]) is not None:
+                raise others from None
 
     def _note(self, error: Exception) -> None:
         """The first failure ends the life; what fails on the way out is logged."""
@@ -230,10 +248,11 @@ class Cell:
             watcher.signal(("down", self.name), Down(self.ref, error, final))
 
     async def _tear_down(self, actor: Actor[Any]) -> None:
-        with trio.move_on_after(TEARDOWN_S, shield=True) as patience:
-            try:
+        patience = trio.move_on_after(TEARDOWN_S, shield=True)
+        try:
+            with patience:
                 await actor.teardown()
-            except Exception:
-                logger.exception("teardown of actor %r failed", self.name)
+        except Exception:  # also what its own tasks raised when its time was over
+            logger.exception("teardown of actor %r failed", self.name)
         if patience.cancelled_caught:
             logger.error("teardown of actor %r took more than %g s and was cut short", self.name, TEARDOWN_S)

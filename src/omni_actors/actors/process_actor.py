@@ -13,6 +13,7 @@ from omni_actors.actors.actor import Actor, Reply
 from omni_actors.actors.errors import ProcessDied, ProtocolError, Refusal, RemoteFailure
 from omni_actors.actors.process import ChildProcess, Launcher, python_module
 from omni_actors.actors.wire import (
+    UNENCODABLE,
     UP,
     VERSION,
     Answer,
@@ -108,7 +109,7 @@ class ProcessActor(Actor[Any]):
         reply = self.defer()
         try:
             body = msgspec.Raw(encode(message))
-        except (TypeError, ValueError) as error:
+        except UNENCODABLE as error:
             raise Refusal(f"the message cannot be sent: {error}") from error
         while self._sent - self._taken >= WINDOW:
             self._room = trio.Event()
@@ -130,7 +131,7 @@ class ProcessActor(Actor[Any]):
     async def on_signal(self, key: Hashable, value: Any) -> None:
         try:
             self._link.post(Signal(str(key), msgspec.Raw(encode(value))))
-        except (TypeError, ValueError, ProtocolError) as error:
+        except (*UNENCODABLE, ProtocolError) as error:
             logger.error("signal %r to %r cannot be sent: %s", key, self.ref.name, error)
         if self._link.backlog > BACKLOG:
             await self._link.drained()

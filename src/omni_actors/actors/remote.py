@@ -20,6 +20,7 @@ from omni_actors.actors.errors import ProtocolError, Refusal
 from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.wire import (
     DOWN,
+    UNENCODABLE,
     VERSION,
     Answer,
     Ask,
@@ -135,15 +136,15 @@ class _Session:
     def _settled(self, number: int, reply: Reply) -> None:
         del self._open[number]
         taken = 0 if self._host is None else self._host.report()
-        if reply.error is None:
-            try:
+        try:
+            if reply.error is None:
                 self._link.post(Answer(number, taken, msgspec.Raw(encode(reply.value))))
-            except (TypeError, ValueError, ProtocolError) as error:
-                logger.error("the answer of %s cannot be sent: %s", self._hello.actor, error)
-                self._link.post(Refused(number, taken, msgspec.Raw(encode(f"the answer cannot be sent: {error}"))))
-        elif isinstance(reply.error, Refusal):
-            self._link.post(Refused(number, taken, msgspec.Raw(encode(reply.error.value))))
-        # Any other error ends this life, and the parent fails what it held.
+            elif isinstance(reply.error, Refusal):
+                self._link.post(Refused(number, taken, msgspec.Raw(encode(reply.error.value))))
+            # Any other error ends this life, and the parent fails what it held.
+        except (*UNENCODABLE, ProtocolError) as error:
+            logger.error("the answer of %s cannot be sent: %s", self._hello.actor, error)
+            self._link.post(Refused(number, taken, msgspec.Raw(encode(f"the answer cannot be sent: {error}"))))
 
 
 async def serve(link: Link) -> int:

@@ -131,10 +131,11 @@ class Supervisor:
                         self._nursery.start_soon(self._keep, child, name=child.name)
             finally:
                 self._nursery = None
+            if self.escalation is None and self._failed is not None:
+                await self._pause(self._failed)
             if self.escalation is not None or self._failed is None or self.stop_wished.is_set():
                 self.state = "stopping"
                 return self.escalation
-            await self._pause(self._failed)
             for child in self._children.values():
                 child.restarts += 1
 

@@ -22,6 +22,7 @@ Crashed   up         the life ended by this error; the process is about to end
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,10 @@ MAX_FRAME = 16 << 20
 """Bytes. Messages are for control; data has better ways."""
 
 encode = msgspec.msgpack.Encoder().encode
+
+UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
+"""What :func:`encode` raises for what is no message: an object, half a surrogate pair, a number over 64 bits, a value
+too deep."""
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True):
@@ -144,7 +149,8 @@ class Link:
             self._kick = trio.Event()
             self._send()
             while self._out:
-                await trio.lowlevel.wait_writable(self._sock)
+                with contextlib.suppress(trio.ClosedResourceError):  # sending finds that out too
+                    await trio.lowlevel.wait_writable(self._sock)
                 self._send()
             self._empty.set()
 
@@ -166,7 +172,10 @@ class Link:
             try:
                 data = self._sock.recv(65536)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._sock)
+                try:
+                    await trio.lowlevel.wait_readable(self._sock)
+                except trio.ClosedResourceError:
+                    return None
                 continue
             except OSError:
                 return None
