@@ -61,6 +61,15 @@ def test_the_context_can_be_shortened_but_not_stretched(folder: Path) -> None:
         CausalLM(hello(str(folder), max_model_len=513)).load(lambda text, fraction: None)
 
 
+@pytest.mark.parametrize(
+    "name", ["chat_template", "tokenize", "add_generation_prompt", "messages", "conversation", "max_length"]
+)
+def test_a_request_brings_variables_of_the_template_and_nothing_else(adapter: CausalLM, name: str) -> None:
+    """A template of a client's own could keep the worker busy for ever."""
+    prompt = Prompt(messages=[{"role": "user", "content": "hi"}], chat_template_kwargs={name: "x"})
+    assert refusal(adapter, prompt) == (400, f"chat_template_kwargs.{name}")
+
+
 def test_a_chat_becomes_what_the_template_writes(adapter: CausalLM) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     decode = adapter.vocabulary.tokenizer.decode

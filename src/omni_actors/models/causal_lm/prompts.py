@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,10 +34,21 @@ def _join(message: dict[str, Any], transcripts: Mapping[int, str]) -> str:
     return "\n".join(piece for piece in pieces if piece)
 
 
+def _check_variables(tokenizer: Any, given: Mapping[str, Any]) -> None:
+    """Raises 400 for what is no variable of the template but an argument of its rendering. Above all a request brings
+    no template of its own: one nested loop would hold the worker for hours."""
+    arguments = inspect.signature(tokenizer.apply_chat_template).parameters.values()
+    ours = {it.name for it in arguments if it.kind is not inspect.Parameter.VAR_KEYWORD}
+    for name in given.keys() & (ours - {"tools", "documents"} | {"messages"}):
+        raise invalid_request(f"'{name}' is no variable of the chat template.", f"chat_template_kwargs.{name}")
+
+
 def render(tokenizer: Any, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
     """The chat template's token ids. Raises :class:`OmniError` (400) when the template refuses the messages."""
     if tokenizer.chat_template is None:
         raise invalid_request("This model has no chat template: use the completions route.", param="messages")
+    if prompt.chat_template_kwargs:
+        _check_variables(tokenizer, prompt.chat_template_kwargs)
     try:
         text: str = tokenizer.apply_chat_template(
             messages,
