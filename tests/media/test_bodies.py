@@ -120,6 +120,14 @@ BAD_AUDIO: dict[str, tuple[Any, str]] = {
     "no comma": (audio_part("data:audio/wav;base64"), "messages[0].content[0].input_audio.data"),
     "not base64 url": (audio_part("data:audio/wav,RIFF"), "messages[0].content[0].input_audio.data"),
     "a number": (audio_part(7), "messages[0].content[0].input_audio.data"),  # type: ignore[arg-type]
+    "a field beside the audio": (
+        audio_part(b64(wav(tone(0.1)))) | {"cache_control": {}},
+        "messages[0].content[0].cache_control",
+    ),
+    "a field beside the data": (
+        audio_part(b64(wav(tone(0.1))), language="de"),
+        "messages[0].content[0].input_audio.language",
+    ),
     "format is a number": (audio_part("AAAA", format=1), "messages[0].content[0].input_audio.format"),
     "no data": ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0].input_audio.data"),
     "no object": ({"type": "input_audio", "input_audio": "x"}, "messages[0].content[0].input_audio.data"),

@@ -81,6 +81,7 @@ class ChatBody:
                 kind = part.get("type") if isinstance(part, dict) else None
                 path = f"messages[{i}].content[{j}]"
                 if kind in ("input_audio", "audio_url"):
+                    _only(part, ("type", kind), path)
                     yield self._audio(
                         part, part.get(kind), "data" if kind == "input_audio" else "url", f"{path}.{kind}"
                     )
@@ -93,6 +94,7 @@ class ChatBody:
         value = inner.get(field) if isinstance(inner, dict) else None
         if not isinstance(value, str):
             raise invalid_request(f"The audio part needs the string '{field}'.", param)
+        _only(inner, (field, "format"), path)
         format = inner.get("format")
         if format is not None and not isinstance(format, str):
             raise invalid_request("The audio format must be a string.", f"{path}.format")
@@ -116,6 +118,14 @@ class ChatBody:
 
     def _too_large(self) -> OmniError:
         return too_large(f"The body without its audio is larger than {self._limits.max_json_bytes >> 20} MiB.")
+
+
+def _only(given: dict[str, Any], known: tuple[str, ...], path: str) -> None:
+    """What is taken out of the body is not seen by those who check the rest: refuse here what would be dropped."""
+    for name in given:
+        if name not in known:
+            param = f"{path}.{name[:100]}"
+            raise invalid_request(f"Unknown field '{param}'.", param, "unknown_parameter")
 
 
 def _hint(format: str | None) -> str | None:
