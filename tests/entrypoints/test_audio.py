@@ -282,6 +282,9 @@ async def test_forms_that_are_wrong() -> None:
         for type in ("multipart/form-data", "multipart/form-data; boundary=x", "text/plain"):
             response = await server.client.post(HEAR, content=b"--y\r\n\r\nx", headers={"Content-Type": type})
             error_of(response, 400)
+        nameless = b"--x\r\nContent-Disposition: form-data\r\n\r\na\r\n--x--\r\n"
+        for type in ("multipart/form-data; boundary=x", "multipart/form-data; boundary*=utf-8''%E2%82%AC"):
+            error_of(await server.client.post(HEAR, content=nameless, headers={"Content-Type": type}), 400)
         error_of(await hear(server, wav(SPEECH), model="whisper-1"), 404)
         await server.settled()
 

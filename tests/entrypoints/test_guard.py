@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
-from tests.entrypoints.fakes import Server, answer, message, served
+from tests.entrypoints.fakes import TEXT_ONLY, Server, answer, message, served
 
 from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.options import ServerOptions
@@ -140,6 +140,34 @@ async def test_a_body_that_stalls_is_408() -> None:
         assert b'"deadline_exceeded"' in received
 
 
+@pytest.mark.parametrize("seconds", ["0.0000001", "0.3"])
+async def test_a_deadline_that_passes_with_the_body_under_way_is_408(seconds: str) -> None:
+    """Also when it has passed already before the guard looks at the body (again)."""
+    async with served() as server:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\nConnection: close\r\n"
+        received = await raw(server, head + b"X-Request-Timeout: %s\r\n\r\n" % seconds.encode(), b'{"prompt":')
+        assert received.startswith(b"HTTP/1.1 408")
+        assert not server.orchestrator.requests
+
+
+async def test_a_body_that_never_stalls_and_never_ends_is_408() -> None:
+    async with served(options=ServerOptions(body_s=0.3)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        stream = await trio.open_tcp_stream(host, int(port))
+        async with stream, trio.open_nursery() as nursery:
+            await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n")
+
+            async def drip() -> None:
+                while True:
+                    await stream.send_all(b" ")
+                    await trio.sleep(0.02)
+
+            nursery.start_soon(drip)
+            with trio.fail_after(8):
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 408")
+            nursery.cancel_scope.cancel()
+
+
 async def test_unknown_routes_and_methods() -> None:
     async with served() as server:
         assert error_of(await server.get("/v1/nothing"), 404)["code"] == "not_found"
@@ -218,6 +246,33 @@ async def test_every_route_is_json_on_a_wrong_body() -> None:
                     )
                     error_of(response, 400)
         assert not server.orchestrator.requests
+
+
+async def test_json_that_is_nested_too_deeply_is_400() -> None:
+    """Also where a field takes any value."""
+    deep = b'{"a":' * 20_000 + b"1" + b"}" * 20_000
+    async with served() as server:
+        for field in (b"chat_template_kwargs", b"prediction", b"tools"):
+            body = b'{"messages":[{"role":"user","content":"hi"}],"%s":%s}' % (field, deep)
+            error_of(await server.client.post("/v1/chat/completions", content=body), 400)
+        assert not server.orchestrator.requests
+
+
+async def test_an_error_repeats_only_the_beginning_of_what_is_long() -> None:
+    async with served() as server:
+        for body in ({"x" * 100_000: 1}, {"modalities": ["x" * 100_000]}):
+            response = await server.post("/v1/chat/completions", message(**body))
+            error_of(response, 400)
+            assert len(response.content) < 1_000
+
+
+async def test_a_text_models_bodies_have_a_bound_of_their_own() -> None:
+    """Without a media process they are parsed in the serving process, where nothing may take long."""
+    async with served(pipeline=TEXT_ONLY) as server:
+        fits = {"prompt": "x" * (4_000_000)}
+        assert (await server.post("/v1/completions", fits)).status_code == 200
+        error = error_of(await server.post("/v1/completions", {"prompt": "x" * (4 << 20)}), 413)
+        assert error["code"] == "too_large"
 
 
 async def test_an_answer_to_an_unread_body_arrives() -> None:

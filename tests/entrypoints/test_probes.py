@@ -79,6 +79,15 @@ async def test_metrics_count_each_request_once() -> None:
     assert "# TYPE omni_actors_stage_steps_total counter" in response.text
 
 
+async def test_methods_that_clients_make_up_are_one_series() -> None:
+    async with served() as server:
+        for number in range(5):
+            await server.client.request(f"MADEUP{number}", "/live")
+        text = (await server.get("/metrics")).text
+        assert "MADEUP" not in text
+        assert 'omni_actors_http_requests_total{method="other",route="unmatched",status="405"} 5.0' in text
+
+
 async def test_models_that_are_not_there() -> None:
     async with served() as server:
         response = await server.get("/v1/models/none/such")

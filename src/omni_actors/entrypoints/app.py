@@ -160,7 +160,7 @@ async def _render(error: Exception) -> Response:
         info = _of_http(error)
     else:
         context: RequestContext = _scope()[CONTEXT]
-        log.error("unexpected failure of %s %s", request.method, request.path, exc_info=error)
+        log.error("unexpected failure of %s %r", request.method, request.path, exc_info=error)
         info = internal_error(context.id)
     return _response(Reply(error_body(info), [*error_headers(info), *headers], info.status))
 

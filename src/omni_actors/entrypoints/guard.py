@@ -95,7 +95,7 @@ class Guard:
         path: str,
         context: RequestContext,
     ) -> None:
-        exchange = _Exchange(receive, send, context, self._max_body, self._options.body_idle_s)
+        exchange = _Exchange(receive, send, context, self._max_body, self._options)
         exchange.cors = self._cors(headers.get(b"origin"))
         method = scope["method"]
         with self._metrics.http(context, method):
@@ -110,11 +110,11 @@ class Guard:
                     if exchange.refused is not None:
                         await exchange.refuse(exchange.refused, drain=exchange.refused.status == 413)
             except Exception:
-                log.exception("unexpected failure of %s %s", method, path)
+                log.exception("unexpected failure of %s %r", method, path)
                 await exchange.refuse(internal_error(context.id), drain=False)
             finally:
                 took = (trio.current_time() - context.started) * 1000
-                log.debug("%s %s: %s after %.1f ms", method, path, context.status or "client gone", took)
+                log.debug("%s %r: %s after %.1f ms", method, path, context.status or "client gone", took)
 
     def _check(self, method: str, path: str, headers: dict[bytes, bytes], context: RequestContext) -> ErrorInfo | None:
         """What speaks against a request before any of its body is read."""
@@ -185,7 +185,9 @@ class _Exchange:
     the server still closes the connection would leave that connection open.
     """
 
-    def __init__(self, receive: Receive, send: Send, context: RequestContext, max_body: int, idle_s: float) -> None:
+    def __init__(
+        self, receive: Receive, send: Send, context: RequestContext, max_body: int, options: ServerOptions
+    ) -> None:
         self.cors: list[tuple[bytes, bytes]] = []
         self.refused: ErrorInfo | None = None
         self._receive = receive
@@ -193,7 +195,7 @@ class _Exchange:
         self._context = context
         self._room = max_body
         self._max_body = max_body
-        self._idle_s = idle_s
+        self._options = options
         self._more = True
         self._gone = False
         self._ending = False
@@ -206,10 +208,11 @@ class _Exchange:
             if self._ending:
                 await trio.sleep_forever()
             return message
-        budget = self._idle_s
+        whole = self._options.body_s
         if self._context.timeout_s is not None:
-            budget = min(budget, self._context.started + self._context.timeout_s - trio.current_time())
-        with trio.move_on_after(budget):
+            whole = min(whole, self._context.timeout_s)
+        left = self._context.started + whole - trio.current_time()
+        with trio.move_on_after(max(0.0, min(left, self._options.body_idle_s))):
             message = await self._pull()
             self._room -= len(message.get("body", b""))
             if self._room >= 0:

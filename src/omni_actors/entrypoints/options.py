@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes a free port."""
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Without one, no key is asked for."""
     cors_origins: tuple[str, ...] = ("*",)
     """Browser origins that may call; ``*`` is any (without credentials), empty is none."""
@@ -20,6 +20,8 @@ class ServerOptions:
     """Further names under which the model answers."""
     body_idle_s: float = 30.0
     """Longest silence of a client that is still sending its body; then 408."""
+    body_s: float = 600.0
+    """What a client gets for sending its whole body; then 408."""
     audio_history_s: float = 3600.0
     """How long a spoken answer can be referred to by its id in a later turn (``expires_at``)."""
     log_level: str = "INFO"

@@ -19,6 +19,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYP
 from omni_actors.protocol.request import Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods that are counted by name: clients may send any word, and each would be a series for ever."""
 _FAST = (0.0005, 0.001, 0.0025, *_SECONDS)
 
 
@@ -74,7 +76,7 @@ class Metrics:
         finally:
             self._http_open.dec()
             status = str(record.status) if record.status else "client_gone"
-            self._http.labels(record.route, method, status).inc()
+            self._http.labels(record.route, method if method in _METHODS else "other", status).inc()
 
     @contextmanager
     def request(self, task: str) -> Iterator[RequestMetrics]:

@@ -6,7 +6,11 @@ import re
 
 from omni_actors.entrypoints.http import Call
 from omni_actors.entrypoints.services import Services
+from omni_actors.media.limits import Limits
+from omni_actors.protocol.errors import too_large
 from omni_actors.protocol.request import MediaRef
+
+MAX_JSON = Limits().max_json_bytes
 
 
 async def read_json(
@@ -15,11 +19,14 @@ async def read_json(
     """A body as JSON that is small enough to decode here, and the clips that were in it (freed when the call is over).
 
     A body over ``limits.inline_body_bytes``, or with a match of ``media``, goes to the media process, raw and as it
-    arrives. A deployment without a media process takes no media, and parses everything here.
+    arrives. A deployment without a media process takes no media, and parses everything here: its bodies have the
+    default bound of JSON there. Raises 413 over it.
     """
     limits = services.plan.limits
     if services.media is None:
-        data, _ = await call.read(limits.max_body_bytes)
+        data, ended = await call.read(MAX_JSON)
+        if not ended:
+            raise too_large(f"The body is larger than {MAX_JSON >> 20} MiB.")
         return data, []
     data, ended = await call.read(limits.inline_body_bytes)
     if ended and (media is None or media.search(data) is None):

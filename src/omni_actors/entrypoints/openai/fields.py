@@ -42,6 +42,8 @@ def decode(data: bytes, kind: type[S]) -> S:
         made = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise explain(str(error), kind) from None
+    except RecursionError:
+        raise invalid_request("The body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid_request(f"The body is not valid JSON: {error}") from None
     refuse_unserved(made)
@@ -89,6 +91,9 @@ def accepted_no_ops(kind: type[msgspec.Struct]) -> dict[str, str]:
     return {name: mark.why for name, mark in marks(kind, NoOp).items()}
 
 
+LONGEST_QUOTE = 200
+"""Characters of a client's own that an error repeats."""
+
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`$")
 _VALUE = re.compile(r"^Invalid (?:enum )?value '?(?P<value>[^']*)'?$")
@@ -101,7 +106,7 @@ def explain(message: str, kind: type[msgspec.Struct]) -> OmniError:
     what, path = found["what"], (found["path"] or "").lstrip(".").replace("[...]", "")
     field = _FIELD.match(what)
     if field is not None:
-        name = field["name"]
+        name = _short(field["name"])
         param = f"{path}.{name}" if path else name
         if field["what"].startswith("missing"):
             return invalid_request(f"Missing required field '{param}'.", param, "missing_required_parameter")
@@ -112,4 +117,9 @@ def explain(message: str, kind: type[msgspec.Struct]) -> OmniError:
     if path.endswith(".type") and (value := _VALUE.match(what)) is not None:
         what = f"Parts of type '{value['value']}' are not served here"
     where = f"'{path}': " if path else "The body: "
-    return invalid_request(f"{where}{what.replace('`', '')}.", path or None, "invalid_value")
+    return invalid_request(f"{where}{_short(what.replace('`', ''))}.", path or None, "invalid_value")
+
+
+def _short(text: str) -> str:
+    """What a client wrote, as far as it helps: not all of 4 MiB is looked at or sent back."""
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"

@@ -31,15 +31,20 @@ async def read_form(
     boundary = options.get("boundary", "")
     if not boundary:
         raise invalid_request("The form's content type names no boundary.")
-    reader = _Reader(body, boundary)
+    try:
+        reader = _Reader(body, boundary)
+    except ValueError:  # a boundary that no byte of a body can spell
+        raise _malformed() from None
     fields: dict[str, Any] = {}
     taken: Any = None
     seen_file = False
     size = 0
     while (part := await reader.part()) is not None:
+        if not part.name:
+            raise invalid_request("A part of the form has no name.")
         if isinstance(part, File) or part.name == file_field:  # some clients name no file
             if part.name != file_field or seen_file:
-                raise invalid_request(f"One file is taken, in field '{file_field}'.", part.name or file_field)
+                raise invalid_request(f"One file is taken, in field '{file_field}'.", part.name)
             seen_file = True
             taken = await take(reader.data(), getattr(part, "filename", None), part.headers.get("content-type"))
             async for _ in reader.data():  # what the taker did not want

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from typing import Annotated, Literal
 
@@ -20,6 +21,9 @@ from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Completed, MediaChunk, Request
 
 TASK = "speech"
+
+_SAYABLE = re.compile(r"[^\W_]")
+"""A letter or a digit of any script."""
 
 
 class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -96,7 +100,7 @@ def _check_text(text: str) -> None:
     """Raises 400 for what nobody could say: blank text, punctuation or pictures alone, control characters."""
     if "\x00" in text:
         raise invalid_request("'input' has a NUL character.", "input", "invalid_value")
-    if not any(char.isalnum() for char in text):
+    if _SAYABLE.search(text) is None:
         raise invalid_request("'input' has nothing to say: it has no letter and no digit.", "input", "invalid_value")
 
 
