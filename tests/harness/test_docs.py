@@ -19,9 +19,9 @@ from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest
 from omni_actors.entrypoints.openai.speech import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
 from omni_actors.media.stage import STAGE as MEDIA
-from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.declaration import Pipeline, Stage
 from omni_actors.pipelines.factory import resolve
-from omni_actors.pipelines.limits import engine_options, limits_of
+from omni_actors.pipelines.limits import limits_of, with_engine_options
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.pipelines.validate import check_declaration
 from omni_actors.platforms import OmniPlatform
@@ -81,8 +81,8 @@ def limit_rows() -> dict[str, list[list[str]]]:
     """What the README's tables of limits must hold, by whose they are."""
 
     def of_stage(kind: str) -> list[list[str]]:
-        options, docs = engine_options(kind)
-        found = [(name, default, docs[name]) for name, default in options.items()]
+        stage = with_engine_options(Stage("any", kind, ""))
+        found = [(name, default, stage.options_doc[name]) for name, default in stage.defaults.items()]
         found += [(name, it.default, it.doc) for name, it in limits_of(kind).items()]
         return [[f"`{name}`", shown(name, default), doc] for name, default, doc in found]
 

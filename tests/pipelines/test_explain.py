@@ -14,8 +14,9 @@ from omni_actors.pipelines.overlay import schema_at
 from omni_actors.pipelines.registry import BUILTINS
 from omni_actors.pipelines.schema import Leaf
 
+DEVICES = "stages.llm.devices=[cpu]"
 OVERRIDES = ("stages.llm.replicas=2", "edges.acoustic.text.mode=full", "stages.llm.sampling.temperature=0.5")
-PLAN = plan_of(ASSISTANT, *OVERRIDES)
+PLAN = plan_of(ASSISTANT, *OVERRIDES, DEVICES)
 
 
 def test_everything_that_has_a_provenance_is_shown() -> None:
@@ -63,4 +64,5 @@ def test_the_text_has_the_graph_and_the_values() -> None:
     console.file.close()
     assert "llm → acoustic.text  (text, full, Sentences)" in text
     assert "--set stages.llm.replicas=2" in text
+    assert f"--set {DEVICES}" in text  # no markup
     assert "speech" in text

@@ -16,10 +16,12 @@ from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.models.weights import demo_folder
 from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.explain import facts
 from omni_actors.pipelines.factory import missing_weights, resolve
 from omni_actors.pipelines.plan import DeploymentLimits, PlanError
 from omni_actors.pipelines.registry import Registry
 from omni_actors.platforms.cpu import CpuPlatform
+from omni_actors.platforms.platform import Device
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +101,7 @@ def test_a_name_that_is_nothing_gets_the_nearest() -> None:
 def test_threads_are_shared_by_weight() -> None:
     plan = plan_of(ASSISTANT)
     assert {s.name: s.threads for s in plan.stages} == {"asr": 1, "llm": 4, "acoustic": 1, "vocoder": 1, "media": 1}
-    assert plan.stage("llm").environment["OMP_NUM_THREADS"] == "4"
+    assert plan.stage("llm").environment_of(0)["OMP_NUM_THREADS"] == "4"
     assert "8 cores" in str(plan.provenance["stages.llm.threads"])
 
 
@@ -161,6 +163,26 @@ def test_a_deploy_file_may_name_the_model(tmp_path: Path) -> None:
     assert resolve(overlay=tmp_path / "named.yaml", platform="cpu").name == "stub"
 
 
+@pytest.mark.parametrize("nothing", ["", "  "])
+def test_an_empty_name_is_not_the_folder_one_stands_in(
+    nothing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder_with(tmp_path, "LlamaForCausalLM"))
+    with pytest.raises(PlanError, match=r"command line.*: the name of the model is empty"):
+        resolve(nothing, platform="cpu")
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(f"model: {nothing}\n")
+    with pytest.raises(PlanError, match=f"{deploy}: the name of the model is empty"):
+        resolve(overlay=deploy, platform="cpu")
+
+
+def test_an_unknown_platform_in_a_deploy_file_is_told_with_the_file(tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("platform: tpu\n")
+    with pytest.raises(PlanError, match=f"{deploy}: there is no platform 'tpu'"):
+        resolve("stub", overlay=deploy)
+
+
 def test_a_deploy_file_for_another_pipeline_is_refused(tmp_path: Path) -> None:
     deploy = tmp_path / "deploy.yaml"
     deploy.write_text("pipeline: omni-demo\n")
@@ -177,9 +199,11 @@ def test_a_deploy_file_for_another_pipeline_is_refused(tmp_path: Path) -> None:
         ("stages.llm.dtype=float8", "stage 'llm' does not compute in 'float8'"),
         ("stages.media.dtype=bfloat16", "stage 'media' does not compute in 'bfloat16' on platform 'cpu'"),
         ("stages.media.replicas=2", "stage 'media' is one process"),
-        ("stages.llm.engine=autoregresive", "has no engine of kind 'autoregresive'"),
-        ("stages.llm.platform=tpu", "there is no platform 'tpu'"),
+        ("stages.llm.engine=x", "--set stages.llm.engine=x: stage 'llm': platform 'cpu' has no engine of kind 'x'"),
+        ("stages.llm.platform=tpu", "--set stages.llm.platform=tpu: stage 'llm': there is no platform 'tpu'"),
         ("edges.llm.text.connector=carrier_pigeon", "takes shared_memory"),
+        ("stages.media.model=/x", "unknown key 'model'"),
+        ("stages.media.options.max_clips=0", "takes a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(override: str, message: str) -> None:
@@ -221,8 +245,8 @@ def test_a_platforms_options_lie_under_its_name(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(CpuPlatform, "options", {"level": 3})
     monkeypatch.setattr(CpuPlatform, "worker_environment", environment)
-    assert plan_of(ASSISTANT).stage("llm").environment["LEVEL"] == "3"
-    assert plan_of(ASSISTANT, "platforms.cpu.level=4").stage("llm").environment["LEVEL"] == "4"
+    assert plan_of(ASSISTANT).stage("llm").environment_of(0)["LEVEL"] == "3"
+    assert plan_of(ASSISTANT, "platforms.cpu.level=4").stage("llm").environment_of(0)["LEVEL"] == "4"
     with pytest.raises(PlanError, match="did you mean 'level'"):
         plan_of(ASSISTANT, "platforms.cpu.levl=4")
 
@@ -239,6 +263,23 @@ def test_device_and_devices_in_one_place_are_refused() -> None:
 def test_replicas_go_around_the_devices() -> None:
     llm = replace(plan_of(ASSISTANT).stage("llm"), devices=("x:0", "x:1"))
     assert [llm.device_of(replica) for replica in range(3)] == ["x:0", "x:1", "x:0"]
+
+
+def test_each_replica_gets_the_environment_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def environment(self: CpuPlatform, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
+        return {"VISIBLE": device}
+
+    monkeypatch.setattr(CpuPlatform, "devices", lambda self: (Device("cpu:0", None), Device("cpu:1", None)))
+    monkeypatch.setattr(CpuPlatform, "worker_environment", environment)
+    plan = plan_of(
+        ASSISTANT, "stages.llm.devices=[cpu:0, cpu:1]", "stages.llm.replicas=3", "stages.llm.environment={X: 1}"
+    )
+    llm = plan.stage("llm")
+    assert [llm.environment_of(replica)["VISIBLE"] for replica in range(3)] == ["cpu:0", "cpu:1", "cpu:0"]
+    assert [llm.environment_of(replica)["X"] for replica in range(3)] == ["1", "1", "1"]
+    shown = {fact.path: fact.value for fact in facts(plan)}
+    assert shown["stages.llm.environment"]["cpu:1"]["VISIBLE"] == "cpu:1"
+    assert shown["stages.asr.environment"]["VISIBLE"] == "cpu:0"
 
 
 def test_a_plan_cannot_be_changed() -> None:

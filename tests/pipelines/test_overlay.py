@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipelines.builders import ASSISTANT
 
+from omni_actors.pipelines.limits import with_engine_options
 from omni_actors.pipelines.overlay import read_overlay, read_overrides
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.pipelines.schema import Group, Leaf, settings_schema, size
 from omni_actors.platforms.cpu import CpuPlatform
 
-SCHEMA = settings_schema(ASSISTANT, CpuPlatform(), None)
+SCHEMA = settings_schema(
+    replace(ASSISTANT, stages=tuple(map(with_engine_options, ASSISTANT.stages))), CpuPlatform(), None
+)
 
 
 def values(tmp_path: Path, source: str) -> dict[str, object]:
@@ -113,12 +117,31 @@ def test_empty_parts_set_nothing(tmp_path: Path, source: str) -> None:
         ("platform: cpu\nplatform: cpu\n", "2: 'platform' is given already in line 1"),
         ("stages.llm.threads: 1\nstages: {llm: {threads: 2}}\n", "2: 'stages.llm.threads' is given already in line 1"),
         ("platform.name: cpu\n", "takes a value and has no key 'name'"),
+        ("stages: {llm: {options: {kv_blocks: many}}}\n", "takes a whole number of at least 1, or null, not 'many'"),
+        ("stages: {llm: {options: {max_tokens: 1.5}}}\n", "takes a whole number of at least 1, or null, not 1.5"),
+        ("stages: {llm: {options: {max_model_len: true}}}\n", "takes a whole number of at least 1, or null, not True"),
+        ("stages: {llm: {options: {max_batch: 0}}}\n", "takes a whole number of at least 1, as its default 64 is"),
+        ("stages: {llm: {limits: {max_requests: 0}}}\n", "takes a whole number of at least 1, not 0"),
+        ("stages: {acoustic: {options: {speed: .nan}}}\n", "takes a number, as its default 1.0 is, not nan"),
+        ("limits: {deadline_s: .inf}\n", "takes a number of at least 0.001, not inf"),
+        ("stages: {llm: {environment: {A: 1, A: 2}}}\n", "'A' is given twice"),
+        ("stages: {llm: {environment: {'A=B': 1}}}\n", "which 'A=B' is not"),
+        ("stages: {llm: {environment: {'': 1}}}\n", "which '' is not"),
+        ('stages: {llm: {environment: {A: "\\0"}}}\n', "which 'A' is not"),
+        ("served_model_name: 2020-99-99\n", "1: month must be in 1..12; put quotes around a text"),
         ("a: b: c\n", "1: no YAML: "),
         ("model: !!python/object:os.system x\n", "1: "),
     ],
 )
 def test_errors_have_the_line_and_the_nearest_key(tmp_path: Path, source: str, message: str) -> None:
     assert message in complaint(tmp_path, source)
+
+
+def test_an_option_that_is_none_by_default_may_be_set_and_unset(tmp_path: Path) -> None:
+    assert values(tmp_path, "stages.llm.options: {kv_blocks: 8, max_tokens: null}\n") == {
+        "stages.llm.options.kv_blocks": 8,
+        "stages.llm.options.max_tokens": None,
+    }
 
 
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
@@ -143,6 +166,9 @@ def test_overrides_go_through_the_same_schema() -> None:
         ("stages.llm.replicas=two", "takes a whole number of at least 1, not 'two'"),
         ("stages.llm=2", "'stages.llm' has keys below it"),
         ("stages.llm.devices=[cpu", "the value is no YAML"),
+        ("stages.llm.environment={A: 1, A: 2}", "'A' is given twice"),
+        ("served_model_name=2020-99-99", "put quotes around a text"),
+        ("served_model_name=", "takes a text, not None"),
     ],
 )
 def test_wrong_overrides_are_refused(option: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from tests.pipelines.builders import ASSISTANT, may, needs, plan_of, stage
@@ -100,7 +101,16 @@ def test_an_input_that_leads_nowhere_is_a_fault() -> None:
         plan_of(pipeline)
 
 
-def test_a_documented_option_needs_a_default() -> None:
-    odd = Stage("a", "pkg:E", "", emits="text", options_doc={"speed": "How fast."})
-    with pytest.raises(PlanError, match="option 'speed' is documented but has no default"):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"options_doc": {"speed": "How fast."}}, "option 'speed' is documented but has no default"),
+        ({"options_type": {"speed": int}}, "option 'speed' is given a type but has no default"),
+        ({"options_least": {"speed": 1}}, "option 'speed' is given a least but has no default"),
+        ({"defaults": {"speed": None}}, "option 'speed' is None by default; options_type must say what it takes"),
+    ],
+)
+def test_options_are_declared_whole(fields: dict[str, Any], message: str) -> None:
+    odd = Stage("a", "pkg:E", "", emits="text", **fields)
+    with pytest.raises(PlanError, match=message):
         check_declaration(replace(BASE, stages=(odd, BASE.stages[1])))

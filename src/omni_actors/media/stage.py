@@ -7,6 +7,8 @@ import msgspec
 from omni_actors.media.limits import DOC, Limits
 from omni_actors.pipelines.declaration import Stage
 
+_DEFAULTS = msgspec.to_builtins(Limits())
+
 STAGE = Stage(
     name="media",
     engine="omni_actors.media.engine:MediaEngine",
@@ -14,7 +16,8 @@ STAGE = Stage(
     sections=("clips",),
     weight=0.0,
     dtypes=("float32",),
-    defaults=msgspec.to_builtins(Limits()),
+    defaults=_DEFAULTS,
     options_doc=DOC,
+    options_least={name: 1 if isinstance(value, int) else 0.001 for name, value in _DEFAULTS.items()},
     doc="Decodes what clients send, encodes what they get, parses large bodies.",
 )

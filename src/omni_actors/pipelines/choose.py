@@ -18,9 +18,11 @@ def choose(
     model: str | None, forced: str | None, early: dict[str, str], overlay: Path | None, registry: Registry
 ) -> tuple[Pipeline, str | None, Origin]:
     """The pipeline, the folder of its weights (absolute) and where the choice of the model came from."""
-    origin = Origin("command line", model) if model else Origin("default")
+    origin = Origin("default") if model is None else Origin("command line", model)
     if model is None and "model" in early:
         model, origin = early["model"], Origin("overlay", str(overlay))
+    if model is not None and not model.strip():
+        raise PlanError(f"{origin}: the name of the model is empty")
     name = DEMO if model == "demo" else model
     if name is None or (name in registry.targets and not _is_path(name)):
         if name is not None and forced not in (None, name):

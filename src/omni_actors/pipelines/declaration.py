@@ -18,6 +18,10 @@ class Port:
 
     An optional port may stay without a source in a request's subgraph. A port of mode ``full`` takes its whole input at
     once; one of mode ``chunk`` takes pieces as they come, or the whole.
+
+    A stage takes all its ports as they come, in whatever order that is. When the same stage feeds two of them, directly
+    or through others, it waits for the slower one's credits: a consumer that leaves the pieces on one port until the
+    other has ended waits for ever. It must take them and keep them (see ``Engine.feed``).
     """
 
     name: str
@@ -35,7 +39,9 @@ class Stage:
     ``adapter`` is the family's class that the engine drives. ``sections`` are the request's parameter sections it
     reads. ``emits`` is the modality a client may see of it (``text``, ``audio``, …), ``None`` for inner stages.
     ``weight`` is its share of CPU threads beside stages that run at the same time. ``defaults`` are options of the
-    adapter that the overlay may change, with their documentation in ``options_doc``.
+    adapter that the overlay may change, with their documentation in ``options_doc``. An option takes what is of its
+    default's type; one whose default is ``None`` takes that or a value of its type in ``options_type``. A number may
+    have a least value in ``options_least``.
     """
 
     name: str
@@ -51,6 +57,8 @@ class Stage:
     """What it can compute in; empty for whatever its platform can."""
     defaults: dict[str, Any] = field(default_factory=dict)
     options_doc: dict[str, str] = field(default_factory=dict)
+    options_type: dict[str, type] = field(default_factory=dict)
+    options_least: dict[str, float] = field(default_factory=dict)
     doc: str = ""
 
 

@@ -83,7 +83,7 @@ def settings_text(schema: Group) -> RenderableType:
     """The same for a terminal."""
     table = Table("setting", "meaning", box=None, pad_edge=False, header_style="bold")
     for path, leaf in _leaves(schema, ""):
-        table.add_row(path, leaf.doc)
+        table.add_row(path, Text(leaf.doc))
     return table
 
 
@@ -120,8 +120,10 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
     for item in fields(StagePlan):
         if item.name in ("name", "index", "declaration", *nested):
             continue
-        value = getattr(stage, item.name)
-        yield f"{at}.{item.name}", dict(value) if isinstance(value, Mapping) else value, ""
+        if item.name == "environments":
+            yield f"{at}.environment", _environment(stage), ""
+        else:
+            yield f"{at}.{item.name}", getattr(stage, item.name), ""
     for name, degree in stage.strategy.degrees().items():
         yield f"{at}.strategy.{name}", degree, STRATEGY_DOC[name]
     for name, value in stage.options.items():
@@ -133,6 +135,14 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
     docs = limits_of(stage.declaration.engine)
     for name, value in stage.limits.items():
         yield f"{at}.limits.{name}", value, docs[name].doc
+
+
+def _environment(stage: StagePlan) -> dict[str, Any]:
+    """What every worker of the stage gets, or where that differs, what those on each device get."""
+    first, *others = map(dict, stage.environments)
+    if all(other == first for other in others):
+        return first
+    return {device: dict(found) for device, found in zip(stage.devices, stage.environments, strict=True)}
 
 
 def _plain(value: Any) -> Any:
@@ -171,7 +181,8 @@ def _table(title: str, rows: list[Fact]) -> Table:
     table.add_column("meaning", style="dim")
     prefix = f"stages.{title.removeprefix('stage ')}." if title.startswith("stage ") else ""
     for fact in rows:
-        table.add_row(fact.path.removeprefix(prefix), _shown(fact.value), str(fact.origin), fact.doc)
+        # As Text: square brackets in a plain str would be markup.
+        table.add_row(fact.path.removeprefix(prefix), _shown(fact.value), Text(str(fact.origin)), Text(fact.doc))
     return table
 
 

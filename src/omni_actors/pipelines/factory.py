@@ -11,7 +11,7 @@ from typing import Any
 
 from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
-from omni_actors.pipelines.limits import engine_options, limits_of
+from omni_actors.pipelines.limits import limits_of, with_engine_options
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
 from omni_actors.pipelines.plan import (
     MEDIA_STAGE,
@@ -29,7 +29,7 @@ from omni_actors.pipelines.strategy import Strategy, refusals
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.threads import share_threads
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
-from omni_actors.platforms.platform import OmniPlatform
+from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.select import select
 
 EARLY = {"model": "the argument MODEL", "pipeline": "--pipeline", "platform": "--platform"}
@@ -97,8 +97,9 @@ def resolve(
     early = peek_overlay(overlay, *EARLY) if overlay else {}
     chosen, folder, model_origin = choose(model, pipeline, early, overlay, registry)
     check_declaration(chosen)
-    chosen = replace(chosen, stages=tuple(map(_with_engine_options, chosen.stages)))
-    device_platform = select(platform or early.get("platform"))
+    chosen = replace(chosen, stages=tuple(map(with_engine_options, chosen.stages)))
+    wanted = early.get("platform")
+    device_platform = select(platform) if platform or not wanted else _platform(wanted, f"overlay {overlay}")
     media = resolve_name(MEDIA) if _has_audio(chosen) else None
     schema = settings_schema(chosen, device_platform, media)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
@@ -150,9 +151,11 @@ def missing_weights(plan: Plan) -> list[str]:
     return [path for path in wanted if not Path(path).exists()]
 
 
-def _with_engine_options(stage: Stage) -> Stage:
-    defaults, docs = engine_options(stage.engine)
-    return replace(stage, defaults=defaults | stage.defaults, options_doc=docs | stage.options_doc)
+def _platform(name: str, where: str) -> OmniPlatform:
+    try:
+        return select(name)
+    except PlatformError as error:
+        raise PlanError(f"{where}: {error}") from error
 
 
 def _has_audio(pipeline: Pipeline) -> bool:
@@ -194,11 +197,16 @@ def _stage(
 ) -> StagePlan:
     at = f"stages.{stage.name}"
     name = settings.get(f"{at}.platform", default_platform.name, Origin("platform", default_platform.name))
-    platform = default_platform if name == default_platform.name else select(name)
+    platform = default_platform
+    if name != platform.name:
+        platform = _platform(name, f"{settings.where(f'{at}.platform')}: stage '{stage.name}'")
     by_platform = Origin("platform", platform.name)
 
     kind = settings.get(f"{at}.engine", stage.engine, _DECLARED)
-    engine = kind if ":" in kind else platform.engine_for(kind)
+    try:
+        engine = kind if ":" in kind else platform.engine_for(kind)
+    except PlatformError as error:
+        raise PlanError(f"{settings.where(f'{at}.engine')}: stage '{stage.name}': {error}") from None
     settings.provenance[f"{at}.adapter"] = _DECLARED
 
     dtype = _dtype(at, stage, platform, settings)
@@ -220,8 +228,11 @@ def _stage(
         for key, default in platform.options.items()
     }
     devices = _devices(at, platform, settings)
-    environment = {**BASE_ENVIRONMENT, **platform.worker_environment(devices[0], threads, platform_options)}
-    environment.update(settings.get(f"{at}.environment", {}, by_platform))
+    own = settings.get(f"{at}.environment", {}, by_platform)
+    environments = tuple(
+        MappingProxyType(BASE_ENVIRONMENT | platform.worker_environment(device, threads, platform_options) | own)
+        for device in devices
+    )
     return StagePlan(
         name=stage.name,
         index=index,
@@ -239,7 +250,7 @@ def _stage(
         options=MappingProxyType(options),
         limits=MappingProxyType(limits),
         start_timeout_s=settings.get(f"{at}.start_timeout_s", START_TIMEOUT_S),
-        environment=MappingProxyType(environment),
+        environments=environments,
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
+
+from omni_actors.pipelines.declaration import Stage
 
 
 @dataclass(frozen=True, slots=True)
 class StageLimit:
-    """``default`` is a whole number; names that end in ``_bytes`` are bytes. 0 lets the engine choose."""
+    """``default`` is a whole number of at least 1; names that end in ``_bytes`` are bytes."""
 
     default: int
     doc: str
@@ -36,13 +37,20 @@ def limits_of(engine: str) -> dict[str, StageLimit]:
 
 
 _OPTIONS = {"autoregressive": "omni_actors.worker.engines.ar_options"}
-"""Engine kind → the module beside the engine with ``OPTIONS`` (option → default) and ``OPTIONS_DOC``, without torch."""
+"""Engine kind → the module beside the engine, without torch, that says what :class:`Stage` does of its options:
+``OPTIONS`` (option → default), ``OPTIONS_DOC``, ``OPTIONS_TYPE`` and ``OPTIONS_LEAST``."""
 
 
-def engine_options(engine: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The options that every stage of an engine kind has, with a sentence for each. Sampling is a group of its own."""
-    if engine not in _OPTIONS:
-        return {}, {}
-    module = import_module(_OPTIONS[engine])
+def with_engine_options(stage: Stage) -> Stage:
+    """The stage with the options that every stage of its engine kind has. Sampling is a group of its own."""
+    if stage.engine not in _OPTIONS:
+        return stage
+    module = import_module(_OPTIONS[stage.engine])
     defaults = {name: default for name, default in module.OPTIONS.items() if name != "sampling"}
-    return defaults, {name: module.OPTIONS_DOC[name] for name in defaults}
+    return replace(
+        stage,
+        defaults=defaults | stage.defaults,
+        options_doc={name: module.OPTIONS_DOC[name] for name in defaults} | stage.options_doc,
+        options_type=module.OPTIONS_TYPE | stage.options_type,
+        options_least=module.OPTIONS_LEAST | stage.options_least,
+    )

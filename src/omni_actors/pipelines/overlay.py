@@ -55,9 +55,10 @@ def read_overrides(options: Sequence[str], schema: Group) -> list[Setting]:
         if isinstance(node, Group):
             raise PlanError(f"{origin.where}: '{path}' has keys below it; {nearest('', node.keys)}")
         try:
-            value = yaml.safe_load(source)
+            composed = yaml.compose(source, Loader=yaml.SafeLoader)
         except yaml.YAMLError as error:
             raise PlanError(f"{origin.where}: the value is no YAML: {_problem(error)}") from None
+        value = None if composed is None else _construct(composed, origin.where)
         found.append(Setting(path.strip(), _checked(node, value, path, origin.where), origin))
     return found
 
@@ -106,15 +107,21 @@ def _walk(node: yaml.Node, schema: Group, above: tuple[str, ...], file: str, see
         if name in seen:
             raise PlanError(f"{where}: '{name}' is given already in line {seen[name]}")
         seen[name] = _line(key)
-        yield Setting(name, _checked(found, _construct(value, file), name, where), Origin("overlay", where))
+        yield Setting(name, _checked(found, _construct(value, where), name, where), Origin("overlay", where))
 
 
-def _construct(node: yaml.Node, file: str) -> Any:
+def _construct(node: yaml.Node, where: str) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise PlanError(f"{where}: '{twice[0]}' is given twice")
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_document(node)
     except yaml.YAMLError as error:
-        raise PlanError(f"{file}:{_line(node)}: {_problem(error)}") from None
+        raise PlanError(f"{where}: {_problem(error)}") from None
+    except ValueError as error:  # it looks like a date, and there is no such day
+        raise PlanError(f"{where}: {error}; put quotes around a text") from None
     finally:
         loader.dispose()
 

@@ -77,8 +77,8 @@ class StagePlan:
     ``engine`` and ``adapter`` are dotted names ``module:attribute`` (``adapter`` empty when the engine needs none).
     ``model`` is an absolute path, ``None`` for a stage without weights. Replica ``r`` runs on
     ``devices[r % len(devices)]``. ``options`` are the declaration's defaults with the overlay's changes merged in;
-    ``sampling`` (if given) lies there under the key ``sampling``. ``environment`` is what the worker's process gets on
-    top of its parent's.
+    ``sampling`` (if given) lies there under the key ``sampling``. ``environments`` has, for each of ``devices``, what
+    the process of a worker on it gets on top of its parent's.
     """
 
     name: str
@@ -98,7 +98,7 @@ class StagePlan:
     limits: Mapping[str, int]
     start_timeout_s: float
     """From process start to Ready; loading shows progress but does not extend it."""
-    environment: Mapping[str, str]
+    environments: tuple[Mapping[str, str], ...]
 
     @property
     def device(self) -> str:
@@ -107,6 +107,9 @@ class StagePlan:
 
     def device_of(self, replica: int) -> str:
         return self.devices[replica % len(self.devices)]
+
+    def environment_of(self, replica: int) -> Mapping[str, str]:
+        return self.environments[replica % len(self.environments)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +179,7 @@ class Plan:
         """The implicit media stage, if this deployment has one."""
         return next((s for s in self.stages if s.name == MEDIA_STAGE), None)
 
-    def hello(
-        self, stage: str, replica: int, incarnation: int, *, log_level: str = "INFO"
-    ) -> Hello:
+    def hello(self, stage: str, replica: int, incarnation: int, *, log_level: str = "INFO") -> Hello:
         """The whole configuration of one worker: all edges of its stage, whichever a request will use."""
         it = self.stage(stage)
         return Hello(

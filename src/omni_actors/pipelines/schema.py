@@ -6,6 +6,7 @@ It is made for one pipeline and one platform, since their stages, options and li
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -13,7 +14,7 @@ from typing import Any
 
 from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
 from omni_actors.pipelines.limits import limits_of
-from omni_actors.pipelines.plan import DeploymentLimits
+from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 from omni_actors.platforms.platform import OmniPlatform
 
@@ -52,7 +53,8 @@ def settings_schema(pipeline: Pipeline, platform: OmniPlatform, media: Stage | N
         takes = {port.name: port.mode for stage in pipeline.stages if stage.name == edge.stage for port in stage.ports}
         ports.setdefault(edge.stage, {})[edge.port] = _edge(edge, takes[edge.port])
     options: dict[str, Leaf | Group] = {
-        key: Leaf(like(default), platform.options_doc.get(key, "")) for key, default in platform.options.items()
+        key: Leaf(like(default, platform.options_type.get(key)), platform.options_doc.get(key, ""))
+        for key, default in platform.options.items()
     }
     edges: dict[str, Leaf | Group] = {stage: Group(keys) for stage, keys in ports.items()}
     return Group(
@@ -98,14 +100,19 @@ def _stage(stage: Stage) -> Group:
             {name: Leaf(integer(1), doc) for name, doc in STRATEGY_DOC.items()}, "Parallel degrees inside a replica."
         ),
         "limits": Group(
-            {k: Leaf(size if k.endswith("_bytes") else integer(0), v.doc) for k, v in limits_of(stage.engine).items()},
+            {k: Leaf(size if k.endswith("_bytes") else integer(1), v.doc) for k, v in limits_of(stage.engine).items()},
             "Capacities of each replica.",
         ),
     }
+    if stage.name == MEDIA_STAGE:
+        del keys["model"]  # it has no weights
     if stage.defaults:
         keys["options"] = Group(
             {
-                k: Leaf(size if k.endswith("_bytes") else like(v), stage.options_doc.get(k, ""))
+                k: Leaf(
+                    size if k.endswith("_bytes") else like(v, stage.options_type.get(k), stage.options_least.get(k)),
+                    stage.options_doc.get(k, ""),
+                )
                 for k, v in stage.defaults.items()
             },
             "The stage's own options.",
@@ -150,6 +157,8 @@ def environment(value: Any) -> dict[str, str]:
         raise ValueError("takes names with values")
     if bad := [k for k, v in value.items() if not isinstance(v, str | int | float) or isinstance(v, bool)]:
         raise ValueError(f"takes texts and numbers as values; put quotes around that of {bad[0]}")
+    if bad := [k for k, v in value.items() if not k or "=" in k or "\0" in f"{k}{v}"]:
+        raise ValueError(f"takes names and values that the system knows, which {bad[0]!r} is not")
     return {k: str(v) for k, v in value.items()}
 
 
@@ -165,7 +174,7 @@ def integer(least: int) -> Callable[[Any], int]:
 def number(least: float, most: float | None = None) -> Callable[[Any], float]:
     def check(value: Any) -> float:
         fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or not value >= least or (most is not None and value > most):
+        if not fits or not math.isfinite(value) or value < least or (most is not None and value > most):
             raise ValueError(f"takes a number of at least {least:g}" + (f" and at most {most:g}" if most else ""))
         return float(value)
 
@@ -194,18 +203,27 @@ def size(value: Any) -> int:
     return value
 
 
-def like(default: Any) -> Callable[[Any], Any]:
-    """A check that a value is of the same kind as ``default``. ``None`` takes anything."""
-    kind = type(default)
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a mapping"}
+
+
+def like(default: Any, kind: type | None = None, least: float | None = None) -> Callable[[Any], Any]:
+    """A check that a value is of the same kind as ``default``: of ``kind``, or ``None`` again, where that is ``None``.
+    Numbers are finite and at least ``least``."""
+    wanted = kind if default is None and kind is not None else type(default)
+    takes = f"takes {_KINDS.get(wanted, 'a list')}" + ("" if least is None else f" of at least {least:g}")
+    takes += ", or null" if default is None else f", as its default {default!r} is"
 
     def check(value: Any) -> Any:
-        if default is None or (type(value) is kind):
-            return value
-        if kind is float and type(value) is int:
-            return float(value)
-        if kind is tuple and type(value) is list:
-            return tuple(value)
-        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a mapping"}
-        raise ValueError(f"takes {names.get(kind, 'a list')}, as its default {default!r} is")
+        if default is None and value is None:
+            return None
+        if wanted is float and type(value) is int:
+            value = float(value)
+        elif wanted is tuple and type(value) is list:
+            value = tuple(value)
+        if type(value) is not wanted:
+            raise ValueError(takes)
+        if isinstance(value, int | float) and (not math.isfinite(value) or (least is not None and value < least)):
+            raise ValueError(takes)
+        return value
 
     return check

@@ -103,8 +103,16 @@ def _stage_faults(stage: Stage) -> Iterator[str]:
         yield f"stage '{stage.name}': its weight is negative"
     for name in _twice(port.name for port in stage.ports):
         yield f"stage '{stage.name}': two ports are called '{name}'"
-    for name in stage.options_doc.keys() - stage.defaults.keys():
-        yield f"stage '{stage.name}': option '{name}' is documented but has no default"
+    for what, names in (
+        ("documented", set(stage.options_doc)),
+        ("given a type", set(stage.options_type)),
+        ("given a least", set(stage.options_least)),
+    ):
+        for name in sorted(names - stage.defaults.keys()):
+            yield f"stage '{stage.name}': option '{name}' is {what} but has no default"
+    for name, default in stage.defaults.items():
+        if default is None and name not in stage.options_type:
+            yield f"stage '{stage.name}': option '{name}' is None by default; options_type must say what it takes"
 
 
 def _edge_faults(edge: Edge, stages: dict[str, Stage]) -> Iterator[str]:

@@ -35,7 +35,8 @@ class OmniPlatform(ABC):
     """One kind of hardware. Subclasses are made without arguments and hold no state that changes.
 
     ``options`` are what a deploy file may set under ``platforms.<name>`` (name → default); ``options_doc`` has a
-    sentence for each. ``dtypes`` are the dtypes that its engines compute in, ``default_dtype`` among them.
+    sentence for each, ``options_type`` the type of each whose default is ``None``. ``dtypes`` are the dtypes that its
+    engines compute in, ``default_dtype`` among them.
     """
 
     name: ClassVar[str]
@@ -47,6 +48,7 @@ class OmniPlatform(ABC):
     }
     options: ClassVar[Mapping[str, Any]] = {}
     options_doc: ClassVar[Mapping[str, str]] = {}
+    options_type: ClassVar[Mapping[str, type]] = {}
 
     @abstractmethod
     def detect(self) -> bool:

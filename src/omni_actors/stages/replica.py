@@ -291,7 +291,7 @@ class Incarnation(Actor[Never]):
     async def setup(self) -> None:
         replica = self._replica
         stage = replica.stage
-        environment = {**os.environ, **stage.environment}
+        environment = {**os.environ, **stage.environment_of(replica.index)}
         try:
             self._child = replica._launcher.spawn(
                 python_module("omni_actors.worker"), name=replica.name, env=environment

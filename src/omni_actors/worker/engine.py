@@ -93,7 +93,9 @@ class Engine(ABC):
         :class:`OmniError` to fail the request.
 
         Returns whether the payload is consumed, so that its credit can go back to the producer. ``False`` means that
-        it is queued: the engine calls ``out.consumed(key, port)`` once for it when it starts on it."""
+        it is queued: the engine calls ``out.consumed(key, port)`` once for it when it starts on it. Starting on it must
+        not wait for another port: both may come from one producer, which stands still while either edge has no credit.
+        """
 
     @abstractmethod
     def abort(self, key: int) -> None:

@@ -29,6 +29,7 @@ ASR = Stage(
         "max_seconds": "Longest clip, in seconds; longer ones are refused.",
         "max_new_tokens": "Most tokens for one window of 30 s.",
     },
+    options_least={"speech_threshold": 0, "padding_s": 0, "max_seconds": 1, "max_new_tokens": 1},
     doc="Whisper: writes down what is said.",
 )
 
@@ -63,6 +64,7 @@ ACOUSTIC = Stage(
     dtypes=("float32",),
     defaults={"max_characters": 16_384},
     options_doc={"max_characters": "Longest text of one speech request, in characters; longer ones are refused."},
+    options_least={"max_characters": 1},
     doc="hibari's acoustic net: text normalisation, phonemes, spectra.",
 )
 
@@ -79,6 +81,7 @@ VOCODER = Stage(
         "first_piece_s": "Length of an answer's first piece of audio, in seconds.",
         "piece_s": "Longest of the pieces after it, in seconds.",
     },
+    options_least={"first_piece_s": 0.01, "piece_s": 0.01},
     doc="hibari's vocoder: spectra to sound.",
 )
 

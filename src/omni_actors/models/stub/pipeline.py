@@ -17,6 +17,7 @@ def _stage(name: str, *ports: Port) -> Stage:
         emits="text",
         defaults=_OPTIONS,
         options_doc=_DOC,
+        options_least=dict.fromkeys(_OPTIONS, 0),
     )
 
 

@@ -35,6 +35,14 @@ OPTIONS_DOC: dict[str, str] = {
     "fused": "Whether a known architecture runs by its written-out layers; otherwise by transformers' own.",
 }
 
+OPTIONS_TYPE: dict[str, type] = {"max_model_len": int, "max_tokens": int, "kv_blocks": int}
+"""Of those whose default is ``None``."""
+
+OPTIONS_LEAST: dict[str, float] = dict.fromkeys(
+    ("max_model_len", "max_tokens", "block_size", "kv_blocks", "kv_memory_mib", "max_batch", "step_tokens"), 1
+)
+"""The least value of those that are numbers: with less, nothing would ever run."""
+
 DEFAULT_MAX_REQUESTS = 256
 """Requests in the engine at once (``limits["max_requests"]``); one more is refused with 429."""
 
