@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
 from omni_actors import Omni, OmniError, Request, open_omni
 from omni_actors.protocol.request import Completed
@@ -29,6 +33,39 @@ async def test_a_stage_that_cannot_start_is_an_error_that_names_it() -> None:
         async with open_omni("stub", overrides=["stages.b.start_timeout_s=0.5", "stages.b.options.load_s=20"]):
             pass
     assert error.value.info.stage == "b"
+
+
+def test_ctrl_c_cancels_what_is_waited_for() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    with Omni("stub") as omni:
+        orchestrator = omni._omni.orchestrator
+
+        async def endless() -> None:
+            async with omni._omni.open(Request(task="echo", params={"stub": {"text": "hi", "stall": "a"}})):
+                signal.pthread_kill(main, signal.SIGINT)
+                await trio.sleep_forever()
+
+        async def released() -> None:
+            with trio.fail_after(5):
+                while orchestrator.inflight:
+                    await orchestrator.vacant.park()
+
+        with pytest.raises(KeyboardInterrupt):
+            omni._call(endless)
+        omni._call(released)
+
+
+def test_one_chat_alone_is_its_list_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+    with Omni("stub") as omni:
+        monkeypatch.setattr(omni, "_together", lambda requests, *_: asked.extend(requests))
+        chat: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+        omni.generate(chat)
+        two: list[Any] = [chat, "hi"]
+        omni.generate(two)
+        omni.generate([])
+    assert [request.params["prompt"].messages for request in asked] == [chat, chat, chat[1:]]
 
 
 def test_omni_serves_code_that_blocks() -> None:

@@ -17,7 +17,6 @@ import trio
 
 from omni_actors.actors.background import background
 from omni_actors.media.client import MediaService
-from omni_actors.media.limits import Limits
 from omni_actors.media.wav import wav_header
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
 from omni_actors.pipelines.factory import resolve
@@ -89,7 +88,7 @@ class AsyncOmni:
     async def decode(self, audio: bytes | Path) -> MediaRef:
         """An audio file as input of a request (``Request.media``)."""
         data = await trio.Path(audio).read_bytes() if isinstance(audio, Path) else audio
-        return await self.media.decode(data, max_seconds=Limits().max_seconds)
+        return await self.media.decode(data)
 
 
 async def collect(stream: RequestStream) -> Output:
@@ -141,7 +140,8 @@ async def open_omni(
 class Omni:
     """A deployment for code that blocks. Use it as a context manager (or call :meth:`close`).
 
-    It owns one thread that runs a trio loop; the worker processes end with it. Methods may be called from any thread.
+    It owns one thread that runs a trio loop; the worker processes end with it. Methods may be called from any thread;
+    Ctrl-C in one that waits cancels what it waits for.
     Raises what :func:`open_omni` raises.
 
     >>> with Omni("demo") as omni:  # doctest: +SKIP
@@ -190,7 +190,7 @@ class Omni:
 
     def generate(
         self,
-        prompts: str | Sequence[str | list[dict[str, Any]]],
+        prompts: str | list[dict[str, Any]] | Sequence[str | list[dict[str, Any]]],
         sampling: Sampling | None = None,
         *,
         modalities: Sequence[str] = ("text",),
@@ -198,12 +198,14 @@ class Omni:
         progress: bool = True,
         on_done: Callable[[int, Output], None] | None = None,
     ) -> list[Output]:
-        """Answer chat prompts (a string is one user message), all at once, in the order given.
+        """Answer chat prompts, all at once, in the order given. A prompt is a string (one user message) or a list of
+        messages; one alone need not be in a list.
 
         Shows a progress bar on a terminal unless ``progress`` is false. The first failure cancels the rest and is
         raised. ``on_done`` is called in this deployment's thread as each finishes.
         """
-        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        alone = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], dict))
+        asked: list[Any] = [prompts] if alone else list(prompts)
         requests = []
         for prompt in asked:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -224,9 +226,12 @@ class Omni:
         async def run() -> Output:
             clip = await self._omni.decode(audio)
             params = {"transcription": Transcription()}
-            return await self._omni.generate(
-                Request(task="transcription", inputs=("audio",), params=params, media=(clip,))
-            )
+            try:
+                return await self._omni.generate(
+                    Request(task="transcription", inputs=("audio",), params=params, media=(clip,))
+                )
+            finally:
+                await self._omni.media.discard((clip,))  # in case that no stage has taken it
 
         return self._call(run)
 
@@ -280,7 +285,21 @@ class Omni:
     def _call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         if not self._thread.is_alive():
             raise invalid_request("this Omni is closed")
-        return trio.from_thread.run(function, *args, trio_token=self._token)
+        scope = trio.CancelScope()
+        result: list[T] = []
+
+        async def run() -> None:
+            with scope:
+                result.append(await function(*args))
+
+        token = self._token
+        assert token is not None
+        try:
+            trio.from_thread.run(run, trio_token=token)
+        except KeyboardInterrupt:
+            token.run_sync_soon(scope.cancel)
+            raise
+        return result[0]
 
 
 __all__ = ["AsyncOmni", "Choice", "Omni", "OmniError", "Output", "open_omni"]
