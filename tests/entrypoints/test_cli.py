@@ -118,6 +118,14 @@ def test_a_plan_without_weights_is_ready() -> None:
     assert ready_plan(Deployment("stub", None, (), "cpu", None, None)).name == "stub"
 
 
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_is_no_key_to_serve_with(capsys: pytest.CaptureFixture[str], key: str) -> None:
+    """As when a variable that should have held it was not set."""
+    code, _, err = call(capsys, "serve", "stub", "--platform", "cpu", "--port", "0", "--api-key", key)
+    assert code == 2
+    assert "--api-key is empty" in err
+
+
 def test_the_word_none_closes_cors() -> None:
     assert _origins(("none",)) == ()
     assert _origins(()) == ("*",)

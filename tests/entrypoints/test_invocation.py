@@ -49,6 +49,16 @@ def test_a_completion_takes_its_prompt_as_it_is() -> None:
     assert build_request(DEMO, Invocation(prompt="Once", task="completion")).params["prompt"] == Prompt(text="Once")
 
 
+def test_a_section_is_over_what_the_options_say_of_it() -> None:
+    request = build_request(
+        DEMO, Invocation(prompt="Hi", max_tokens=5, seed=1, params={"sampling": {"top_k": 3, "seed": 2}})
+    )
+    assert request.params["sampling"] == Sampling(max_tokens=5, top_k=3, seed=2)
+    assert request.params["prompt"] == Prompt(messages=[{"role": "user", "content": "Hi"}])
+    ids = build_request(DEMO, Invocation(task="completion", params={"prompt": {"token_ids": [1, 2]}}))
+    assert ids.params["prompt"] == Prompt(token_ids=[1, 2])
+
+
 def test_sections_of_other_pipelines_go_through() -> None:
     stub = resolve("stub", platform="cpu")
     request = build_request(stub, Invocation(params={"stub": {"text": "hi"}}))
@@ -66,6 +76,10 @@ def test_sections_of_other_pipelines_go_through() -> None:
         (Invocation(prompt="x", task="speech", system="Be brief."), "system"),
         (Invocation(prompt="x", language="en"), "language"),
         (Invocation(prompt="x", params={"stub": {}}), "stub"),
+        (Invocation(prompt="x", params={"sampling": 3}), "sampling"),
+        (Invocation(prompt="x", params={"sampling": {"topk": 3}}), "sampling.topk"),
+        (Invocation(prompt="x", params={"sampling": {"top_k": "3"}}), "sampling"),
+        (Invocation(prompt="x", params={"prompt": {"text": "y"}}), "prompt"),
     ],
 )
 def test_what_would_be_ignored_or_cannot_be_is_refused(invocation: Invocation, param: str) -> None:

@@ -44,6 +44,7 @@ def test_a_failure_is_one_line() -> None:
         (("--params", "{"), "--params is no JSON"),
         (("--params", "[]"), "--params takes a JSON object"),
         (("hello", "--output", "x.wav"), "answers in text only"),
+        (("hello", "--output", "no/such/folder/x.wav"), "there is no folder 'no/such/folder'"),
         ((), "There is nothing to answer"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,12 +101,38 @@ def test_prompts_and_body_go_into_the_requests(server: Any, tmp_path: Path) -> N
         (["--rate", "1", "--concurrency", "1"], "exclude each other"),
         (["--body", "[1]"], "not a JSON object"),
         (["--url", "ftp://x"], "not an http"),
+        (["--json", "no/such/folder/x.json"], "there is no folder"),
+        (["--plot", "no/such/folder/x.png"], "there is no folder"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], message: str) -> None:
     result = bench("chat", *arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_prompts_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xff\xfe")
+    result = bench("chat", "--prompts", str(file))
+    assert result.exit_code == 2
+    assert "is not UTF-8" in result.output
+
+
+def test_a_server_that_speaks_something_else_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-x\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        result = bench("chat", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        thread.join(5)
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: cannot reach 127.0.0.1")
 
 
 def test_no_server_is_one_line_not_a_traceback() -> None:

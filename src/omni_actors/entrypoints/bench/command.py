@@ -12,11 +12,12 @@ import rich.console
 import rich.progress
 import trio
 
-from omni_actors.entrypoints.bench.client import Client, Target
+from omni_actors.entrypoints.bench.client import Client, ShortReply, Target
 from omni_actors.entrypoints.bench.load import Level, Run, run_level
 from omni_actors.entrypoints.bench.report import require_plotting, table, write_json, write_plot
 from omni_actors.entrypoints.bench.statistics import aggregate
 from omni_actors.entrypoints.bench.workloads import PROMPTS, SENTENCES, WORKLOADS, Workload
+from omni_actors.entrypoints.commands.files import OutputFile
 from omni_actors.version import __version__
 
 
@@ -68,8 +69,8 @@ def _target(context: click.Context, parameter: click.Parameter, value: str) -> T
 @click.option("--sample-rate", type=click.IntRange(min=1), default=24000, help="Hz, where the reply does not say.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds per request.")
 @click.option("--seed", default=0, help="Of the arrival times.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers here.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here (png, svg, pdf).")
+@click.option("--json", "json_path", type=OutputFile(), help="Write all numbers here.")
+@click.option("--plot", type=OutputFile(), help="Write a picture here (png, svg, pdf).")
 def bench_command(
     workload: str,
     url: Target,
@@ -116,7 +117,10 @@ def bench_command(
             require_plotting()
         except ImportError as error:
             raise click.UsageError(str(error)) from None
-    lines = [line for line in prompts.read_text().splitlines() if line.strip()] if prompts else None
+    try:
+        lines = [line for line in prompts.read_text("utf-8").splitlines() if line.strip()] if prompts else None
+    except UnicodeDecodeError:
+        raise click.UsageError(f"{prompts} is not UTF-8") from None
     if lines == []:
         raise click.UsageError(f"{prompts} holds no prompt")
     levels = [Level(rate=value) for value in rate] or [Level(concurrency=value) for value in concurrency or (1,)]
@@ -172,7 +176,7 @@ async def _first_model(client: Client) -> str:
             body = await reply.read()
             await client.done(connection)
             return str(json.loads(body)["data"][0]["id"])
-    except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+    except (OSError, trio.TooSlowError, trio.BrokenResourceError, ShortReply) as error:
         where = f"{client.target.host}:{client.target.port}"
         raise click.ClickException(f"cannot reach {where}: {str(error) or 'no answer'}") from None
     except (ValueError, KeyError, IndexError, TypeError):

@@ -64,6 +64,8 @@ async def one_request(client: Client, workload: Workload, index: int, limit_s: f
             sample.error = f"cannot connect to {client.target.host}:{client.target.port}: {error}"
         except trio.BrokenResourceError:
             sample.error = "the connection broke"
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # what is measured may send anything
+            sample.error = f"malformed reply: {type(error).__name__}: {error}"
     if scope.cancelled_caught:
         sample.error = f"no end within {limit_s:g} s"
     sample.ended = sample.ended or time.perf_counter()

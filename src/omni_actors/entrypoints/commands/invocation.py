@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from omni_actors.pipelines.declaration import Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import OmniError, invalid_request
-from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
+from omni_actors.protocol.params import SECTIONS, Prompt, Sampling, Speech, Transcription
 from omni_actors.protocol.request import MediaRef, Request
 
 
@@ -69,7 +71,28 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
         params["speech"] = speech
     if "transcription" in sections:
         params["transcription"] = Transcription(language=it.language, clips=max(1, len(media)))
-    return Request(task=task.name, inputs=inputs, outputs=outputs, params={**params, **it.params}, media=media)
+    for name, given in it.params.items():
+        params[name] = _section(it, name, params.get(name), given)
+    return Request(task=task.name, inputs=inputs, outputs=outputs, params=params, media=media)
+
+
+def _section(it: Invocation, name: str, typed: Any, given: Any) -> Any:
+    """A section of ``--params``, over what the other options say of it. Raises 400 for fields that it does not have."""
+    kind = SECTIONS.get(name)
+    if kind is None:
+        return given
+    if not isinstance(given, dict):
+        raise invalid_request(f"Section '{name}' of --params is a JSON object.", name)
+    for field_name in given.keys() - set(kind.__struct_fields__):
+        raise invalid_request(f"Section '{name}' of --params has no field '{field_name}'.", f"{name}.{field_name}")
+    if name == "prompt" and given.keys() & {"messages", "text", "token_ids"}:
+        if it.prompt is not None or it.audio or it.system is not None:
+            raise invalid_request("The prompt is given twice: in --params, and beside them.", "prompt")
+        typed = None
+    try:
+        return msgspec.convert({**msgspec.to_builtins(typed or kind()), **given}, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_request(f"Section '{name}' of --params: {error}.", name) from None
 
 
 def _messages(it: Invocation) -> list[dict[str, Any]]:

@@ -16,14 +16,13 @@ import trio
 from rich.console import Console
 
 from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
+from omni_actors.entrypoints.commands.files import OutputFile
 from omni_actors.entrypoints.commands.invocation import Invocation, build_request
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import restricted, subgraph
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta
 from omni_actors.telemetry import logs
-
-MAX_CLIP_S = 3600.0
 
 
 @dataclass(slots=True)
@@ -54,7 +53,7 @@ class Outcome:
 @click.option("--audio", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Spoken input: any format.")
 @click.option("--task", help="chat, completion, speech, transcription, …  [default: the first that fits]")
 @click.option("--modalities", help="What to answer in: text, audio or text,audio.  [default: text if there is any]")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Audio file; its ending is its format.")
+@click.option("--output", type=OutputFile(), help="Audio file; its ending is its format.")
 @click.option("--system", help="System message.")
 @click.option("--voice", help="Voice of the answer.")
 @click.option("--speed", type=click.FloatRange(0.25, 4.0), help="Speed of the answer's speech.")
@@ -125,7 +124,7 @@ async def _answer(
             if audio is not None:
                 status.update(f"decoding {audio}")
                 data = await trio.Path(audio).read_bytes()
-                media = (await omni.media.decode(data, filename=audio.name, max_seconds=MAX_CLIP_S),)
+                media = (await omni.media.decode(data, filename=audio.name),)
             status.stop()
             return await _receive(omni, build_request(plan, invocation, media), target, show)
 

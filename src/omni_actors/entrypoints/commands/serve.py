@@ -64,6 +64,8 @@ def serve(
     Ctrl-C (SIGINT) or SIGTERM drains: requests in flight may finish, new ones are refused, then every worker ends.
     """
     logs.configure(log_level)
+    if not all(key.strip() for key in api_keys):
+        raise click.UsageError("--api-key is empty")
     plan = ready_plan(deployment)
     options = ServerOptions(
         host=host,
