@@ -23,9 +23,15 @@ TORCH := $(shell grep -E '^torch==' constraints.txt)
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
+# An environment without pip is one whose making was interrupted. Where Python comes without ensurepip (Debian), the pip
+# that is there installs another one.
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later (with venv) is needed: set PYTHON=…"; exit 1; }
-	@test -x $(BIN)/python || { echo "Making $(VENV) with $(PYTHON); this takes some minutes."; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+		echo "Making $(VENV) with $(PYTHON); this takes some minutes."; \
+		$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+			$(PYTHON) -m venv --without-pip $(VENV); \
+			$(PYTHON) -m pip --python $(BIN)/python install --disable-pip-version-check --quiet pip; }; }
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(TORCH)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[demo,dev]'
 	@touch $@
