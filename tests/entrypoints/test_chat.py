@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+from io import BytesIO
 from typing import Any
 
+import av
 import httpx
 import msgspec
 import pytest
@@ -385,6 +387,25 @@ async def test_a_parts_type_written_with_escapes_is_found() -> None:
 
 def requested(request: Request) -> list[Step]:
     return [Completed({})]
+
+
+@pytest.mark.parametrize("format", ["wav", "mp3", "flac", "opus", "aac", "pcm16"])
+async def test_an_answer_with_nothing_to_say_is_a_file_that_players_take(format: str) -> None:
+    async with served(lambda request: [delta("..."), Completed({})]) as server:
+        wanted = message(modalities=["text", "audio"], audio={"voice": "heart", "format": format})
+        whole = (await server.post(CHAT, wanted)).json()["choices"][0]["message"]["audio"]["data"]
+        streamed = "".join(
+            event["choices"][0]["delta"]["audio"].get("data", "")
+            for event in events_of((await server.post(CHAT, {**wanted, "stream": True})).text)[:-1]
+        )
+        for data in (base64.b64decode(whole), base64.b64decode(streamed)):
+            if format == "pcm16":
+                assert data == b""
+                continue
+            with av.open(BytesIO(data)) as container:
+                samples = sum(frame.samples for frame in container.decode(audio=0))
+            assert samples <= RATE  # players of compressed sound want a frame: it is silent
+        await server.settled()
 
 
 async def test_an_answer_without_text_is_an_answer() -> None:

@@ -16,7 +16,7 @@ from tests.media.room import Room, strict_wav, tone, wav
 
 from omni_actors.actors.background import background
 from omni_actors.media.client import MediaService
-from omni_actors.media.limits import CLIP_RATE, FORMATS, PIECE
+from omni_actors.media.limits import CLIP_RATE, FORMATS, PIECE, Limits
 from omni_actors.protocol.errors import OmniError, stage_died
 
 CLIP = wav(tone(0.5, 16_000), 16_000)
@@ -50,6 +50,17 @@ async def test_an_upload_of_any_size_in_any_pieces_becomes_one_clip(cut: int | N
             assert ref.modality == "audio"
             assert ref.seconds == pytest.approx((len(data) - 44) / 2 / (16_000 if data is CLIP else 48_000))
             assert len(room.deliver([ref.id])[0]) == ref.seconds * CLIP_RATE
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_the_longest_stream_is_the_same_wherever_it_is_encoded(format: str, streaming: bool) -> None:
+    limits = Limits(max_seconds=2.0)
+    async with service(Room(max_seconds=2.0), limits=limits) as media:
+        async with media.encoder(format, 24_000, streaming=streaming) as encoder:
+            await encoder.feed(bytes(2 * 48_000))
+            with pytest.raises(OmniError, match="longer than 2 s"):
+                await encoder.feed(bytes(2))
 
 
 async def test_a_chat_body_becomes_small_json_and_clips() -> None:

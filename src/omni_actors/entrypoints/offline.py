@@ -17,6 +17,7 @@ import trio
 
 from omni_actors.actors.background import background
 from omni_actors.media.client import MediaService
+from omni_actors.media.limits import read_limits
 from omni_actors.media.wav import wav_header
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
 from omni_actors.pipelines.factory import resolve
@@ -131,7 +132,8 @@ async def open_omni(
     plan = model if isinstance(model, Plan) else resolve(model, overlay=overlay, overrides=overrides, platform=platform)
     async with open_orchestrator(plan, log_level=log_level) as orchestrator:
         await orchestrator.wait_ready()
-        media = MediaService(orchestrator.query_media)
+        limits = read_limits(plan.media.options) if plan.media is not None else None
+        media = MediaService(orchestrator.query_media, limits=limits)
         async with background() as tasks:
             tasks.start_soon(media.run)
             yield AsyncOmni(orchestrator, media)

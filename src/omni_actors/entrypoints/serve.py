@@ -13,6 +13,7 @@ from omni_actors.entrypoints.loading import show_loading
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import serve
 from omni_actors.media.client import MediaService
+from omni_actors.media.limits import read_limits
 from omni_actors.orchestrator import Orchestrator, open_orchestrator
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import ErrorInfo, OmniError
@@ -64,7 +65,9 @@ async def _signals(ending: _Ending) -> None:
 async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
     started = trio.current_time()
     async with open_orchestrator(plan, log_level=options.log_level) as orchestrator:
-        media = MediaService(orchestrator.query_media) if plan.media is not None else None
+        media = None
+        if plan.media is not None:
+            media = MediaService(orchestrator.query_media, limits=read_limits(plan.media.options))
         app = build_app(orchestrator, media, plan, options)
         async with trio.open_nursery() as nursery:
             if media is not None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from omni_actors.media import questions as q
-from omni_actors.media.limits import FORMATS, PIECE, unknown_format
+from omni_actors.media.limits import FORMATS, PIECE, Limits, too_long_to_encode, unknown_format
 from omni_actors.media.wav import PcmEncoder
 from omni_actors.protocol.errors import OmniError, deadline_exceeded
 from omni_actors.protocol.request import MediaRef
@@ -37,17 +37,19 @@ class AudioEncoder(Protocol):
 class MediaService:
     """Decodes, parses and encodes in the media process.
 
-    ``query`` asks the media worker and returns its answer; it may raise :class:`OmniError`. Every method raises
-    :class:`OmniError`: 400 with ``param`` for what is wrong with the media, 413 and 429 for its bounds, 408 when an
-    answer takes longer than ``answer_s`` seconds, 503 when the process is gone.
+    ``query`` asks the media worker and returns its answer; it may raise :class:`OmniError`. ``limits`` are that
+    worker's; they hold for what is encoded here too. Every method raises :class:`OmniError`: 400 with ``param`` for
+    what is wrong with the media, 413 and 429 for its bounds, 408 when an answer takes longer than ``answer_s`` seconds,
+    503 when the process is gone.
 
     Cancellation: whatever a cancelled or failed operation has left in the media process is freed by :meth:`run`, which
     must be running in the owner's nursery. What is to be freed is kept in two sets: it cannot be lost to a full queue,
     and leaving an operation never waits.
     """
 
-    def __init__(self, query: Ask, *, answer_s: float = 120.0) -> None:
+    def __init__(self, query: Ask, *, limits: Limits | None = None, answer_s: float = 120.0) -> None:
         self._query = query
+        self._limits = limits or Limits()
         self._answer_s = answer_s
         self._name = secrets.token_hex(8)
         self._tokens = itertools.count(1)
@@ -115,7 +117,7 @@ class MediaService:
         """
         format = "pcm" if format == "pcm16" else format
         if format in ("wav", "pcm"):
-            yield _Plain(format, sample_rate, channels, streaming)
+            yield _Plain(PcmEncoder(format, sample_rate, channels, streaming), 2 * channels * sample_rate, self._limits)
             return
         if format not in FORMATS:
             raise unknown_format(format)
@@ -186,11 +188,16 @@ class MediaService:
 class _Plain:
     """``wav`` and ``pcm`` in place: a header is no work for another process."""
 
-    def __init__(self, format: str, sample_rate: int, channels: int, streaming: bool) -> None:
-        self._pcm = PcmEncoder(format, sample_rate, channels, streaming)
+    def __init__(self, pcm: PcmEncoder, bytes_per_second: int, limits: Limits) -> None:
+        self._pcm = pcm
+        self._room = limits.max_seconds * bytes_per_second
+        self._limits = limits
 
     async def feed(self, pcm: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
+        self._room -= len(pcm)
+        if self._room < 0:
+            raise too_long_to_encode(self._limits)
         return self._pcm.feed(pcm)
 
     async def finish(self) -> bytes:

@@ -17,7 +17,7 @@ from omni_actors.media.audio import AUDIO_CODECS, Samples, Source, decode
 from omni_actors.media.bodies import ChatBody, decode_base64
 from omni_actors.media.encode import check_shape, open_encoder, unavailable, working_formats
 from omni_actors.media.held import Blob, Clip, Clips, Delivery, Job, Stream
-from omni_actors.media.limits import CLIP_RATE, PIECE, Limits
+from omni_actors.media.limits import CLIP_RATE, PIECE, read_limits, too_long_to_encode
 from omni_actors.media.tables import Sized, Table, lost
 from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed, too_large
 from omni_actors.protocol.frames import Hello, Query
@@ -45,10 +45,7 @@ class MediaEngine(Engine):
 
     def __init__(self, hello: Hello, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(hello)
-        try:
-            self.limits = msgspec.convert(hello.options, Limits)
-        except msgspec.ValidationError as error:
-            raise invalid_request(f"Options of stage '{hello.stage}': {error}") from None
+        self.limits = read_limits(hello.options)
         ids = itertools.count(q.first_id(hello.replica, hello.incarnation))
         idle = self.limits.idle_s
         self._blobs: Table[Blob] = Table("body", self.limits.max_blobs, idle, ids, clock)
@@ -265,7 +262,7 @@ class MediaEngine(Engine):
         stream.seconds += len(pcm) / stream.bytes_per_second
         self._totals["encoded_s"] += len(pcm) / stream.bytes_per_second
         if stream.seconds > self.limits.max_seconds:
-            raise invalid_request(f"The audio to encode is longer than {self.limits.max_seconds:g} s.")
+            raise too_long_to_encode(self.limits)
         yield from stream.encoder.feed(pcm)
         if ends:
             yield from stream.encoder.finish()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from omni_actors.protocol.errors import OmniError, invalid_request
@@ -39,6 +42,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_rate: int = 384_000
     idle_s: float = 300.0
     slice_s: float = 0.010
+
+
+def read_limits(options: Mapping[str, Any]) -> Limits:
+    """The limits of a media stage with these options. Raises :class:`OmniError` for what is no such option."""
+    try:
+        return msgspec.convert(options, Limits)
+    except msgspec.ValidationError as error:
+        raise invalid_request(f"Options of stage 'media': {error}") from None
+
+
+def too_long_to_encode(limits: Limits) -> OmniError:
+    return invalid_request(f"The audio to encode is longer than {limits.max_seconds:g} s.")
 
 
 DOC = {

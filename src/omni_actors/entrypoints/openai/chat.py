@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import trio
 
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
@@ -20,11 +21,14 @@ from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, 
 from omni_actors.entrypoints.openai.schemas import ChatRequest, VoiceId
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
+from omni_actors.media.limits import PIECE
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, MediaRef, Request, TextDelta, TokenLogprob
 
 TASK = "chat"
+
+DEFAULT_RATE = 24_000
 
 _AUDIO = re.compile(rb'"input_audio"|"audio_url"|\\u00[567]')
 """What a body with audio parts contains (the type's letters may be escapes). A false hit costs a detour only."""
@@ -146,9 +150,7 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
             finish[event.index] = event.finish_reason or finish[event.index]
         elif isinstance(event, MediaChunk):
             if encoder is None:
-                encoder = await call.enter(
-                    services.media_process().encoder(answer.format, *audio.pcm_of(event), streaming=False)
-                )
+                encoder = await _encoder(services, call, answer, *audio.pcm_of(event), streaming=False)
             encoded.append(base64.feed(await encoder.feed(event.data)))
         else:
             usage = usage_of(services.plan, TASK, event.usage)
@@ -157,8 +159,13 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
         text = "".join(texts[index])
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if answer.spoken:
-            if encoder is not None:
-                encoded.append(_rest(base64, await encoder.finish()))
+            if encoder is None:
+                encoder = await _encoder(services, call, answer, *_silence(services), streaming=False)
+            rest = await encoder.finish()
+            for at in range(0, len(rest), PIECE):  # a WAV comes whole
+                encoded.append(base64.feed(rest[at : at + PIECE]))
+                await trio.lowlevel.checkpoint()
+            encoded.append(base64.finish())
             services.history.put(answer.audio_id, text)
             message["content"] = None
             message["audio"] = {
@@ -187,9 +194,15 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
     )
 
 
-def _rest(base64: sse.Base64, data: bytes) -> bytes:
-    """The last piece: what was held back and the encoder's end."""
-    return base64.feed(data) + base64.finish()
+async def _encoder(
+    services: Services, call: Call, answer: _Answer, rate: int, channels: int, *, streaming: bool
+) -> AudioEncoder:
+    return await call.enter(services.media_process().encoder(answer.format, rate, channels, streaming=streaming))
+
+
+def _silence(services: Services) -> tuple[int, int]:
+    """Rate and channels of an answer that has nothing to say: clients get a file of no length, not no file."""
+    return services.plan.sample_rate or DEFAULT_RATE, 1
 
 
 def _choice(index: int, delta: bytes, finish: str | None = None, logprobs: Any = None) -> bytes:
@@ -248,13 +261,13 @@ async def _spoken_stream(
             if encoder is None:
                 rate, channels = audio.pcm_of(event)
                 base64 = sse.Base64(audio.frame_of(answer.format, channels))
-                encoder = await call.enter(
-                    services.media_process().encoder(answer.format, rate, channels, streaming=True)
-                )
+                encoder = await _encoder(services, call, answer, rate, channels, streaming=True)
             if data := base64.feed(await encoder.feed(event.data)):
                 yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data))
         else:
-            if encoder is not None and (data := _rest(base64, await encoder.finish())):
+            if encoder is None:
+                encoder = await _encoder(services, call, answer, *_silence(services), streaming=True)
+            if data := base64.feed(await encoder.finish()) + base64.finish():
                 yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data))
             services.history.put(answer.audio_id, "".join(transcript))
             yield template.chunk(_choice(0, b'{"audio":{"expires_at":%d}}' % services.history.expires_at(), finish))
