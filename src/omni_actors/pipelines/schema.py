@@ -24,7 +24,7 @@ SAMPLING_DEFAULTS = {
     "top_p": (0.0, 1.0, "Keep the likeliest tokens up to this much probability."),
     "top_k": (-1, None, "Keep so many of the likeliest tokens; 0 or -1 keeps all."),
     "min_p": (0.0, 1.0, "Drop tokens less likely than this share of the likeliest."),
-    "repetition_penalty": (0.0, None, "Over 1 makes tokens that were there already less likely."),
+    "repetition_penalty": (0.01, None, "Over 1 makes tokens that were there already less likely."),
 }
 """What a request leaves to the deployment when it says nothing: name → (least, most, meaning)."""
 

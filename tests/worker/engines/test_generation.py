@@ -399,6 +399,18 @@ def test_a_lone_item_out_of_memory_fails_alone() -> None:
     assert values(out, 2) == [[11.0]]
 
 
+def test_a_lone_item_out_of_memory_makes_the_batches_of_others_no_smaller() -> None:
+    engine, out = make(Affine, max_batch=8), Recorder()
+    model(engine).memory = 8
+    engine.admit(work(1, rows=[[0.0] * 9]))
+    drain(engine, out)
+    assert "memory" in out.of(1, "fail")[0].message
+    for key in range(10, 18):
+        engine.admit(work(key, rows=[[0.0]]))
+    drain(engine, out)
+    assert model(engine).batches == [8]
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_number_that_is_not_finite_stops_at_the_stage(value: float) -> None:
     engine, out = make(Affine), Recorder()

@@ -373,6 +373,40 @@ def test_the_edges_of_every_range_are_allowed() -> None:
     )  # fmt: skip
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.sampled_from([0.0, 1e-45, 1e-5, 1.0, 3.4e38]),
+            "top_p": st.sampled_from([0.0, 1e-45, 0.5, 1.0]),
+            "top_k": st.sampled_from([-1, 0, 1, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 10**30]),
+            "min_p": st.sampled_from([0.0, 1e-45, 1.0]),
+            "presence_penalty": st.sampled_from([-2.0, 2.0]),
+            "frequency_penalty": st.sampled_from([-2.0, 2.0]),
+            "repetition_penalty": st.sampled_from([1e-45, 1.0, 3.4e38]),
+            "logprobs": st.sampled_from([0, 20]),
+            "seed": st.sampled_from([-(1 << 63), (1 << 64) - 1]),
+            "min_tokens": st.sampled_from([0, (1 << 64) - 1]),
+            "logit_bias": st.just({0: 100.0, 2: -100.0}),
+        },
+    ),
+    st.sampled_from([3, 256, 300]),
+)
+def test_whatever_is_in_range_can_be_sampled(fields: dict[str, Any], width: int) -> None:
+    """It may come out as broken (a penalty that overflows), which fails that request; it raises nothing."""
+    fields = {"max_tokens": 1 << 64, **fields}
+    validate(Sampling(**fields), width)
+    rows = [make_row(prompt=[0, 1], output=[1], stops=[2], **fields), make_row(temperature=1.0)]
+    logits = np.random.default_rng(0).normal(size=(2, width))
+    found = choose(logits, *rows)
+    assert all(0 <= chosen < width for chosen in found.token_ids)
+    assert 1 not in found.broken
+    if fields.get("logprobs") is not None:
+        assert found.logprobs[0] is not None
+        assert len(found.logprobs[0].top) == min(fields["logprobs"], width)
+
+
 def test_what_a_request_leaves_open_comes_from_the_first_default_that_has_it() -> None:
     deployment = {"temperature": 0.2, "top_k": None}
     model = {"temperature": 0.6, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1, "unrelated": "x"}

@@ -310,9 +310,10 @@ class GenerationEngine(Engine):
         memory = _out_of_memory(error)
         if memory:
             self._totals["out_of_memory"] += 1
-            self._good_batches = 0
-            self._batch_limit = max(1, min(self._batch_limit, len(batch)) // 2)
-            log.warning("out of memory: batches of at most %d items now", self._batch_limit)
+            if len(batch) > 1:  # a lone item too large says nothing about batches
+                self._good_batches = 0
+                self._batch_limit = len(batch) // 2
+                log.warning("out of memory: batches of at most %d items now", self._batch_limit)
         if len(batch) == 1:
             self._fail(batch[0], error, out)
         elif not memory:

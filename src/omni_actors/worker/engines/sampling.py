@@ -34,6 +34,7 @@ MAX_STOP_CHARS = 4096
 """Bound of all stop strings of a request together: they are compiled at admission."""
 
 _BLOCK = 256  # tokens per block of the two-level cumulative distribution
+_MOST_TOKENS = 1 << 31  # no vocabulary has more; a larger top_k need not fit into a tensor
 _CPU_ROWS = 8  # rows drawn at once from host memory: so few stay in the cache
 
 
@@ -72,7 +73,7 @@ def resolve(sampling: Sampling, *defaults: Mapping[str, Any]) -> Choosing:
     return Choosing(
         temperature=float(pick("temperature", 1.0)),
         top_p=float(pick("top_p", 1.0)),
-        top_k=max(0, int(pick("top_k", 0))),
+        top_k=min(max(0, int(pick("top_k", 0))), _MOST_TOKENS),
         min_p=float(pick("min_p", 0.0)),
         repetition_penalty=float(pick("repetition_penalty", 1.0)),
         presence_penalty=sampling.presence_penalty,
@@ -235,11 +236,12 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], token_bytes: Callable[[int
 def token_logprobs(
     logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int], token_bytes: Callable[[int], bytes]
 ) -> list[TokenLogprob]:
-    """Log-probability of ``token_ids[i]`` under row ``i`` of float32 ``logits``, with its ``counts[i]`` best."""
+    """Log-probability of ``token_ids[i]`` under row ``i`` of float32 ``logits``, with its ``counts[i]`` best (or all,
+    where there are fewer)."""
     norm = logits.logsumexp(dim=-1, keepdim=True)
     index = torch.tensor(token_ids, device=logits.device)
     own = (logits.gather(1, index[:, None]) - norm).flatten().tolist()
-    best_values, best_ids = logits.topk(max(counts, default=0), dim=-1)
+    best_values, best_ids = logits.topk(min(max(counts, default=0), logits.shape[1]), dim=-1)
     values, ids = (best_values - norm).tolist(), best_ids.tolist()
     return [
         TokenLogprob(
