@@ -91,7 +91,7 @@ async def create(services: Services, call: Call) -> Reply:
 
 def _prompts(prompt: str | list[Any]) -> list[Prompt]:
     """One prompt, or a list of them, each as text or as token ids."""
-    if isinstance(prompt, list) and prompt and all(isinstance(it, int) for it in prompt):
+    if isinstance(prompt, list) and set(map(type, prompt)) == {int}:  # a long list: no loop in Python
         return [Prompt(token_ids=prompt)]
     many = [prompt] if isinstance(prompt, str) else prompt
     if not many or len(many) > MAX_PROMPTS:

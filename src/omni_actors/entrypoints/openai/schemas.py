@@ -13,13 +13,15 @@ from msgspec import Meta
 from omni_actors.entrypoints.openai.fields import NoOp, Refused
 
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
+MAX_MESSAGES = 10_000
+"""Each is looked at in the serving process: 4 MiB of the shortest would hold it for 0.1 s."""
 _STORED = "Nothing is stored."
 _CACHE = "Prefixes are reused wherever they match, whoever asks."
 _TOOLS = "tools are not served yet."
@@ -47,10 +49,10 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
 
     # vLLM's
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**53)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    min_tokens: Annotated[int, Meta(ge=0, le=2**53)] = 0
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     include_stop_str_in_output: bool = False
@@ -148,7 +150,7 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioOutput | None = None
     max_completion_tokens: Count | None = None
@@ -185,7 +187,7 @@ class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True
     """``POST /v1/completions``."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     echo: bool | None = False
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
