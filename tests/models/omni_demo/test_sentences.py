@@ -82,6 +82,18 @@ def test_code_is_read_when_it_was_sent_to_be_read() -> None:
     assert splitter.push("```\nHello there. Bye.\n```", end=True) == ["```", "Hello there.", "Bye.", "```"]
 
 
+RUNS = [".", ".'", ".)", "!?", "…", "。", "。」", "\n", " ", ",", "— ", ")", "(", "`", "A. ", "1.", "a"]
+
+
+@pytest.mark.deadline(10)
+@pytest.mark.parametrize("piece", RUNS)
+def test_a_long_run_of_anything_is_cut_in_no_time(piece: str) -> None:
+    """Text of a request is cut in the worker's loop, between everybody else's sentences."""
+    text = piece * (16_384 // len(piece))
+    parts = SentenceSplitter(opening_limit=None, skip_code=False).push(text, end=True)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+
+
 PIECES = st.sampled_from(
     [*"abiIZ 59.,;:!?…\n\"')(*-—`。", "Mr", "e.g", "U.S", "p.m", "The ", "the ", "```", "\n\n", "1. ", " and so on, "]
 )

@@ -104,7 +104,8 @@ class SentenceSplitter:
     def _cut(self, end: bool) -> int | None:
         """Where the first sentence of the buffer ends; ``None`` while that is not certain."""
         text = self._text
-        for match in _CANDIDATE.finditer(text):
+        # No further than the limit and the character behind it: in a long run of marks each place is tried to its end.
+        for match in _CANDIDATE.finditer(text, 0, self._limit + 1):
             if match.end() > self._limit:
                 break
             if self._opening_limit is not None and match.end() > self._opening_limit:
