@@ -132,6 +132,17 @@ async def test_a_refused_body_is_not_waited_for_when_its_sender_waits() -> None:
         assert time.monotonic() - began < 3
 
 
+async def test_a_refusal_over_http2_does_not_come_before_the_body() -> None:
+    """Whatever the client says of waiting: data behind an answer would end Hypercorn, and with it the server."""
+    async with served(answer, "limits.max_body_bytes=1000") as server:
+        async with httpx.AsyncClient(base_url=server.url, http1=False, http2=True, timeout=10) as client:
+            headers = {"Expect": "100-continue"}
+            response = await client.post("/v1/completions", content=bytes(300_000), headers=headers)
+            assert response.http_version == "HTTP/2"
+            error_of(response, 413)
+        assert (await server.get("/live")).status_code == 200
+
+
 async def test_a_body_that_stalls_is_408() -> None:
     async with served(options=ServerOptions(body_idle_s=0.2)) as server:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"

@@ -102,7 +102,10 @@ class Guard:
             try:
                 refusal = self._check(method, path, headers, context)
                 if refusal is not None:
-                    await exchange.refuse(refusal, drain=b"expect" not in headers)
+                    # Who waits for a go-ahead sends nothing. Over HTTP/2 data may be under way all the same, and
+                    # Hypercorn does not survive it behind an answer.
+                    waits = b"expect" in headers and not scope["http_version"].startswith("2")
+                    await exchange.refuse(refusal, drain=not waits)
                 elif method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers:
                     await self._preflight(exchange, headers)
                 else:
