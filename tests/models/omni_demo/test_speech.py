@@ -11,6 +11,7 @@ from tests.models.omni_demo.room import Kept, Stage, Voice
 from omni_actors.connectors.payload import Payload, text_payload
 from omni_actors.models.omni_demo.bridges import Sentences
 from omni_actors.models.omni_demo.pipeline import SAMPLE_RATE, VOICE
+from omni_actors.models.omni_demo.sentences import LIMIT
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Speech
 
@@ -46,6 +47,15 @@ def test_the_same_request_sounds_the_same_and_another_seed_does_not(voice: Voice
     assert voice.say(TEXT, seed=7) == first
     assert voice.say(TEXT, seed=-1) != first
     assert len(voice.say(TEXT, seed=8)) == len(first)
+
+
+FIGURES = ["1,", "12,", "1,000,", "1.", "1/2 ", "12:34:", "$1,", "9", "IX ", "1st", "-1,", "5%", "A.", "½"]
+
+
+@pytest.mark.parametrize("piece", FIGURES)
+def test_a_row_of_figures_can_be_read(voice: Voice, piece: str) -> None:
+    text = piece * (LIMIT // len(piece))
+    assert len(voice.spectra(text=text)) > 0
 
 
 def test_every_known_name_is_the_one_voice(voice: Voice) -> None:

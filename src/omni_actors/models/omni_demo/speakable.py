@@ -47,6 +47,9 @@ _SPELLED = {
 }
 
 _POWER = re.compile(r"(?<=[\w)])⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_LISTED = re.compile(r"\d+(?:,\d+)+")
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}")
+"""Digits in groups are one number (1,234,567, or 12,34,567 in India); others with commas between them are several."""
 _LONG_NUMBER = re.compile(r"\d{1,3}(?:,\d{3}){4,}|\d{13,}")
 """From a trillion on, digits are easier to follow than names (and the voice knows no names beyond)."""
 
@@ -104,6 +107,7 @@ def speakable(sentence: str) -> str:
     text = _URL.sub(_spell_url, text)
     text = _EMAIL.sub(lambda match: _spell(match[0]), text)
     text = _DOMAIN.sub(lambda match: _spell(match[0]), text)
+    text = _LISTED.sub(lambda match: match[0] if _GROUPED.fullmatch(match[0]) else match[0].replace(",", ", "), text)
     text = _LONG_NUMBER.sub(lambda match: " ".join(match[0].replace(",", "")), text)
     for pattern, replacement in _SYMBOLS:
         text = pattern.sub(replacement, text)
