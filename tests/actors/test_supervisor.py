@@ -195,6 +195,17 @@ async def test_a_supervisor_that_gives_up_is_restarted_by_the_one_above(autojump
         assert (tree.children[0].name, tree.children[0].kind, tree.children[0].restarts) == ("below", "supervisor", 1)
 
 
+async def test_a_restarted_supervisor_counts_its_childrens_failures_anew(autojump_clock: Clock) -> None:
+    async with open_supervisor(restarts=Restarts(limit=1)) as root:
+        below = root.supervisor("below", restarts=Restarts(limit=2))
+        ref = below.start(lambda: Worker([], "w"), name="w")
+        for restarts in (0, 0, 1, 1, 1):  # the third failure is one too many, the first two after it are not
+            await boom(ref)
+            await trio.sleep(1)
+            assert below.restarts == restarts
+        assert await ref.ask("there", within=1) == "there"
+
+
 async def test_nested_escalation_comes_out_once_at_the_top(autojump_clock: Clock) -> None:
     with pytest.raises(Escalation, match="'below' failed 1 times") as caught:
         async with open_supervisor(restarts=Restarts(limit=0)) as root:

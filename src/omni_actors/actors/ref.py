@@ -73,8 +73,8 @@ class ActorRef(Generic[M]):
         self._cell.mailbox.signal(key, value)
 
     def stop(self) -> None:
-        """Let the actor end after the message it is at (or instead of its next life). Messages that wait are not begun:
-        their asks fail. Cannot be lost or refused; does not wait."""
+        """Let the actor end after the setup or the message it is at (or instead of its next life). Messages that wait
+        are not begun: their asks fail. Cannot be lost or refused; does not wait."""
         self._cell.stop()
 
     def watch(self, watcher: ActorRef[Any]) -> None:

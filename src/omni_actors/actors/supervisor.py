@@ -37,7 +37,7 @@ class Restarts:
     Failures are counted *in a row*, and a life that had been ready for ``healthy_s`` seconds when it failed starts the
     row anew: a start that fails slowly counts like one that fails at once. After failure ``n`` of a row the restart
     waits ``first_s * 2 ** (n - 1)`` seconds, at most ``cap_s``. Failure ``limit + 1`` escalates; ``None``: none does.
-    With ``one_for_all`` all children share one row.
+    With ``one_for_all`` all children share one row. A supervisor that is restarted itself counts its children's anew.
     """
 
     limit: int | None = 5
@@ -122,6 +122,8 @@ class Supervisor:
     async def live(self) -> Exception | None:
         """Run the children until the supervisor gives up (returns why) or is asked to stop (returns ``None``)."""
         self.state, self.ready_at, self.escalation = "running", trio.current_time(), None
+        for child in self._children.values():
+            child.failures = 0
         while True:
             self._failed = None
             try:
