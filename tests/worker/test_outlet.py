@@ -12,6 +12,7 @@ import pytest
 from omni_actors.connectors.link import Link
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
+from omni_actors.pipelines.declaration import Mode
 from omni_actors.protocol.codec import frame, peer_reader, up_reader
 from omni_actors.protocol.frames import EdgeSpec, Reply, Step, Up, Wire
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
@@ -82,6 +83,37 @@ def test_a_payload_that_cannot_be_sent_fails_its_request_alone(bench: Bench, met
     assert sorted(step.released) == [1, 2]
     assert bench.chunks() == [2]
     assert bench.outlet.arena.used_bytes == 0
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+@pytest.mark.parametrize("mode", ["chunk", "full"])
+def test_what_is_put_out_for_a_consumer_that_is_gone_is_not_waited_for(bench: Bench, mode: Mode, when: str) -> None:
+    """The request ends here like any other, and the serving process learns that."""
+    edge = EdgeSpec(index=1, source="a", target="b", port="in", kind="text", mode=mode, capacity=8)
+    bench.outlet.jobs[3] = Job(3, "r3", True, (Route(edge, bench.link),), set())
+    for moment in ("before", "between"):
+        if moment == when:
+            bench.outlet.lost(bench.link)
+        bench.outlet.emit(3, Payload("text", {}, {"a": np.zeros(1 << 20)}))
+        bench.turn()
+    bench.outlet.retire(bench.outlet.jobs[3])
+    (step,) = bench.turn()
+    assert isinstance(step, Step)
+    assert step.released == [3]
+    assert bench.outlet.arena.used_bytes == 0
+
+
+def test_a_payload_that_cannot_be_sent_on_one_edge_leaves_no_debt_on_another(bench: Bench) -> None:
+    edges = [
+        EdgeSpec(index=i, source="a", target="b", port=f"in{i}", kind="text", mode=mode, capacity=8)
+        for i, mode in enumerate[Mode](("full", "chunk"))
+    ]
+    bench.outlet.jobs[3] = Job(3, "r3", True, tuple(Route(edge, bench.link) for edge in edges), set())
+    bench.outlet.emit(3, Payload("text", {"x": object()}))
+    bench.outlet.finish(3, Usage())
+    (step,) = bench.turn()
+    assert isinstance(step, Step)
+    assert ([it.key for it in step.failed], step.released) == ([3], [3])
 
 
 def test_a_delta_that_cannot_be_sent_fails_its_request_alone(bench: Bench) -> None:

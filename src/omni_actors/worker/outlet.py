@@ -256,12 +256,16 @@ class Outlet:
     def _send(self, emit: _Emit, touched: set[Link]) -> None:
         """Put a payload on the request's edges, or keep it back on those that publish at the end."""
         now: list[Route] = []
+        if emit.payload is not None:
+            # Of every route, also one whose consumer is gone: what is owed for ever keeps the request from its release.
+            for route in emit.job.routes:
+                if route.edge.mode != "full":
+                    route.queued -= 1
         for route in emit.job.routes:
             if route.link is None:
                 continue
             touched.add(route.link)
             if route.edge.mode != "full":
-                route.queued -= emit.payload is not None
                 now.append(route)
                 continue
             if emit.payload is not None:
