@@ -55,6 +55,17 @@ def get(port: int, path: str, seconds: float = 20) -> tuple[int, bytes]:
             connection.close()
 
 
+def until_it_takes_no_more(port: int) -> None:
+    """Until no new connection is taken: the first signal has been heard."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            return
+    raise AssertionError("it still takes connections")
+
+
 @pytest.mark.deadline(60)
 def test_live_before_ready() -> None:
     """The port answers while a stage loads; the URL is printed when all are ready."""
@@ -88,13 +99,29 @@ def test_a_second_signal_does_not_wait() -> None:
             client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
             assert get(port, "/live")[0] == 200
             process.send_signal(signal.SIGTERM)
-            while True:  # until it takes no new connection: the first signal has been heard
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                except OSError:
-                    break
+            until_it_takes_no_more(port)
             process.send_signal(signal.SIGTERM)
             assert process.wait(1.5) == 0  # less than the 2 s that connections get
+
+
+@pytest.mark.deadline(60)
+def test_a_second_signal_does_not_wait_for_a_client_that_does_not_read() -> None:
+    with starting() as (process, port):
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 30)[0]
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.settimeout(1)
+            with pytest.raises(TimeoutError):  # it takes no more questions: an answer waits for its reader
+                while True:
+                    client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+            process.send_signal(signal.SIGTERM)
+            until_it_takes_no_more(port)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            process.wait(12)
+            assert time.monotonic() - began < 10
 
 
 def test_an_idle_connection_does_not_hold_the_end() -> None:

@@ -8,10 +8,11 @@ from functools import partial
 import httpx
 import pytest
 import trio
-from tests.entrypoints.fakes import FakeOrchestrator, message, served
+from tests.entrypoints.fakes import RATE, FakeOrchestrator, message, served
 
+from omni_actors.entrypoints import server as server_module
 from omni_actors.entrypoints.server import serve
-from omni_actors.protocol.request import Completed, TextDelta
+from omni_actors.protocol.request import Completed, MediaChunk, TextDelta
 
 
 async def test_a_request_in_flight_finishes_after_the_stop() -> None:
@@ -54,6 +55,25 @@ async def test_after_the_grace_requests_are_cancelled() -> None:
                     async for _ in response.aiter_raw():
                         pass
             await server.orchestrator.idle.wait()
+        assert server.orchestrator.cancelled == 1
+
+
+async def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection would stay as long as it likes: the server's send knows no end."""
+    monkeypatch.setattr(server_module, "READER_S", 0.5)
+    chunk = MediaChunk(0, "audio", {"sample_rate": RATE, "channels": 1}, bytes(1 << 20))
+    async with served(lambda request: [chunk] * 40) as server:
+        body = b'{"input":"Hello.","response_format":"pcm"}'
+        host, port = server.url.removeprefix("http://").split(":")
+        with trio.socket.socket() as client:
+            client.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4096)
+            await client.connect((host, int(port)))
+            head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            await client.send(head + body)
+            with trio.fail_after(10):
+                while not server.orchestrator.requests:
+                    await trio.sleep(0.01)
+                await server.orchestrator.idle.wait()
         assert server.orchestrator.cancelled == 1
 
 

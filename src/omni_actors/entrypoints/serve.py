@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from dataclasses import dataclass, field
 
@@ -20,6 +21,9 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError
 
 TAIL_S = 2.0
 """After the drain the connections have so long to say how their requests ended."""
+
+AT_ONCE_S = 5.0
+"""What an end at once gets, until a connection whose client does not read is no reason to stay any longer."""
 
 log = logging.getLogger("omni_actors.serve")
 
@@ -40,6 +44,7 @@ class _Ending:
 
     at_once: trio.CancelScope
     asked: trio.Event = field(default_factory=trio.Event)
+    over: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
     ready: bool = False
 
 
@@ -47,7 +52,10 @@ async def _main(plan: Plan, options: ServerOptions) -> None:
     async with trio.open_nursery() as nursery:
         ending = _Ending(nursery.cancel_scope)
         nursery.start_soon(_signals, ending)
-        await _serve(plan, options, ending)
+        try:
+            await _serve(plan, options, ending)
+        finally:
+            ending.over.cancel()
         nursery.cancel_scope.cancel()
 
 
@@ -57,6 +65,10 @@ async def _signals(ending: _Ending) -> None:
             if ending.asked.is_set() or not ending.ready:
                 log.warning("%s: ending now", signal.Signals(number).name)
                 ending.at_once.cancel()
+                with ending.over:
+                    await trio.sleep(AT_ONCE_S)
+                    log.warning("a client that does not read holds its connection: leaving it")
+                    os._exit(1)  # the workers end with this process, however it ends
                 return
             log.info("%s: requests in flight may finish", signal.Signals(number).name)
             ending.asked.set()

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
-from hypercorn.config import Config
+from hypercorn.config import Config, Sockets
 from hypercorn.trio import serve as hypercorn_serve
 
 KEEP_ALIVE_S = 75.0
 """How long an idle connection is kept for the client's next request."""
 
+READER_S = 30.0
+"""A client that reads nothing for so long of what waits for it is disconnected."""
+
 BACKLOG = 1024
+
+
+class _Config(Config):
+    """Connections inherit what their listener has: the kernel ends those of clients that do not read. Hypercorn itself
+    waits for them for ever, in a shielded send that holds up its own end too."""
+
+    def create_sockets(self) -> Sockets:
+        sockets = super().create_sockets()
+        for listener in sockets.insecure_sockets:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(READER_S * 1000))
+        return sockets
 
 
 async def serve(
@@ -32,7 +47,7 @@ async def serve(
     Raises ``OSError`` when the address cannot be bound.
     """
     log = logging.getLogger("omni_actors.server")
-    config = Config()
+    config = _Config()
     config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
     config.accesslog = None
     config.errorlog = log
