@@ -96,6 +96,27 @@ def test_token_ids_outside_the_vocabulary_are_refused(adapter: CausalLM, token: 
     assert refusal(adapter, Prompt(token_ids=[1, token])) == (400, "prompt")
 
 
+@pytest.mark.parametrize("param", ["prompt", "messages"])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(adapter: CausalLM, param: str) -> None:
+    text = "x" * (adapter._most_characters + 1)
+    prompt = Prompt(text=text) if param == "prompt" else Prompt(messages=[{"role": "user", "content": text}])
+    adapter._tokenizer, tokenizer = _Unencoded(adapter._tokenizer), adapter._tokenizer
+    try:
+        with pytest.raises(OmniError) as refused:
+            adapter.open(work(0, prompt))
+    finally:
+        adapter._tokenizer = tokenizer
+    assert (refused.value.info.code, refused.value.info.param) == ("context_length_exceeded", param)
+
+
+class _Unencoded:
+    """A tokenizer that renders chats and encodes nothing."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.chat_template = tokenizer.chat_template
+        self.apply_chat_template = tokenizer.apply_chat_template
+
+
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "audio", "index": 0}, {}])
 def test_parts_that_it_cannot_read_are_refused(adapter: CausalLM, part: dict[str, Any]) -> None:
     assert refusal(adapter, Prompt(messages=[{"role": "user", "content": [part]}])) == (400, "messages")

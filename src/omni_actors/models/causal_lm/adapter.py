@@ -44,6 +44,7 @@ class CausalLM(AutoregressiveAdapter):
         self._options = OPTIONS | hello.options
         self._waiting: dict[int, _Waiting] = {}
         self._tokenizer: Any
+        self._most_characters: int
         self.sampling_defaults: Mapping[str, Any] = {}
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
@@ -61,6 +62,7 @@ class CausalLM(AutoregressiveAdapter):
         self.eos = _eos_ids(generation, model.config, self._tokenizer)
         self.sampling_defaults = _sampling_defaults(generation)
         self.max_model_len = self._context(model.config)
+        self._most_characters = self.max_model_len * max(map(len, self._tokenizer.get_vocab()))
         progress("preparing the weights", None)
         self.decoder = self._decoder(model)
         architecture = type(model).__name__
@@ -120,9 +122,23 @@ class CausalLM(AutoregressiveAdapter):
                 raise invalid_request(f"Token id {bad[0]} is not below {limit}.", param="prompt")
             return list(prompt.token_ids)
         if prompt.text is not None:
-            ids: list[int] = self._tokenizer.encode(prompt.text)
-            return ids
-        return render(self._tokenizer, prompt, fill_transcripts(prompt.messages or [], transcripts))
+            return self._encode(prompt.text, "prompt")
+        text = render(self._tokenizer, prompt, fill_transcripts(prompt.messages or [], transcripts))
+        # The template writes the special tokens itself.
+        return self._encode(text, "messages", add_special_tokens=False)
+
+    def _encode(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. A text that could not fit if it were all longest tokens is refused unread (400): to encode
+        megabytes takes seconds, and every other request of this worker would wait for them."""
+        if len(text) > self._most_characters:
+            raise invalid_request(
+                f"This model's maximum context length is {self.max_model_len} tokens; the prompt's {len(text)} "
+                "characters cannot fit.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ids
 
 
 def _give_memory_back() -> None:

@@ -43,8 +43,9 @@ def _check_variables(tokenizer: Any, given: Mapping[str, Any]) -> None:
         raise invalid_request(f"'{name}' is no variable of the chat template.", f"chat_template_kwargs.{name}")
 
 
-def render(tokenizer: Any, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
-    """The chat template's token ids. Raises :class:`OmniError` (400) when the template refuses the messages."""
+def render(tokenizer: Any, prompt: Prompt, messages: list[dict[str, Any]]) -> str:
+    """The chat template's text, special tokens and all. Raises :class:`OmniError` (400) when the template refuses the
+    messages."""
     if tokenizer.chat_template is None:
         raise invalid_request("This model has no chat template: use the completions route.", param="messages")
     if prompt.chat_template_kwargs:
@@ -59,6 +60,4 @@ def render(tokenizer: Any, prompt: Prompt, messages: list[dict[str, Any]]) -> li
         )
     except Exception as error:
         raise invalid_request(f"The chat template refuses the messages: {error}", param="messages") from error
-    # The template writes the special tokens itself.
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    return text
