@@ -139,7 +139,8 @@ async def test_consumers_forget_slabs_that_their_producer_has_closed() -> None:
         b = orchestrator.pools["b"].replicas[0]
         for i in range(20):  # changing size classes, each over the budget
             await collect(orchestrator, stub(text="", bytes=(1 + i % 3) << 20))
-        assert mapped_slabs(b) <= 4
+        with trio.fail_after(5):  # the last word about it may be on its way still
+            await until(lambda: mapped_slabs(b) <= 4)
 
 
 async def test_leaving_while_a_stage_loads_is_quick() -> None:

@@ -12,7 +12,6 @@ _DEFAULTS = msgspec.to_builtins(Limits())
 STAGE = Stage(
     name="media",
     engine="omni_actors.media.engine:MediaEngine",
-    adapter="",
     sections=("clips",),
     weight=0.0,
     dtypes=("float32",),

@@ -34,7 +34,7 @@ def choose(
         raise PlanError(f"'{model}' is neither a pipeline nor a folder; {nearest(name, [*registry.targets, 'demo'])}")
     forced = forced or early.get("pipeline")
     chosen = registry.load(forced) if forced else _pipeline_of_folder(folder, registry)
-    return chosen, str(folder.resolve()), origin
+    return chosen, str(folder.absolute()), origin
 
 
 def _is_path(model: str) -> bool:

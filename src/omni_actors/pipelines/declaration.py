@@ -36,8 +36,9 @@ class Stage:
     """A component with one engine kind and one budget.
 
     ``engine`` is a kind (``autoregressive``, ``generation``) that the platform resolves to a class, or a dotted name.
-    ``adapter`` is the family's class that the engine drives. ``sections`` are the request's parameter sections it
-    reads. ``emits`` is the modality a client may see of it (``text``, ``audio``, …), ``None`` for inner stages.
+    ``adapter`` is the family's class that the engine drives (empty where it needs none). ``sections`` are the request's
+    parameter sections it reads. ``emits`` is the modality a client may see of it (``text``, ``audio``, …), ``None`` for
+    inner stages.
     ``weight`` is its share of CPU threads beside stages that run at the same time. ``defaults`` are options of the
     adapter that the overlay may change, with their documentation in ``options_doc``. An option takes what is of its
     default's type; one whose default is ``None`` takes that or a value of its type in ``options_type``. A number may
@@ -46,7 +47,7 @@ class Stage:
 
     name: str
     engine: str
-    adapter: str
+    adapter: str = ""
     ports: tuple[Port, ...] = ()
     sections: tuple[str, ...] = ()
     emits: str | None = None

@@ -259,7 +259,7 @@ class Worker:
         """The other end is gone, and all its words are read. The orchestrator ends the requests that it had in hand."""
         if self._links.pop(link.id, None) is None:
             return
-        log.info("link to %s closed", link.peer)
+        log.debug("link to %s closed", link.peer)
         del self._by_fd[link.fileno()]
         self._epoll.unregister(link.fileno())
         link.close()

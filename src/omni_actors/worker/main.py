@@ -79,7 +79,7 @@ def _load(control: socket.socket, hello: Hello) -> tuple[Engine, dict[int, Calla
     def progress(text: str, fraction: float | None = None) -> None:
         _tell(control, Progress(text, fraction))
 
-    progress(f"importing {hello.engine}")
+    progress("importing the engine")
     engine: Engine = pkgutil.resolve_name(hello.engine)(hello)
     bridges = {edge.index: pkgutil.resolve_name(edge.bridge) for edge in hello.inputs if edge.bridge}
     info = engine.load(progress)

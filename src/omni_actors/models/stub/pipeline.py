@@ -11,7 +11,6 @@ def _stage(name: str, *ports: Port) -> Stage:
     return Stage(
         name=name,
         engine=_ENGINE,
-        adapter="",
         ports=ports,
         sections=("stub",),
         emits="text",
