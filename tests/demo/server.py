@@ -32,12 +32,13 @@ class Server:
     def get(self, path: str) -> tuple[int, Any]:
         return self.call("GET", path, None)
 
-    def post(self, path: str, body: Any) -> tuple[int, Any]:
-        return self.call("POST", path, body)
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        return self.call("POST", path, body, **headers)
 
-    def call(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+    def call(self, method: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
+        headers = {"content-type": "application/json"} | {name.replace("_", "-"): it for name, it in headers.items()}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, _decoded(response.read())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,30 @@ def _in_flight(server: Server) -> int:
         if line.startswith("omni_actors_http_requests_in_flight "):
             return int(float(line.rsplit(" ", 1)[1])) - 1  # this one
     raise AssertionError("no metric of requests in flight")
+
+
+def test_a_stage_that_hangs_does_not_take_a_request_over_its_deadline(server: Server, question: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/audio/transcriptions": {"model": "omni-demo", "input_audio": {"data": question, "format": "wav"}},
+        "/v1/chat/completions": long_chat(question, "text"),
+        "/v1/completions": {"model": "omni-demo", "prompt": "Once upon a time", "max_tokens": 400},
+    }
+    for stage in ("media", "llm"):
+        hung = server.workers()[stage]
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            for path, body in bodies.items():
+                if stage == "media" and path == "/v1/completions":
+                    continue
+                begun = time.monotonic()
+                status, answer = server.post(path, body, x_request_timeout="1.0")
+                if stage == "llm" and path == "/v1/audio/transcriptions":
+                    assert status == 200
+                    continue
+                assert (status, answer["error"]["code"]) == (408, "deadline_exceeded")
+                assert time.monotonic() - begun < 5
+        finally:
+            os.kill(hung, signal.SIGCONT)
 
 
 def test_the_serving_process_never_loads_torch(server: Server) -> None:

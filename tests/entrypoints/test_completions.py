@@ -55,6 +55,7 @@ async def test_defaults_and_fields() -> None:
         ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": None}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 2, "n": 65}, "n"),
         ({"suffix": "end"}, "suffix"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"best_of": 2}, "best_of"),

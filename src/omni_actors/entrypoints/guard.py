@@ -80,11 +80,19 @@ class Guard:
     async def _websocket(
         self, scope: Message, receive: Receive, send: Send, headers: dict[bytes, bytes], path: str
     ) -> None:
+        await receive()
         if path not in OPEN_PATHS and not self._authorized(headers):
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": "invalid API key"})
+            info = http_error(401, "A valid API key is needed: 'Authorization: Bearer KEY'.", code="invalid_api_key")
+        else:  # there are no WebSocket routes yet
+            info = http_error(404, "No such WebSocket route.", code="not_found")
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008, "reason": info.message})
             return
-        await self._app(scope, receive, send)
+        body = error_body(info)
+        heads = [(name.encode(), value.encode("latin-1")) for name, value in error_headers(info)]
+        heads.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "websocket.http.response.start", "status": info.status, "headers": heads})
+        await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
 
     async def _http(
         self,

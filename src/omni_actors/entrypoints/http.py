@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -44,6 +45,17 @@ class RequestContext:
         if left <= 0:
             raise deadline_exceeded()
         return left
+
+
+@contextmanager
+def before(context: RequestContext) -> Iterator[None]:
+    """A block that ends with the caller's deadline: for work that comes before the orchestrator, which keeps it from
+    then on. Raises 408."""
+    left = context.remaining()
+    with trio.move_on_after(math.inf if left is None else left) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise deadline_exceeded()
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from omni_actors.orchestrator import Orchestrator, open_orchestrator
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
-TAIL_S = 2.0
+TAIL_S = 1.0
 """After the drain the connections have so long to say how their requests ended."""
 
 AT_ONCE_S = 5.0

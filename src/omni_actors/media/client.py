@@ -47,7 +47,7 @@ class MediaService:
     and leaving an operation never waits.
     """
 
-    def __init__(self, query: Ask, *, limits: Limits | None = None, answer_s: float = 120.0) -> None:
+    def __init__(self, query: Ask, *, limits: Limits | None = None, answer_s: float = 30.0) -> None:
         self._query = query
         self._limits = limits or Limits()
         self._answer_s = answer_s

@@ -58,6 +58,8 @@ def read_overrides(options: Sequence[str], schema: Group) -> list[Setting]:
             composed = yaml.compose(source, Loader=yaml.SafeLoader)
         except yaml.YAMLError as error:
             raise PlanError(f"{origin.where}: the value is no YAML: {_problem(error)}") from None
+        except RecursionError:
+            raise PlanError(f"{origin.where}: the value is nested too deeply") from None
         value = None if composed is None else _construct(composed, origin.where)
         found.append(Setting(path.strip(), _checked(node, value, path, origin.where), origin))
     return found
@@ -86,6 +88,8 @@ def _compose(path: Path) -> yaml.Node | None:
         return yaml.compose(source, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise PlanError(f"{path}:{_line_of(error)}: no YAML: {_problem(error)}") from None
+    except RecursionError:
+        raise PlanError(f"{path}: nested too deeply") from None
 
 
 def _walk(node: yaml.Node, schema: Group, above: tuple[str, ...], file: str, seen: dict[str, int]) -> Iterator[Setting]:

@@ -91,8 +91,8 @@ def _stage(stage: Stage) -> Group:
         "device": Leaf(text, "Device of every replica."),
         "devices": Leaf(strings, "Devices; replica r gets the r-th, counted around."),
         "dtype": Leaf(text, "What the engine computes in."),
-        "threads": Leaf(integer(1), "CPU threads of each replica."),
-        "replicas": Leaf(integer(1), "Worker processes of this stage."),
+        "threads": Leaf(integer(1, 1024), "CPU threads of each replica."),
+        "replicas": Leaf(integer(1, 256), "Worker processes of this stage."),
         "balancer": Leaf(one_of("least_queue", "round_robin"), "How requests are spread over replicas."),
         "start_timeout_s": Leaf(number(0.1), "From process start to ready."),
         "environment": Leaf(environment, "Environment variables of the workers."),
@@ -162,10 +162,12 @@ def environment(value: Any) -> dict[str, str]:
     return {k: str(v) for k, v in value.items()}
 
 
-def integer(least: int) -> Callable[[Any], int]:
+def integer(least: int, most: int = (1 << 63) - 1) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"takes a whole number of at least {least}")
+        if value > most:
+            raise ValueError(f"takes a whole number of at most {most}")
         return value
 
     return check

@@ -384,7 +384,7 @@ def test_the_edges_of_every_range_are_allowed() -> None:
             "min_p": st.sampled_from([0.0, 1e-45, 1.0]),
             "presence_penalty": st.sampled_from([-2.0, 2.0]),
             "frequency_penalty": st.sampled_from([-2.0, 2.0]),
-            "repetition_penalty": st.sampled_from([1e-45, 1.0, 3.4e38]),
+            "repetition_penalty": st.sampled_from([0.01, 1.0, 3.4e38]),
             "logprobs": st.sampled_from([0, 20]),
             "seed": st.sampled_from([-(1 << 63), (1 << 64) - 1]),
             "min_tokens": st.sampled_from([0, (1 << 64) - 1]),

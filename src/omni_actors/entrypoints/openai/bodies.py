@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from omni_actors.entrypoints.http import Call
+from omni_actors.entrypoints.http import Call, before
 from omni_actors.entrypoints.services import Services
 from omni_actors.media.limits import Limits
 from omni_actors.protocol.errors import too_large
@@ -31,6 +31,7 @@ async def read_json(
     data, ended = await call.read(limits.inline_body_bytes)
     if ended and (media is None or media.search(data) is None):
         return data, []
-    clean, clips = await services.media.parse_chat(data if ended else call.rest(data))
+    with before(call.context):
+        clean, clips = await services.media.parse_chat(data if ended else call.rest(data))
     await call.enter(services.clips(clips))
     return clean, clips

@@ -59,6 +59,9 @@ async def create(services: Services, call: Call) -> Reply:
     services.task(TASK, inputs=("text",), outputs=("text",))
     if body.max_tokens == 0 and not body.echo:
         raise invalid_request("'max_tokens' of 0 needs 'echo': there would be nothing to give.", "max_tokens")
+    prompts = _prompts(body.prompt)
+    if len(prompts) * (body.n or 1) > MAX_PROMPTS:
+        raise invalid_request(f"A request has at most {MAX_PROMPTS} choices in all: prompts times 'n'.", "n")
     sampling = sampling_of(
         body,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
@@ -72,7 +75,7 @@ async def create(services: Services, call: Call) -> Reply:
             id=call.context.id,
             deadline_s=call.context.remaining(body.timeout),
         )
-        for prompt in _prompts(body.prompt)
+        for prompt in prompts
     ]
     answer = _Answer(
         id=f"cmpl-{uuid.uuid4().hex}",

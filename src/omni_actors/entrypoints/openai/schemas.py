@@ -51,7 +51,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # vLLM's
     top_k: Annotated[int, Meta(ge=-1, le=2**53)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**53)] = 0
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None

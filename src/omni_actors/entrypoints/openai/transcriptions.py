@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.http import Call, Reply, before
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode
 from omni_actors.entrypoints.openai.forms import read_form
@@ -111,7 +111,8 @@ async def _read(services: Services, call: Call, kind: type[TranslationRequest]) 
     if call.content_type == "multipart/form-data":
 
         async def take(pieces: AsyncIterator[bytes], filename: str | None, content_type: str | None) -> MediaRef:
-            taken = await media.decode(pieces, content_type=content_type, filename=filename, param="file")
+            with before(call.context):
+                taken = await media.decode(pieces, content_type=content_type, filename=filename, param="file")
             await call.enter(services.clips([taken]))
             return taken
 
@@ -122,7 +123,8 @@ async def _read(services: Services, call: Call, kind: type[TranslationRequest]) 
         return body, clip
     if call.content_type not in ("application/json", ""):
         raise invalid_request("The body is a form (multipart/form-data) with a file, or JSON with 'input_audio'.")
-    data, clips = await media.parse_chat(call.body)
+    with before(call.context):
+        data, clips = await media.parse_chat(call.body)
     await call.enter(services.clips(clips))
     body = decode(data, kind)
     if body.input_audio is None or len(clips) != 1:

@@ -106,8 +106,10 @@ class Whisper:
         """The tokens of what was said before, as far back as the model can be told."""
         if not prompt or not prompt.strip():
             return ()
-        tokens = self.tokenizer.encode(" " + prompt.strip(), add_special_tokens=False)
-        return tuple(tokens[-(self._context // 2 - 1) :])
+        most = self._context // 2 - 1
+        # No token is longer than a few words: what lies further back is not read, so that a long prompt costs nobody.
+        tokens = self.tokenizer.encode(" " + prompt[-32 * most :].strip(), add_special_tokens=False)
+        return tuple(tokens[-most:])
 
     def transcribe(
         self, windows: Sequence[Samples], prompt: tuple[int, ...], temperature: float, timestamps: bool

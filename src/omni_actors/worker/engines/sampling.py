@@ -88,13 +88,11 @@ def resolve(sampling: Sampling, *defaults: Mapping[str, Any]) -> Choosing:
 def validate(sampling: Sampling, vocab_size: int) -> None:
     """Raise :class:`OmniError` (400, with ``param``) for a value out of its range. ``None`` is always in range."""
 
-    def within(name: str, low: float, high: float, *, open_low: bool = False) -> None:
+    def within(name: str, low: float, high: float) -> None:
         value = getattr(sampling, name)
-        if value is None or (value <= high and (low < value if open_low else low <= value)):
+        if value is None or low <= value <= high:
             return
         bounds = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
-        if open_low:
-            bounds = f"greater than {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
         raise invalid_request(f"'{name}' must be {bounds}, not {value}.", param=name)
 
     top = 3.4e38  # the greatest float32: infinity is not a temperature
@@ -104,7 +102,7 @@ def validate(sampling: Sampling, vocab_size: int) -> None:
     within("top_k", -1, math.inf)
     within("presence_penalty", -2, 2)
     within("frequency_penalty", -2, 2)
-    within("repetition_penalty", 0, top, open_low=True)
+    within("repetition_penalty", 0.01, top)  # far below, a logit divided by it is infinite
     within("max_tokens", 0 if sampling.echo else 1, math.inf)
     within("min_tokens", 0, math.inf)
     within("n", 1, MAX_CHOICES)
