@@ -7,7 +7,6 @@ first frame that names a slab carries its descriptor (SCM_RIGHTS), so growth nee
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 from collections import deque
@@ -15,17 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from omni_actors.connectors.descriptors import receive
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena, SlabViews, Slot
 from omni_actors.protocol.codec import ProtocolError, frame, peer_reader
 from omni_actors.protocol.frames import INLINE_LIMIT, MAX_PEER_FRAME, Ack, Chunk, Forget, Peer, SlabRef, TensorMeta
 
 _ALIGN = 64
-_RECV = 256 << 10
 _WRITE = 256 << 10
 """Small frames are joined to writes of up to so many bytes."""
-_MAX_FDS = 16
-_FD_SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 
 
 class LinkClosed(Exception):
@@ -137,16 +134,12 @@ class Link:
         messages: list[Peer] = []
         while True:
             try:
-                data, ancillary, _flags, _addr = self.sock.recvmsg(_RECV, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
+                data, fds, more = receive(self.sock)
             except (BlockingIOError, InterruptedError):
                 return messages
             except OSError as error:
                 raise LinkClosed(self.peer) from error
-            for level, kind, content in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds = array.array("i")
-                    fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                    self._fds.extend(fds)
+            self._fds.extend(fds)
             if not data:
                 if messages:
                     return messages  # end-of-file shows again at the next call
@@ -157,7 +150,7 @@ class Link:
                         raise ProtocolError("a slab was announced without its descriptor")
                     self.views.add(message.slab.slab, self._fds.popleft())
                 messages.append(message)
-            if len(data) < _RECV and not ancillary:
+            if not more:
                 return messages
 
     def close(self) -> None:

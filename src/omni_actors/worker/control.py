@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import array
 import socket
 from collections import deque
 
 import msgspec
 
+from omni_actors.connectors.descriptors import receive
 from omni_actors.protocol.codec import ProtocolError, down_reader, frame
 from omni_actors.protocol.frames import Down
 
-_RECV = 256 << 10
-_FD_SPACE = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 _MAX_UNSENT = 8 << 20
 
 
@@ -45,20 +43,16 @@ class Control:
         messages: list[Down] = []
         while True:
             try:
-                data, ancillary, _flags, _addr = self._sock.recvmsg(_RECV, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
+                data, fds, more = receive(self._sock)
             except (BlockingIOError, InterruptedError):
                 return messages
             except OSError as error:
                 raise Hangup from error
-            for level, kind, content in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds = array.array("i")
-                    fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                    self._fds.extend(fds)
+            self._fds.extend(fds)
             if not data:
                 raise Hangup
             messages += self._reader.feed(data)
-            if len(data) < _RECV and not ancillary:
+            if not more:
                 return messages
 
     def take_fd(self) -> socket.socket:
