@@ -11,8 +11,9 @@ _SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:
-    """What a non-blocking Unix socket has: at most :data:`RECV_BYTES`, the descriptors on them (close-on-exec: they pass
-    to no program that is started), and whether there may be more. No bytes: end-of-file. Raises what ``recvmsg`` does.
+    """What a non-blocking Unix socket has: at most :data:`RECV_BYTES`, the descriptors on them (close-on-exec: they
+    pass to no program that is started), and whether there may be more. No bytes: end-of-file. Raises what ``recvmsg``
+    does.
 
     :func:`socket.recv_fds` would do, but drops its flags (Python 3.11).
     """
