@@ -33,7 +33,7 @@ def producer(sockets: list[socket.socket], mode: Literal["chunk", "full"], capac
     mine, peer = socket.socketpair()
     sockets += [control, serving, mine, peer]
     edge = EdgeSpec(index=0, source="a", target="b", port="in", kind="text", mode=mode, capacity=capacity)
-    outlet = Outlet("a", Control(control), Arena())
+    outlet = Outlet("a", Control(control), Arena(), lambda key: None)
     outlet.jobs[KEY] = Job(KEY, "req", False, (Route(edge, Link(7, "b#0@1", mine)),), set())
     return outlet
 

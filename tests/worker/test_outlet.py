@@ -30,7 +30,8 @@ class Bench:
         self.sockets = [ours, self.serving, mine, self.peer]
         self.control = Control(ours)
         self.link = Link(7, "b#0@1", mine)
-        self.outlet = Outlet("a", self.control, Arena())
+        self.aborted: list[int] = []
+        self.outlet = Outlet("a", self.control, Arena(), self.aborted.append)
         edge = EdgeSpec(index=0, source="a", target="b", port="in", kind="text", mode="chunk", capacity=8)
         for key in (1, 2):
             self.outlet.jobs[key] = Job(key, f"r{key}", True, (Route(edge, self.link),), set())
@@ -116,13 +117,37 @@ def test_a_payload_that_cannot_be_sent_on_one_edge_leaves_no_debt_on_another(ben
     assert ([it.key for it in step.failed], step.released) == ([3], [3])
 
 
-def test_a_delta_that_cannot_be_sent_fails_its_request_alone(bench: Bench) -> None:
-    bench.outlet.text(TextDelta(1, 0, "x", [], None, None, {"x": object()}))
+@pytest.mark.parametrize("finished", [False, True], ids=["under way", "finished in the same step"])
+@pytest.mark.parametrize("meta", [{"x": object()}, {"x": "y" * (17 << 20)}], ids=["object", "size"])
+def test_a_delta_that_cannot_be_sent_fails_its_request_alone(
+    bench: Bench, meta: dict[str, object], finished: bool
+) -> None:
+    bench.outlet.text(TextDelta(1, 0, "x", [], None, None, meta))
     bench.outlet.text(TextDelta(2, 0, "y", [1]))
-    (step,) = bench.turn()
-    assert isinstance(step, Step)
-    assert [it.key for it in step.failed] == [1]
-    assert [it.text for it in step.texts] == ["y"]
+    if finished:
+        bench.outlet.finish(1, Usage())
+    steps = [step for step in [*bench.turn(), *bench.turn()] if isinstance(step, Step)]
+    assert [it.key for step in steps for it in step.failed] == [1]
+    assert [it for step in steps for it in step.done] == []
+    assert [key for step in steps for key in step.released] == [1]
+    assert [it.text for step in steps for it in step.texts] == ["y"]
+    # The engine must not go on with it; one that has finished it has nothing to forget.
+    assert bench.aborted == ([] if finished else [1])
+
+
+def test_a_payload_that_cannot_be_sent_ends_the_work_on_its_request(bench: Bench) -> None:
+    bench.outlet.emit(1, Payload("text", {"x": object()}))
+    bench.turn()
+    assert bench.aborted == [1]
+    assert 1 not in bench.outlet.jobs
+
+
+def test_deltas_that_are_too_much_for_one_frame_together_all_arrive(bench: Bench) -> None:
+    for i in range(6):
+        bench.outlet.text(TextDelta(1 + i % 2, 0, "x" * (4 << 20), [i]))
+    steps = [step for step in bench.turn() if isinstance(step, Step)]
+    assert [it.token_ids for step in steps for it in step.texts] == [[i] for i in range(6)]
+    assert not [step for step in steps if step.failed]
 
 
 def test_an_answer_that_cannot_be_sent_is_an_error_to_whoever_asked(bench: Bench) -> None:

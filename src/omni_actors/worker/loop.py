@@ -60,7 +60,8 @@ class Worker:
         self._inputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.inputs}
         self._outputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.outputs}
         self._control = Control(sock)
-        self._out = Outlet(hello.stage, self._control, Arena(hello.limits.get("arena_bytes", ARENA_BYTES)))
+        arena = Arena(hello.limits.get("arena_bytes", ARENA_BYTES))
+        self._out = Outlet(hello.stage, self._control, arena, engine.abort)
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, Link] = {}
         self._early: dict[int, list[tuple[Link, Chunk]]] = {}

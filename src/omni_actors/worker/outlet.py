@@ -6,13 +6,14 @@ It keeps the requests of this worker (:class:`Job`) with their credits, and coll
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from omni_actors.connectors.link import Link, pack
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
-from omni_actors.protocol.codec import FrameTooLarge, encode
+from omni_actors.protocol.codec import FrameTooLarge
 from omni_actors.protocol.errors import ErrorInfo, stage_failed
 from omni_actors.protocol.frames import Ack, Chunk, Reply, SlabRef, Step
 from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
@@ -26,7 +27,7 @@ _UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError)
 
 
 _FULL_STEP = 4 << 20
-"""Bytes of media in one Step frame; more than that goes in several."""
+"""Bytes of media in one Step frame; with more than that, each piece goes in a frame of its own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +40,11 @@ class _Emit:
 class Outlet:
     """The :class:`~omni_actors.worker.engine.Outbox` of a worker's engine."""
 
-    def __init__(self, stage: str, control: Control, arena: Arena) -> None:
+    def __init__(self, stage: str, control: Control, arena: Arena, abort: Callable[[int], None]) -> None:
+        """``abort`` has the engine forget a request whose output cannot be sent."""
         self.arena = arena
         self._stage = stage
+        self._abort = abort
         self.jobs: dict[int, Job] = {}
         """Requests that the engine holds."""
         self.draining: dict[int, Job] = {}
@@ -176,7 +179,7 @@ class Outlet:
                 try:
                     self._send(emit, touched)
                 except _UNSENDABLE as problem:
-                    self._unsendable(emit.job, problem)
+                    self._unsendable(emit.job.key, problem)
             self._emits.clear()
             self._last_emits.clear()
         if self._acks:
@@ -200,13 +203,13 @@ class Outlet:
         if not (step.texts or step.media or step.done or step.failed or step.released or step.fed):
             return
         self._step = Step()
-        size = sum(len(chunk.data) for chunk in step.media)
-        if size > _FULL_STEP:
-            self._send_media(step)
+        if sum(len(chunk.data) for chunk in step.media) > _FULL_STEP:
+            self._send_one_by_one(step)
+            return
         try:
             self._control.send(step)
-        except _UNSENDABLE as problem:
-            self._send_what_can_be(step, problem)
+        except _UNSENDABLE:
+            self._send_one_by_one(step)
 
     # ---- inside
 
@@ -214,44 +217,29 @@ class Outlet:
         self._emits.append(emit)
         self._last_emits[key] = emit
 
-    def _unsendable(self, job: Job, problem: Exception) -> None:
+    def _unsendable(self, key: int, problem: Exception) -> None:
         """A payload or delta of this request has no encoding, or is too large: the request fails, nothing else does."""
-        log.error("output cannot be sent: %s", problem, extra={"request": job.request_id})
-        self._done = [(it, done) for it, done in self._done if it is not job]
-        self._step.failed.append(StageFailed(job.key, stage_failed(self._stage, "its output cannot be sent").info))
-        if job.key in self.jobs:
+        job = self.jobs.get(key)
+        held = job or self.draining.get(key)
+        log.error("output cannot be sent: %s", problem, extra={"request": held.request_id if held else None})
+        self._done = [(it, done) for it, done in self._done if it.key != key]
+        self._step.failed.append(StageFailed(key, stage_failed(self._stage, "its output cannot be sent").info))
+        if job is not None:
+            self._abort(key)
             self.retire(job)
 
-    def _send_media(self, step: Step) -> None:
-        """Send a step's media ahead of the rest, in frames of bounded size."""
-        part, size = Step(texts=step.texts), 0
-        step.texts = []
-        for chunk in step.media:
-            if part.media and size + len(chunk.data) > _FULL_STEP:
-                self._control.send(part)
-                part, size = Step(), 0
-            part.media.append(chunk)
-            size += len(chunk.data)
-        step.media = part.media
-        step.texts = part.texts
-
-    def _send_what_can_be(self, step: Step, problem: Exception) -> None:
-        """Something in a step has no encoding: find out whose it is."""
+    def _send_one_by_one(self, step: Step) -> None:
+        """Each event in a frame of its own, then the rest: for what is too much together, and to find out whose event
+        cannot be sent at all."""
         events: list[TextDelta | MediaChunk] = [*step.texts, *step.media]
         for event in events:
             try:
-                encode(event)
-                continue
-            except _UNSENDABLE:
-                job = self.jobs.get(event.key) or self.draining.get(event.key)
-            step.texts = [it for it in step.texts if it.key != event.key]
-            step.media = [it for it in step.media if it.key != event.key]
-            step.done = [it for it in step.done if it.key != event.key]
-            if job is not None:
-                self._unsendable(job, problem)
-        step.failed += self._step.failed
-        self._step.failed = []
-        self._control.send(step)
+                self._control.send(Step(texts=[event]) if isinstance(event, TextDelta) else Step(media=[event]))
+            except _UNSENDABLE as problem:
+                step.done = [it for it in step.done if it.key != event.key]
+                self._unsendable(event.key, problem)
+        failed, self._step.failed = [*step.failed, *self._step.failed], []
+        self._control.send(Step(done=step.done, failed=failed, released=step.released, fed=step.fed))
 
     def _send(self, emit: _Emit, touched: set[Link]) -> None:
         """Put a payload on the request's edges, or keep it back on those that publish at the end."""
