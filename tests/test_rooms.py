@@ -24,6 +24,11 @@ for file in modules:
         continue
     importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
 assert len(modules) > 10, modules
+from pkgutil import resolve_name
+from omni_actors.pipelines.registry import Registry
+registry = Registry.installed([])
+for describe in filter(None, (registry.load(name).describe for name in registry.targets)):
+    assert callable(resolve_name(describe)), describe
 heavy = {{"torch", "transformers", "onnxruntime", "diffusers", "vllm", "omni_actors.worker"}} & set(sys.modules)
 sys.exit(f"the serving process loaded {{sorted(heavy)}}" if heavy else 0)
 """

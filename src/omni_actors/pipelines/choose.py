@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 
 from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.hub import cache_folder, snapshot_folder
 from omni_actors.pipelines.plan import Origin, PlanError
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.validate import nearest
@@ -14,10 +17,26 @@ from omni_actors.pipelines.validate import nearest
 DEMO = "omni-demo"
 
 
+_PUBLIC = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""``organisation/name``, as the hub writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The pipeline, the folder of its weights (absolute), where the choice came from, and the public name of the
+    checkpoint when that was what was asked for."""
+
+    pipeline: Pipeline
+    folder: str | None
+    origin: Origin
+    checkpoint: str | None = None
+
+
 def choose(
     model: str | None, forced: str | None, early: dict[str, str], overlay: Path | None, registry: Registry
-) -> tuple[Pipeline, str | None, Origin]:
-    """The pipeline, the folder of its weights (absolute) and where the choice of the model came from."""
+) -> Choice:
+    """What serves ``model``: a pipeline's name, a folder, or a public checkpoint's name. A folder comes before a
+    checkpoint of the same name; that one need not be on this machine."""
     origin = Origin("default") if model is None else Origin("command line", model)
     if model is None and "model" in early:
         model, origin = early["model"], Origin("overlay", str(overlay))
@@ -28,13 +47,31 @@ def choose(
         if name is not None and forced not in (None, name):
             raise PlanError(f"'{model}' is a pipeline already, so --pipeline {forced} cannot serve it; give a folder")
         chosen = registry.load(name or forced or early.get("pipeline") or DEMO)
-        return chosen, _own_weights(chosen), origin
-    folder = Path(name).expanduser()
-    if not folder.exists():
-        raise PlanError(f"'{model}' is neither a pipeline nor a folder; {nearest(name, [*registry.targets, 'demo'])}")
+        return Choice(chosen, _own_weights(chosen), origin)
     forced = forced or early.get("pipeline")
-    chosen = registry.load(forced) if forced else _pipeline_of_folder(folder, registry)
-    return chosen, str(folder.absolute()), origin
+    folder = Path(name).expanduser()
+    if folder.exists():
+        chosen = registry.load(forced) if forced else _pipeline_of_folder(folder, registry)
+        return Choice(chosen, str(folder.absolute()), origin)
+    if _PUBLIC.fullmatch(name):
+        snapshot = snapshot_folder(name).absolute()
+        claimed = registry.load(forced) if forced else registry.for_checkpoint(name)
+        if claimed is None and snapshot.is_dir():
+            claimed = _pipeline_of_folder(snapshot, registry)
+        if claimed is not None:
+            return Choice(claimed, str(snapshot), origin, name)
+    raise PlanError(_nothing_of_that_name(name, registry))
+
+
+def _nothing_of_that_name(name: str, registry: Registry) -> str:
+    known = [*registry.targets, "demo"]
+    if not _PUBLIC.fullmatch(name):
+        return f"'{name}' is neither a pipeline nor a folder; {nearest(name, known)}"
+    checkpoints = registry.checkpoints()
+    return (
+        f"'{name}' is neither a folder, nor a checkpoint that a pipeline names, nor in the Hugging Face cache "
+        f"({cache_folder()}); {nearest(name, [*known, *checkpoints])}"
+    )
 
 
 def _is_path(model: str) -> bool:

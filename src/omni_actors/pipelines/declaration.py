@@ -6,6 +6,7 @@ dotted string (``package.module:attribute``), so that declaring a pipeline impor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -104,6 +105,25 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineFacts:
+    """What one checkpoint's folder says beyond its family's declaration. ``None`` leaves what is declared.
+
+    ``lacks`` names stages that this checkpoint does not have: they go, with their edges, and with the inputs and
+    outputs of tasks that need them (a task without any goes too). ``tasks`` are then the tasks in the place of the
+    declared ones. ``options`` are defaults of a stage's options, as stage → option → value; each must be declared.
+    """
+
+    voices: tuple[str, ...] | None = None
+    languages: tuple[str, ...] | None = None
+    sample_rate: int | None = None
+    speech_fields: tuple[str, ...] | None = None
+    task_types: tuple[str, ...] | None = None
+    tasks: tuple[Task, ...] | None = None
+    lacks: tuple[str, ...] = ()
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A model's directed acyclic graph of stages, declared once."""
 
@@ -113,10 +133,23 @@ class Pipeline:
     tasks: tuple[Task, ...] = ()
     architectures: tuple[str, ...] = ()
     """Values of ``config.json``'s ``architectures`` that this pipeline serves."""
+    checkpoints: tuple[str, ...] = ()
+    """Public names of real checkpoints (``organisation/name``): planned without weights, served from the Hugging Face
+    cache of this machine."""
+    describe: str | None = None
+    """Dotted name of a pure function ``(folder: Path) -> PipelineFacts``. It is called in the serving process when the
+    folder exists: it reads ``config.json`` and other small files, imports no torch, and raises ``OmniError`` (or
+    ``OSError``, ``KeyError``, ``ValueError``) for a folder that it cannot make out."""
     voices: tuple[str, ...] = ()
     sample_rate: int | None = None
     """Hz of its audio output."""
     languages: tuple[str, ...] = ()
+    speech_fields: tuple[str, ...] | None = None
+    """Fields of the section ``speech`` that a request may set, beside ``text``, ``voice`` and ``seed``. The surfaces
+    refuse the others; ``None`` lets all pass, and the stages refuse what they cannot do."""
+    task_types: tuple[str, ...] = ()
+    """Values of ``speech.task_type`` that it does (``custom_voice``, ``voice_design``, ``clone``), the usual one first;
+    empty where the family knows no such distinction."""
     weights: str | None = None
     """Dotted name of a function without arguments that gives the folder of its weights when no path is named."""
     doc: str = ""

@@ -40,6 +40,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "pipeline": plan.name,
         "served_model_name": plan.served_model_name,
         "model": plan.model,
+        "checkpoint": plan.checkpoint,
         "stages": [stage.name for stage in plan.stages],
         "edges": [{"from": e.source, "to": f"{e.target}.{e.port}", "kind": e.kind} for e in plan.edges],
         "tasks": {
@@ -103,6 +104,14 @@ def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
     yield "sample_rate", plan.sample_rate, "Hz of the audio that comes out."
     yield "voices", list(plan.voices), ""
     yield "languages", list(plan.languages), ""
+    if plan.pipeline.speech_fields is not None:
+        yield "speech_fields", list(plan.pipeline.speech_fields), "What a request may say about its speech."
+    if plan.pipeline.task_types:
+        yield (
+            "task_types",
+            list(plan.pipeline.task_types),
+            "Ways of choosing a voice that this checkpoint was made for.",
+        )
     for stage in plan.stages:
         yield from _stage_values(stage)
     for edge in plan.edges:

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from omni_actors.pipelines.choose import choose
-from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
+from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, PipelineFacts, Stage
+from omni_actors.pipelines.hub import missing_shards
 from omni_actors.pipelines.limits import limits_of, with_engine_options
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
 from omni_actors.pipelines.plan import (
@@ -23,6 +24,7 @@ from omni_actors.pipelines.plan import (
     StagePlan,
     edge_path,
 )
+from omni_actors.pipelines.refine import describe, refined
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
 from omni_actors.pipelines.strategy import Strategy, refusals
@@ -56,15 +58,17 @@ _DECLARED = Origin("declaration")
 
 @dataclass(slots=True)
 class Settings:
-    """What was set, by path, and the provenance of everything that is read here."""
+    """What was set, by path, and the provenance of everything that is read here. ``described`` are the paths whose
+    default the model's folder gave, with that origin."""
 
     given: dict[str, Setting]
     provenance: dict[str, Origin]
+    described: dict[str, Origin]
 
     def get(self, path: str, default: Any, origin: Origin = _DEFAULT) -> Any:
         """The setting at ``path``, else the default; either way its origin is kept."""
         found = self.given.get(path)
-        self.provenance[path] = found.origin if found else origin
+        self.provenance[path] = found.origin if found else self.described.get(path, origin)
         return found.value if found else default
 
     def where(self, path: str) -> str:
@@ -84,18 +88,21 @@ def resolve(
 ) -> Plan:
     """Everything that a deployment is, from what an operator says.
 
-    ``model`` is a pipeline's name, a model's folder, or ``None`` or ``demo`` for the built-in demo. ``pipeline`` forces
-    the pipeline that a folder is served by. What ``overlay`` sets is overruled by ``overrides`` (``path=value``), and
-    by ``platform`` and ``served_name``. Weights need not be there yet: see :func:`missing_weights`. Reads files and
-    environment, imports no model code. Raises :class:`PlanError` (or another :class:`OmniError`) that says what is
-    wrong and where.
+    ``model`` is a pipeline's name, a model's folder, the public name of a checkpoint, or ``None`` or ``demo`` for the
+    built-in demo. ``pipeline`` forces the pipeline that a folder is served by. What ``overlay`` sets is overruled by
+    ``overrides`` (``path=value``), and by ``platform`` and ``served_name``. Weights need not be there yet: see
+    :func:`missing_weights`. Reads files and environment, imports no model code. Raises :class:`PlanError` (or another
+    :class:`OmniError`) that says what is wrong and where.
     """
     registry = registry or Registry.installed()
     for option in overrides:
         if (key := option.partition("=")[0].strip()) in EARLY:
             raise PlanError(f"--set {option}: use {EARLY[key]} instead")
     early = peek_overlay(overlay, *EARLY) if overlay else {}
-    chosen, folder, model_origin = choose(model, pipeline, early, overlay, registry)
+    choice = choose(model, pipeline, early, overlay, registry)
+    folder, model_origin = choice.folder, choice.origin
+    said = describe(choice.pipeline, Path(folder)) if folder else PipelineFacts()
+    chosen = refined(choice.pipeline, said)
     check_declaration(chosen)
     chosen = replace(chosen, stages=tuple(map(with_engine_options, chosen.stages)))
     wanted = early.get("platform")
@@ -103,12 +110,13 @@ def resolve(
     media = resolve_name(MEDIA) if _has_audio(chosen) else None
     schema = settings_schema(chosen, device_platform, media)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
-    settings = Settings({setting.path: setting for setting in listed}, {})
+    settings = Settings({setting.path: setting for setting in listed}, {}, _described(said, folder))
 
     settings.provenance["pipeline"] = _DECLARED
     named = settings.given.get("model")
     settings.provenance["model"] = named.origin if named and model is None else model_origin
-    default_name = Path(folder).name if folder and chosen.weights is None else chosen.name
+    own_name = Path(folder).name if folder and chosen.weights is None else chosen.name
+    default_name = choice.checkpoint or own_name
     name = settings.get("served_model_name", default_name, model_origin)
     if served_name:
         name = served_name
@@ -133,10 +141,19 @@ def resolve(
         limits=DeploymentLimits(
             **{f.name: settings.get(f"limits.{f.name}", f.default) for f in fields(DeploymentLimits)}
         ),
-        provenance=MappingProxyType(settings.provenance),
+        provenance=MappingProxyType({**settings.described, **settings.provenance}),
+        checkpoint=choice.checkpoint,
     )
     check_tasks(plan)
     return plan
+
+
+def _described(said: PipelineFacts, folder: str | None) -> dict[str, Origin]:
+    """The paths that a folder's facts decide."""
+    names = ("voices", "languages", "sample_rate", "speech_fields", "task_types")
+    paths = [name for name in names if getattr(said, name) is not None]
+    paths += [f"stages.{stage}.options.{key}" for stage, options in said.options.items() for key in options]
+    return dict.fromkeys(paths, Origin("model", folder or ""))
 
 
 def settings_of(plan: Plan) -> Group:
@@ -146,9 +163,12 @@ def settings_of(plan: Plan) -> Group:
 
 
 def missing_weights(plan: Plan) -> list[str]:
-    """The folders and files that stages will load and that are not there."""
-    wanted = dict.fromkeys(stage.model for stage in plan.stages if stage.model)
-    return [path for path in wanted if not Path(path).exists()]
+    """The folders and files that stages will load and that are not there, shards that a folder's index names among
+    them."""
+    wanted = dict.fromkeys(Path(stage.model) for stage in plan.stages if stage.model)
+    absent = [path for path in wanted if not path.exists()]
+    absent += [shard for path in wanted if path.is_dir() for shard in missing_shards(path)]
+    return list(map(str, absent))
 
 
 def _platform(name: str, where: str) -> OmniPlatform:

@@ -20,7 +20,7 @@ MEDIA_STAGE = "media"
 """Name of the implicit stage that decodes what clients send and encodes what they get."""
 
 Balancer = Literal["least_queue", "round_robin"]
-OriginKind = Literal["default", "declaration", "platform", "overlay", "command line"]
+OriginKind = Literal["default", "declaration", "model", "platform", "overlay", "command line"]
 
 
 class PlanError(OmniError):
@@ -32,7 +32,8 @@ class PlanError(OmniError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from. ``where`` is ``file:line``, the text of an option, or a platform's name."""
+    """Where a value came from. ``where`` is ``file:line``, the text of an option, a platform's name, or (of kind
+    ``model``) the folder that says so."""
 
     kind: OriginKind
     where: str = ""
@@ -166,6 +167,8 @@ class Plan:
     languages: tuple[str, ...]
     limits: DeploymentLimits
     provenance: Mapping[str, Origin]
+    checkpoint: str | None = None
+    """The public name that the model was asked for by; :attr:`model` is then its place in the Hugging Face cache."""
 
     def stage(self, name: str) -> StagePlan:
         """The stage of that name; ``KeyError`` if there is none."""

@@ -1,13 +1,14 @@
 """Which pipelines there are: this package's own, and those of plugins by entry point.
 
 A plugin's distribution declares entry points ``name = "package.module:PIPELINE"`` in the group :data:`GROUP`. Nothing
-is imported before it is asked for, but for :meth:`Registry.for_architecture`, which must look into all of them.
+is imported before it is asked for, but for :meth:`Registry.for_architecture` and :meth:`Registry.for_checkpoint`, which
+must look into all of them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
@@ -60,19 +61,29 @@ class Registry:
 
         A broken pipeline is one warning; two that claim the same architecture are a :class:`PlanError`.
         """
-        found = []
+        return _only(architecture, [it for it in self._working() if architecture in it.architectures])
+
+    def for_checkpoint(self, name: str) -> Pipeline | None:
+        """The pipeline that names this public checkpoint, under the rules of :meth:`for_architecture`."""
+        return _only(name, [it for it in self._working() if name in it.checkpoints])
+
+    def checkpoints(self) -> list[str]:
+        """Every public checkpoint that a pipeline names."""
+        return [name for pipeline in self._working() for name in pipeline.checkpoints]
+
+    def _working(self) -> Iterator[Pipeline]:
         for name, target in self.targets.items():
             try:
-                pipeline = _import(target)
+                yield _import(target)
             except Exception as error:
                 log.warning("pipeline '%s' (%s) is broken and ignored: %r", name, target, error)
-                continue
-            if architecture in pipeline.architectures:
-                found.append(pipeline)
-        if len(found) > 1:
-            names = ", ".join(f"'{pipeline.name}'" for pipeline in found)
-            raise PlanError(f"pipelines {names} all serve {architecture}; choose one with --pipeline")
-        return found[0] if found else None
+
+
+def _only(claim: str, found: list[Pipeline]) -> Pipeline | None:
+    if len(found) > 1:
+        names = ", ".join(f"'{pipeline.name}'" for pipeline in found)
+        raise PlanError(f"pipelines {names} all serve {claim}; choose one with --pipeline")
+    return found[0] if found else None
 
 
 def _import(target: str) -> Pipeline:

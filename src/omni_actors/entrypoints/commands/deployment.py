@@ -86,5 +86,15 @@ def ready_plan(deployment: Deployment) -> Plan:
             with progress_reporter() as report:
                 ensure_demo(lambda text: click.echo(text, err=True), report)
     if absent := missing_weights(plan):
-        raise PlanError("weights are missing:\n" + "\n".join(f"  {path}" for path in absent))
+        raise PlanError(_absence(plan, absent))
     return plan
+
+
+def _absence(plan: Plan, absent: list[str]) -> str:
+    listed = "\n".join(f"  {path}" for path in absent)
+    if plan.checkpoint is None:
+        return f"weights are missing:\n{listed}"
+    return (
+        f"'{plan.checkpoint}' is not in the Hugging Face cache of this machine, or not whole:\n{listed}\n"
+        f"Get it with 'hf download {plan.checkpoint}', or give the folder where it lies in place of the name."
+    )

@@ -22,11 +22,12 @@ PIPED_WIDTH = 160
 def explain(deployment: Deployment, as_json: bool, keys: bool) -> None:
     """Show what would run, and where each value came from.
 
-    MODEL is a pipeline's name or a model's folder; without one it is the demo. Takes the options of 'serve' that say
-    what to deploy; starts nothing and needs no weights.
+    MODEL is a pipeline's name, a model's folder or a checkpoint's public name; without one it is the demo. Takes the
+    options of 'serve' that say what to deploy; starts nothing and needs no weights.
 
     \b
     omni-actors explain --deploy two-gpus.yaml
+    omni-actors explain organisation/checkpoint
     omni-actors explain ./my-model --set stages.llm.replicas=2 --json
     omni-actors explain --keys
     """

@@ -52,7 +52,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API.
 
-    MODEL is a pipeline's name, or the folder of a model: a Hugging Face causal language model needs nothing declared.
+    MODEL is a pipeline's name, the folder of a model (a Hugging Face causal language model needs nothing declared), or
+    the public name of a checkpoint that lies in this machine's Hugging Face cache.
     Without MODEL it is the built-in demo (speech and text in and out, on a CPU); its weights are fetched if they are
     missing, which takes about 190 MB once.
 

@@ -1,0 +1,64 @@
+"""From a family's declaration to that of one checkpoint: what its folder says is put in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Task
+from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.validate import nearest
+from omni_actors.protocol.errors import OmniError
+
+_VALUES = ("voices", "languages", "sample_rate", "speech_fields", "task_types", "tasks")
+
+
+def describe(pipeline: Pipeline, folder: Path) -> PipelineFacts:
+    """What the family's own function reads in ``folder``; nothing where there is no function or no folder.
+
+    Raises :class:`PlanError` for a folder that the family cannot make out.
+    """
+    if pipeline.describe is None or not folder.is_dir():
+        return PipelineFacts()
+    try:
+        found = resolve_name(pipeline.describe)(folder)
+    except OmniError:
+        raise
+    except Exception as error:
+        raise PlanError(f"pipeline '{pipeline.name}' cannot make out the folder '{folder}': {error!r}") from error
+    if not isinstance(found, PipelineFacts):
+        raise PlanError(f"pipeline '{pipeline.name}': {pipeline.describe} gives no PipelineFacts")
+    return found
+
+
+def refined(pipeline: Pipeline, facts: PipelineFacts) -> Pipeline:
+    """The declaration with the facts in it. Raises :class:`PlanError` for stages and options that are not declared."""
+    stages = {stage.name: stage for stage in pipeline.stages}
+    for name in (*facts.lacks, *facts.options):
+        if name not in stages:
+            raise PlanError(f"pipeline '{pipeline.name}' has no stage '{name}'; {nearest(name, stages)}")
+    for name, options in facts.options.items():
+        if unknown := sorted(options.keys() - stages[name].defaults.keys()):
+            known = nearest(unknown[0], stages[name].defaults)
+            raise PlanError(f"pipeline '{pipeline.name}': stage '{name}' has no option '{unknown[0]}'; {known}")
+        stages[name] = replace(stages[name], defaults={**stages[name].defaults, **options})
+    values: dict[str, Any] = {name: getattr(facts, name) for name in _VALUES if getattr(facts, name) is not None}
+    pipeline = replace(pipeline, stages=tuple(stages.values()), **values)
+    return _without(pipeline, frozenset(facts.lacks)) if facts.lacks else pipeline
+
+
+def _without(pipeline: Pipeline, lacking: frozenset[str]) -> Pipeline:
+    tasks = []
+    for task in pipeline.tasks:
+        entries = {m: where for m, where in task.entries.items() if where.split(".", 1)[0] not in lacking}
+        outputs = {m: where for m, where in task.outputs.items() if where not in lacking}
+        if entries and outputs:
+            tasks.append(Task(task.name, entries, outputs))
+    return replace(
+        pipeline,
+        stages=tuple(stage for stage in pipeline.stages if stage.name not in lacking),
+        edges=tuple(e for e in pipeline.edges if e.source not in lacking and e.stage not in lacking),
+        tasks=tuple(tasks),
+    )
