@@ -70,7 +70,7 @@ def step_logits(decoder: Decoder, prompts: list[list[int]]) -> list[list[torch.T
                 chunks.append(Chunk(sequence, sequence.computed, count, sample=True))
         if not chunks:
             return found
-        for chunk, logits in zip(chunks, runner.run(chunks), strict=True):
+        for chunk, logits in zip(chunks, runner.run(chunks).logits, strict=True):
             found[chunk.sequence.key].append(torch.cat([torch.tensor([chunk.start + chunk.count - 1.0]), logits]))
             chunk.sequence.advance(chunk.count, pool)
     raise AssertionError

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+from omni_actors.worker.engines.decoder import StepOutput
 from omni_actors.worker.engines.sequence import Chunk
 
 pytestmark = [pytest.mark.weights, pytest.mark.slow, pytest.mark.deadline(240)]
@@ -103,15 +104,15 @@ class Recorder:
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
         engine._runner = self  # type: ignore[assignment]
 
-    def run(self, chunks: list[Chunk]) -> torch.Tensor:
-        logits = self._runner.run(chunks)
-        row = 0
+    def run(self, chunks: list[Chunk]) -> StepOutput:
+        output = self._runner.run(chunks)
+        logits, row = output.logits, 0
         for chunk in chunks:
             row += chunk.rows
             if chunk.sample:
                 place = chunk.start + chunk.count - chunk.sequence.prompt_len
                 self.logits[chunk.sequence.key, place] = logits[row - 1].clone()
-        return logits
+        return output
 
 
 def compare(reference: Reference, engine: AutoregressiveEngine, concurrency: int, count: int | None = None) -> None:

@@ -324,6 +324,24 @@ def test_a_sentence_leaves_piece_by_piece_as_credits_allow() -> None:
     assert idle(engine)
 
 
+class Counted(Vocoder):
+    """Learns what an item used only as it computes."""
+
+    def run(self, items: Sequence[tuple[Work, int]]) -> Sequence[Result | OmniError]:
+        return [Result(self._count(n), Usage(prompt_tokens=3)) for _, n in items]
+
+    def _count(self, n: int) -> Iterator[Piece]:
+        for _ in range(n):
+            yield Piece(usage=Usage(completion_tokens=1))
+
+
+def test_usage_of_pieces_is_added_to_that_of_their_item() -> None:
+    engine, out = make(Counted), Recorder()
+    engine.admit(work(1, sentences=[2, 3]))
+    drain(engine, out)
+    assert out.of(1, "finish") == [Usage(prompt_tokens=6, completion_tokens=5)]
+
+
 def test_pieces_and_new_batches_alternate() -> None:
     engine, out = make(Vocoder), Recorder()
     engine.admit(work(1, sentences=[100]))

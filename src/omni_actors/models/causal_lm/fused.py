@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from omni_actors.worker.engines.decoder import Attention, KVShape, StepInputs
+from omni_actors.worker.engines.decoder import Attention, KVShape, StepInputs, StepOutput
 from omni_actors.worker.engines.linear import Linear, linear
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -75,7 +75,7 @@ class FusedDecoder:
             self._layers.append(_take(base.layers[i]))
             base.layers[i] = torch.nn.Identity()  # its weights would be in memory twice
 
-    def forward(self, inputs: StepInputs, attention: Attention) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
         heads, kv_heads, head_dim, eps = self._heads, self._kv_heads, self._head_dim, self._eps
         turned = heads + kv_heads
         cos = self._cos.index_select(0, inputs.positions).unsqueeze(1)
@@ -94,7 +94,7 @@ class FusedDecoder:
             gate, up = layer.gate_up(torch.rms_norm(x, width, layer.mlp_norm, eps)).chunk(2, -1)
             x = x + layer.down(F.silu(gate) * up)
         x = torch.rms_norm(x.index_select(0, inputs.rows), width, self._norm, eps)
-        return self._head(x)
+        return StepOutput(self._head(x))
 
 
 def _take(layer: Any) -> _Layer:

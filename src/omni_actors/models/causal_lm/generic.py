@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from omni_actors.worker.engines.decoder import Attention, KVShape, StepInputs
+from omni_actors.worker.engines.decoder import Attention, KVShape, StepInputs, StepOutput
 
 IMPLEMENTATION = "omni_paged"
 
@@ -66,7 +66,7 @@ class GenericDecoder:
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.kv_shape = KVShape(config.num_hidden_layers, kv_heads, head_dim, model.dtype)
 
-    def forward(self, inputs: StepInputs, attention: Attention) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
         logits: torch.Tensor = self._model(
             input_ids=inputs.tokens.unsqueeze(0),
             position_ids=inputs.positions.unsqueeze(0),
@@ -74,4 +74,4 @@ class GenericDecoder:
             logits_to_keep=inputs.rows,
             omni_attention=attention,
         ).logits
-        return logits[0]
+        return StepOutput(logits[0])

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from omni_actors.connectors.payload import Payload, text_payload
+from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import invalid_request, overloaded, stage_failed
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Prompt, Sampling
@@ -24,7 +24,7 @@ from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.ar_options import EngineOptions
 from omni_actors.worker.engines.ar_scheduler import Scheduler
 from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, PromptInput, Release, StepOutput
 from omni_actors.worker.engines.detokenize import StopStrings, TextStream
 from omni_actors.worker.engines.model_runner import ModelRunner
 from omni_actors.worker.engines.paged_cache import BlockPool
@@ -46,7 +46,8 @@ class _Request:
     stops: StopStrings
     first: Sequence
     open_ports: set[str]
-    continued: bool
+    continued: bool = False
+    final: bool = False
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -123,19 +124,15 @@ class AutoregressiveEngine(Engine):
         if len(self._requests) >= self.options.max_requests:
             raise overloaded(f"Stage '{self.hello.stage}' holds {self.options.max_requests} requests already.")
         adapter = self._adapter
-        sampling = work.params.get("sampling") or Sampling()
+        sampling = adapter.sampling(work)
         validate(sampling, adapter.decoder.vocab_size)
         choosing = resolve(sampling, self.options.sampling, adapter.sampling_defaults)
         scored = sampling.echo and sampling.logprobs is not None
         prompt = adapter.open(work)
         try:
-            first = Sequence(
-                work.key, 0, self._order, [], 0, sealed=False, root=prompt.root, reuse=not scored, score=scored
-            )
-            request = _Request(
-                work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports), prompt.continued
-            )
-            self._extend(request, prompt.tokens)
+            first = Sequence(work.key, 0, self._order, [], 0, sealed=False, reuse=not scored, score=scored)
+            request = _Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
+            self._extend(request, prompt)
         except BaseException:
             adapter.close(work.key)
             raise
@@ -147,7 +144,7 @@ class AutoregressiveEngine(Engine):
         request = self._requests[key]
         if end:
             request.open_ports.discard(port)
-        self._extend(request, self._adapter.feed(key, port, payload, end).tokens)
+        self._extend(request, self._adapter.feed(key, port, payload, end))
         return True
 
     def abort(self, key: int) -> None:
@@ -155,13 +152,18 @@ class AutoregressiveEngine(Engine):
             self._totals["aborted"] += 1
             self._remove(key)
 
-    def _extend(self, request: _Request, tokens: list[int]) -> None:
+    def _extend(self, request: _Request, prompt: PromptInput) -> None:
         """More of the prompt is there. It is checked as soon as it is known, and computed as soon as it can be."""
         first = request.first
-        first.tokens += tokens
+        if first.sealed:
+            return
+        if prompt.tokens and not first.tokens:
+            first.root, first.reuse = prompt.root, first.reuse and prompt.reuse
+            request.continued, request.final = prompt.continued, prompt.final
+        first.tokens += prompt.tokens
         first.prompt_len = len(first.tokens)
         limit = self._limit(request)
-        if not request.open_ports and not first.sealed:
+        if prompt.complete or not request.open_ports:
             if not first.tokens:
                 raise invalid_request("The prompt is empty.", param=_prompt_param(request.work))
             first.sealed = True
@@ -172,6 +174,8 @@ class AutoregressiveEngine(Engine):
         """Most tokens that a choice may have. Raises (400) when the context is too short for what is asked."""
         length, most = request.first.prompt_len, request.sampling.max_tokens
         room = self._max_len - length
+        if request.final and room >= 0:
+            return 0
         if room < (1 if most is None else most):
             wanted = f"{length} tokens" if most is None else f"{length} tokens and {most} more are asked for"
             raise invalid_request(
@@ -184,11 +188,15 @@ class AutoregressiveEngine(Engine):
         return room if self.options.max_tokens is None else min(room, self.options.max_tokens)
 
     def _choice(self, request: _Request, sequence: Sequence, limit: int) -> Choice:
-        sampling, prompt = request.sampling, sequence.tokens[: sequence.prompt_len]
+        sampling, vocabulary = request.sampling, self._adapter.vocabulary
+        prompt = sequence.tokens[: sequence.prompt_len]
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._adapter.eos)
-        row = Row(request.choosing, stage=self.hello.stage, choice=sequence.index, prompt=prompt, stop_ids=ends)
+        penalized = prompt if self._adapter.penalize_prompt else ()
+        row = Row(request.choosing, stage=self.hello.stage, choice=sequence.index, prompt=penalized, stop_ids=ends)
+        if vocabulary is None:
+            return Choice(sequence, row, None, sampling, ends, limit)
         stream = TextStream(
-            self._adapter.vocabulary,
+            vocabulary,
             stops=request.stops,
             include_stop=sampling.include_stop_str_in_output,
             skip_special_tokens=sampling.skip_special_tokens,
@@ -210,13 +218,14 @@ class AutoregressiveEngine(Engine):
         return self._scheduler.runnable
 
     def step(self, out: Outbox) -> bool:
-        chunks = self._scheduler.schedule(out.ready)
+        adapter = self._adapter
+        chunks = self._scheduler.schedule(lambda key: out.ready(key) and adapter.ready(key))
         if not chunks:
             return False
-        logits = self._runner.run(chunks)
+        output = self._runner.run(chunks)
         self._totals["steps"] += 1
         self._totals["computed_tokens"] += sum(c.count for c in chunks)
-        moved = self._sample(chunks, logits, out)
+        moved = self._sample(chunks, output, out)
         for choice in moved:
             self._hand_out(choice, out)
         # Only now: several choices of one request may have ended in this step.
@@ -228,8 +237,9 @@ class AutoregressiveEngine(Engine):
         return True
 
     @torch.inference_mode()
-    def _sample(self, chunks: list[Chunk], logits: torch.Tensor, out: Outbox) -> list[Choice]:
+    def _sample(self, chunks: list[Chunk], output: StepOutput, out: Outbox) -> list[Choice]:
         """Advance the sequences, and choose a token wherever one is due: the choices that moved."""
+        logits = output.logits
         picks: list[tuple[Choice, int]] = []
         ended: list[Choice] = []
         row = 0
@@ -252,15 +262,22 @@ class AutoregressiveEngine(Engine):
             return ended
         rows = [r for _, r in picks]
         chosen = logits if rows == list(range(len(logits))) else logits[rows]
-        sampled = sample(chosen, [c.row for c, _ in picks], self._adapter.vocabulary.token_bytes)
+        sampled = sample(chosen, [c.row for c, _ in picks], self._token_bytes)
         broken = {picks[i][0].sequence.key for i in sampled.broken}
         for key in broken:
             self._fail(key, out)
-        moved = [c for c, _ in picks if c.sequence.key not in broken]
-        self._totals["completion_tokens"] += len(moved)
-        for (choice, _), token_id, logprob in zip(picks, sampled.token_ids, sampled.logprobs, strict=True):
-            if choice.sequence.key not in broken:
+        moved: list[Choice] = []
+        drawn: list[Drawn] = []
+        for (choice, row), token_id, logprob in zip(picks, sampled.token_ids, sampled.logprobs, strict=True):
+            key, index = choice.sequence.key, choice.sequence.index
+            if key not in broken:
+                position = choice.completion_tokens
                 choice.push(token_id, logprob)
+                moved.append(choice)
+                ends = token_id in self._adapter.eos
+                drawn.append(Drawn(key, index, position, token_id, row, choice.finish_reason is not None, ends))
+        self._totals["completion_tokens"] += len(moved)
+        self._adapter.sampled(drawn, output)
         return ended + moved
 
     def _due(self, request: _Request, sequence: Sequence) -> list[Choice]:
@@ -282,7 +299,7 @@ class AutoregressiveEngine(Engine):
             if copy is not None:
                 self._runner.cache.copy(sequence.blocks[-1], copy)
             request.choices.append(self._choice(request, child, choice.limit))
-        if request.sampling.echo:
+        if request.sampling.echo and self._adapter.vocabulary is not None:
             text = self._adapter.vocabulary.tokenizer.decode(
                 sequence.tokens, skip_special_tokens=request.sampling.skip_special_tokens
             )
@@ -292,7 +309,7 @@ class AutoregressiveEngine(Engine):
 
     def _score(self, request: _Request, chunk: Chunk, logits: torch.Tensor) -> None:
         """The prompt's own log-probabilities; its first token has none (NaN)."""
-        known, token_bytes = request.prompt_logprobs, self._adapter.vocabulary.token_bytes
+        known, token_bytes = request.prompt_logprobs, self._token_bytes
         tokens = chunk.sequence.tokens
         if not known:
             known.append(TokenLogprob(tokens[0], token_bytes(tokens[0]), math.nan))
@@ -304,13 +321,30 @@ class AutoregressiveEngine(Engine):
     def _hand_out(self, choice: Choice, out: Outbox) -> None:
         key = choice.sequence.key
         request = self._requests[key]
+        delta = choice.take(key)
+        if request.work.routed and choice.sequence.index == 0:
+            payload = self._adapter.output(self._release(choice, delta.text))
+            if payload is not None:
+                out.emit(key, payload)
         if choice.finish_reason is not None:
             self._scheduler.remove(choice.sequence)
-        delta = choice.take(key)
-        if request.work.visible:
+        if request.work.visible and self._adapter.vocabulary is not None:
             out.text(delta)
-        if request.work.routed and choice.sequence.index == 0 and delta.text:
-            out.emit(key, text_payload(delta.text))
+
+    def _release(self, choice: Choice, text: str) -> Release:
+        """What the next stage may have of this step."""
+        sequence, start, states = choice.sequence, choice.handed_on, None
+        if self._adapter.decoder.kv_shape.side:
+            choice.handed_on = max(start, min(sequence.computed, choice.certain))
+            if count := choice.handed_on - start:
+                states = self._runner.cache.side_rows(sequence.blocks, start, count)
+        tokens = sequence.tokens[start : choice.handed_on]
+        over = choice.finish_reason is not None
+        return Release(sequence.key, text, start, tokens, sequence.prompt_len, states, over)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        vocabulary = self._adapter.vocabulary
+        return b"" if vocabulary is None else vocabulary.token_bytes(token_id)
 
     def _fail(self, key: int, out: Outbox) -> None:
         """The network gave numbers that are none. What this request alone wrote to the cache may be as bad."""

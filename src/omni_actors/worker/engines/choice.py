@@ -16,11 +16,18 @@ class Choice:
 
     Nothing leaves that the stop matcher holds back: no text, and no log-probability of a token whose text is held. What
     belongs to a stop string or to an end-of-sequence token never leaves, unless the request wants it in the text.
-    ``limit`` is the most tokens that may be sampled; ``ends`` are the ids that stop it.
+    ``limit`` is the most tokens that may be sampled; ``ends`` are the ids that stop it. Without a ``stream`` the tokens
+    are no text.
     """
 
     def __init__(
-        self, sequence: Sequence, row: Row, stream: TextStream, sampling: Sampling, ends: frozenset[int], limit: int
+        self,
+        sequence: Sequence,
+        row: Row,
+        stream: TextStream | None,
+        sampling: Sampling,
+        ends: frozenset[int],
+        limit: int,
     ) -> None:
         self.sequence = sequence
         self.row = row
@@ -35,6 +42,14 @@ class Choice:
         self._released = 0
         self._logprobs: deque[TokenLogprob] = deque()
         self._ready_logprobs: list[TokenLogprob] = []
+        self.handed_on = 0
+        """Tokens of the sequence, from the first, whose side vectors have gone to the next stage."""
+
+    @property
+    def certain(self) -> int:
+        """Tokens of the sequence, prompt included, that no stop string may still take back."""
+        released = self.completion_tokens if self._stream is None else self._stream.released_tokens
+        return self.sequence.prompt_len + released
 
     def echo(self, text: str, logprobs: list[TokenLogprob]) -> None:
         """Put the prompt before the answer."""
@@ -49,14 +64,16 @@ class Choice:
         self._token_ids.append(token_id)
         stream = self._stream
         ended = token_id in self._ends and self.completion_tokens > self._sampling.min_tokens
-        if not ended or self._sampling.include_stop_str_in_output:
+        if stream is not None and (not ended or self._sampling.include_stop_str_in_output):
             self._text += stream.push(token_id)
             if logprob is not None:
                 self._logprobs.append(logprob)
-        if stream.stopped is not None or ended:
+        if ended or (stream is not None and stream.stopped is not None):
             self.finish_reason = "stop"
         elif self.completion_tokens >= self.limit:
             self.finish_reason = "length"
+        if stream is None:
+            return
         if self.finish_reason is not None:
             self._text += stream.finish()
             if stream.stopped is not None:

@@ -14,24 +14,30 @@ from typing import Any, Protocol
 
 import torch
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.payload import Payload, text_payload
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.params import Sampling
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.detokenize import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a decoder keeps per token: a key and a value of ``head_dim`` for each of ``kv_heads`` in each layer."""
+    """What a decoder keeps per token: a key and a value of ``head_dim`` for each of ``kv_heads`` in each layer.
+
+    ``side`` is the width of one more vector, which the next stage gets (hidden states, embeddings); 0 for none. It lies
+    beside the keys, so that whoever takes over a computed token takes over this too.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    side: int = 0
 
     @property
     def token_bytes(self) -> int:
-        return self.layers * 2 * self.kv_heads * self.head_dim * int(self.dtype.itemsize)
+        return (self.layers * 2 * self.kv_heads * self.head_dim + self.side) * int(self.dtype.itemsize)
 
 
 class Attention(Protocol):
@@ -52,6 +58,10 @@ class Attention(Protocol):
         is a multiple of ``kv_heads``; neighbouring heads share one. A token sees the last ``window`` tokens up to
         itself. Scores are squeezed into ±``softcap``. Returns [tokens, heads, head_dim].
         """
+        ...
+
+    def keep(self, side: torch.Tensor) -> None:
+        """Keep the side vectors of the step's tokens: [tokens, kv_shape.side]."""
         ...
 
 
@@ -77,6 +87,15 @@ class Span:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """``logits`` [rows, vocab_size] for the step's rows, in the model's dtype or float32. ``hidden`` [rows, width] is
+    the last layer's output there, for an adapter that asks more of it than the next token (:meth:`sampled`)."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
 class Decoder(Protocol):
     """The network. Stateless between steps but for what :class:`Attention` keeps."""
 
@@ -84,8 +103,8 @@ class Decoder(Protocol):
     vocab_size: int
     device: torch.device
 
-    def forward(self, inputs: StepInputs, attention: Attention) -> torch.Tensor:
-        """Logits for ``inputs.rows``: [rows, vocab_size], in the model's dtype or float32."""
+    def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
+        """Compute the step's tokens: what comes out after ``inputs.rows``."""
         ...
 
 
@@ -94,13 +113,49 @@ class PromptInput:
     """What an admission or an input adds to a request's prompt.
 
     ``root`` names what the prompt holds beside tokens: two prompts with equal tokens and different roots share no
-    cache; it counts in what :meth:`AutoregressiveAdapter.open` gives. ``continued`` says that the answer goes on with
-    the prompt's own text, as in a completion.
+    cache. ``reuse`` says whether they may share one at all. ``continued`` says that the answer goes on with the
+    prompt's own text, as in a completion. These three count in the input that brings the first tokens.
+
+    ``complete`` says that nothing more is added, although ports may be open still: what they bring from now on is input
+    of the steps to come. ``final`` says that nothing is sampled: the request is over when its prompt is computed.
     """
 
     tokens: list[int] = field(default_factory=list)
     root: bytes = b""
     continued: bool = False
+    reuse: bool = True
+    complete: bool = False
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token that was just sampled: the ``position``-th (from 0) of choice ``index`` of a request, from the logits and
+    hidden state of ``row``. ``over`` says that the choice ended with it; ``ends`` that it is an end-of-sequence token
+    itself."""
+
+    key: int
+    index: int
+    position: int
+    token: int
+    row: int
+    over: bool
+    ends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What a step made certain of a request's first choice. ``text`` is new text. ``states`` are the side vectors
+    [n, side] of the tokens ``start … start + n - 1`` (``tokens``), prompt included, ``None`` without any: of tokens
+    that are computed and that no stop string may still take back. ``over`` says that nothing follows."""
+
+    key: int
+    text: str
+    start: int
+    tokens: Sequence[int]
+    prompt_len: int
+    states: torch.Tensor | None
+    over: bool
 
 
 class AutoregressiveAdapter(ABC):
@@ -110,7 +165,10 @@ class AutoregressiveAdapter(ABC):
     """
 
     decoder: Decoder
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | None
+    """``None`` where tokens are no text (codec frames)."""
+    penalize_prompt: bool = True
+    """Whether a repetition penalty counts the prompt's tokens."""
     eos: frozenset[int]
     """Ids that end an answer."""
     max_model_len: int
@@ -132,6 +190,23 @@ class AutoregressiveAdapter(ABC):
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
         """Input on a port, in order: what it adds to the prompt. Sampling begins when all ports have ended."""
         raise NotImplementedError(f"{type(self).__name__} takes no input on port {port!r}")
+
+    def sampling(self, work: Work) -> Sampling:
+        """How this request's tokens are chosen. It is validated against the vocabulary's size."""
+        return work.params.get("sampling") or Sampling()
+
+    def ready(self, key: int) -> bool:
+        """Whether the network's input for the request's next step is there. A request that is not ready stands still;
+        what makes it ready is input (:meth:`feed`)."""
+        return True
+
+    def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
+        """Tokens were chosen: make of them what the next step needs (a talker's residual codes). Called once a step, in
+        inference mode, before :meth:`output`."""
+
+    def output(self, release: Release) -> Payload | None:
+        """What the request's edges get of this step, if it has any."""
+        return text_payload(release.text) if release.text else None
 
     def close(self, key: int) -> None:
         """The request has left, by whichever way."""

@@ -251,6 +251,8 @@ class GenerationEngine(Engine):
             out.media(piece.media)
         if piece.payload is not None:
             out.emit(request.work.key, piece.payload)
+        if piece.usage is not None:
+            request.usage = add_usage(request.usage, piece.usage)
 
     def _run_batch(self, out: Outbox) -> bool:
         batch = self._select(out)

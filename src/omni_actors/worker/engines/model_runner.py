@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from omni_actors.worker.engines.decoder import Decoder, Span, StepInputs
+from omni_actors.worker.engines.decoder import Decoder, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention, flat_order
 from omni_actors.worker.engines.sequence import Chunk
 
@@ -20,9 +20,9 @@ class ModelRunner:
         self.cache = KVCache(decoder.kv_shape, blocks, block_size, decoder.device)
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Compute the chunks in one pass. Returns float32 logits [n, vocab_size]: ``chunk.rows`` rows for each, in
-        order. The sequences themselves are not advanced."""
+    def run(self, chunks: Sequence[Chunk]) -> StepOutput:
+        """Compute the chunks in one pass. Returns float32 logits [n, vocab_size] (and hidden states, if the decoder
+        gives them): ``chunk.rows`` rows for each, in order. The sequences themselves are not advanced."""
         extents = [Extent(c.start, c.count, c.sequence.blocks) for c in chunks]
         order = sorted(range(len(chunks)), key=lambda i: flat_order(extents[i]))
         starts = [0] * len(chunks)
@@ -47,4 +47,5 @@ class ModelRunner:
             spans,
         )
         attention = PagedAttention(self.cache, [extents[i] for i in order])
-        return self.decoder.forward(inputs, attention).float()
+        output = self.decoder.forward(inputs, attention)
+        return StepOutput(output.logits.float(), output.hidden)

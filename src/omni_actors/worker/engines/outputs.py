@@ -36,11 +36,13 @@ Specs = Mapping[str, Mapping[str, TensorSpec]]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One unit of output: at most one payload for the edges (one credit), and what the client sees with it."""
+    """One unit of output: at most one payload for the edges (one credit), and what the client sees with it. ``usage``,
+    if any, is added to the request's: for what an iterator learns only as it computes. A piece may be empty."""
 
     payload: Payload | None = None
     media: MediaChunk | None = None
     text: TextDelta | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

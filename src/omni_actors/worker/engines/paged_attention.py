@@ -34,16 +34,29 @@ class KVCache:
         """The same memory by single keys and values."""
         self.pages = [layer.view(-1, block_size * shape.head_dim) for layer in self.layers]
         """The same memory by pages."""
+        self.side = _zeros((blocks + 1, block_size, shape.side), shape.dtype, device) if shape.side else None
+        """The side vectors: [blocks, block_size, side]."""
 
     def copy(self, source: int, target: int) -> None:
         """Give ``target`` the content of block ``source``."""
-        for layer in self.layers:
+        for layer in self._tensors:
             layer[target] = layer[source]
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Make blocks zero: of a sequence whose numbers went bad, so that no later owner reads them as padding."""
-        for layer in self.layers:
+        for layer in self._tensors:
             layer[list(blocks)] = 0
+
+    def side_rows(self, blocks: Sequence[int], start: int, count: int) -> torch.Tensor:
+        """A copy of the side vectors of tokens ``start … start + count - 1`` of a sequence: [count, side]."""
+        assert self.side is not None
+        places = np.arange(start, start + count)
+        rows = np.asarray(blocks)[places // self.block_size] * self.block_size + places % self.block_size
+        return self.side.view(-1, self.shape.side).index_select(0, torch.from_numpy(rows).to(self.side.device))
+
+    @property
+    def _tensors(self) -> list[torch.Tensor]:
+        return self.layers if self.side is None else [*self.layers, self.side]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -126,6 +139,17 @@ class PagedAttention:
             for i, prompt in enumerate(self._prompts, len(self._decodes))
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def keep(self, side: torch.Tensor) -> None:
+        """See :class:`~omni_actors.worker.engines.decoder.Attention`."""
+        cache = self._cache
+        assert cache.side is not None
+        pages = self._pages_per_block
+        # A token's first slot is in page 0 of its block: from rows of all pages to rows of blocks.
+        first = self._slots.view(-1, pages)[:, 0]
+        block = torch.div(first, pages * cache.block_size, rounding_mode="floor")
+        rows = block * cache.block_size + first % cache.block_size
+        cache.side.view(-1, cache.shape.side).index_copy_(0, rows, side)
 
     def _decode(
         self,
