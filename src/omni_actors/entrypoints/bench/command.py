@@ -51,7 +51,20 @@ def _target(context: click.Context, parameter: click.Parameter, value: str) -> T
         raise click.BadParameter(str(error)) from None
 
 
-@click.command("bench", context_settings={"show_default": True, "max_content_width": 110})
+class _Bench(click.Command):
+    """``bench transport`` is a command of its own: it loads no server, so it has none of the options here."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] != ["transport"]:
+            return super().make_context(info_name, args, parent, **extra)
+        from omni_actors.entrypoints.bench.transport import transport_command
+
+        return transport_command.make_context(f"{info_name} transport", args[1:], parent, **extra)
+
+
+@click.command("bench", cls=_Bench, context_settings={"show_default": True, "max_content_width": 110})
 @click.argument("workload", type=click.Choice(list(WORKLOADS)), default="chat")
 @click.option("--url", callback=_target, default="http://127.0.0.1:8000/v1", help="Base URL of the API.")
 @click.option("--model", help="Model name to send.  [default: the first of /v1/models]")
@@ -95,6 +108,7 @@ def bench_command(
     """Load an OpenAI-style server and measure what its clients feel.
 
     WORKLOAD is chat (streamed text), chat-audio (streamed text and speech), speech (chunked samples) or speech-sse.
+    "bench transport" measures the way of payloads between workers instead, without a server; see its --help.
 
     \b
     TTFT  time to first text              E2EL      end-to-end latency
