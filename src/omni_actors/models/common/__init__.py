@@ -1,0 +1,1 @@
+"""Model parts that several families share."""

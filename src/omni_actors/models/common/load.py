@@ -1,0 +1,112 @@
+"""Loading one part of a checkpoint alone: a stage holds its own weights and no other stage's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.logging import disable_progress_bar
+
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=PreTrainedModel)
+
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+"""Weights of one expert, as checkpoints store them. The classes hold all experts of a layer in one tensor."""
+
+
+def load_part(
+    cls: type[M], config: Any, folder: str | Path, prefix: str, dtype: torch.dtype, device: str | torch.device
+) -> M:
+    """The module of a checkpoint whose weights are named ``prefix…`` (``"code2wav."``; ``""`` for all of them), built
+    of ``config`` alone, in evaluation mode.
+
+    Only these weights are read. Experts that are stored one by one are stacked as transformers does it for the whole
+    model. Raises :class:`OmniError` (500) when weights are missing or misshapen: a part
+    with random weights would answer, and wrongly.
+    """
+    disable_progress_bar()
+    weights = stack_experts(read_weights(folder, prefix))
+    if not weights:
+        raise _bad(f"{folder} has no weights named '{prefix}…'")
+    model, report = cls.from_pretrained(
+        None, config=config, state_dict=weights, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    if report["missing_keys"] or report["mismatched_keys"] or report.get("error_msgs"):
+        lacking = [prefix + name for name in sorted(report["missing_keys"])]
+        lacking += [prefix + str(name) for name, *_ in report["mismatched_keys"]]
+        raise _bad(f"{folder}: {len(lacking)} weights are missing or misshapen, such as {lacking[:3]}")
+    if report["unexpected_keys"]:
+        log.debug("%s: %d weights under '%s' are not used", folder, len(report["unexpected_keys"]), prefix)
+    placed: M = model.to(device).eval().requires_grad_(False)
+    return placed
+
+
+def read_weights(folder: str | Path, prefix: str) -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors whose names begin with ``prefix``, by the rest of their names. They are mapped from the
+    files: one that nobody touches costs no memory. Raises :class:`OmniError` (500) without a ``model.safetensors`` or
+    its index."""
+    found: dict[str, torch.Tensor] = {}
+    for path, names in _files(Path(folder), prefix):
+        try:
+            with safe_open(path, framework="pt") as file:
+                every: list[str] = list(file.keys())
+                wanted = [name for name in every if name.startswith(prefix)] if names is None else names
+                for name in wanted:
+                    found[name[len(prefix) :]] = file.get_tensor(name)
+        except (OSError, ValueError) as error:
+            raise _bad(f"{path} cannot be read: {error}") from error
+    return found
+
+
+def stack_experts(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same weights with ``experts.gate_up_proj`` [experts, 2 * inner, outer] (gates first) and
+    ``experts.down_proj`` [experts, outer, inner] in the place of each layer's single experts."""
+    kept: dict[str, torch.Tensor] = {}
+    experts: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
+    for name, weight in weights.items():
+        if match := _EXPERT.fullmatch(name):
+            experts.setdefault(match[1], {})[int(match[2]), match[3]] = weight
+        else:
+            kept[name] = weight
+    for layer, parts in experts.items():
+        numbers = range(1 + max(number for number, _ in parts))
+        try:
+            kept[f"{layer}.gate_up_proj"] = torch.stack(
+                [torch.cat((parts[number, "gate"], parts[number, "up"])) for number in numbers]
+            )
+            kept[f"{layer}.down_proj"] = torch.stack([parts[number, "down"] for number in numbers])
+        except KeyError as error:
+            raise _bad(f"{layer} lacks the weight {error}") from None
+    return kept
+
+
+def _files(folder: Path, prefix: str) -> Iterator[tuple[Path, list[str] | None]]:
+    """The files that hold such weights, with the weights' names where an index tells them."""
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if not index.exists():
+        if not (folder / SAFE_WEIGHTS_NAME).exists():
+            raise _bad(f"{folder} has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
+        yield folder / SAFE_WEIGHTS_NAME, None
+        return
+    weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    shards: dict[str, list[str]] = {}
+    for name, shard in weight_map.items():
+        if name.startswith(prefix):
+            shards.setdefault(shard, []).append(name)
+    for shard, names in shards.items():
+        yield folder / shard, names
+
+
+def _bad(message: str) -> OmniError:
+    return OmniError(ErrorInfo(message=message, code="bad_model", status=500))
