@@ -132,5 +132,5 @@ def test_the_comparison_sees_a_shifted_position() -> None:
 def test_the_comparison_sees_layers_in_the_wrong_order() -> None:
     model = tiny_models.build()
     decoder = FusedDecoder(copy.deepcopy(model), tiny_models.CONTEXT)
-    decoder._layers.reverse()
+    decoder._layers._layers.reverse()
     assert worst_error(decoder, model) > 1e-2

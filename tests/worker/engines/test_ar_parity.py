@@ -105,7 +105,7 @@ class Recorder:
         engine._runner = self  # type: ignore[assignment]
 
     def run(self, chunks: list[Chunk]) -> StepOutput:
-        output = self._runner.run(chunks)
+        output: StepOutput = self._runner.run(chunks)
         logits, row = output.logits, 0
         for chunk in chunks:
             row += chunk.rows
@@ -209,7 +209,7 @@ def test_the_comparison_sees_a_shifted_position(reference: Reference, adapter: C
 
 def test_the_comparison_sees_a_wrong_layer(reference: Reference, folder: str) -> None:
     adapter = load_adapter(folder)
-    layers = adapter.decoder._layers  # type: ignore[attr-defined]
+    layers = adapter.decoder._layers._layers  # type: ignore[attr-defined]
     layers[10], layers[11] = layers[11], layers[10]
     with pytest.raises(AssertionError):
         compare(reference, engine_of(adapter), 32, count=8)

@@ -206,6 +206,7 @@ def test_log_probabilities_are_the_models_own(adapter: CausalLM) -> None:
     tokens = STORY + got.token_ids
     with torch.inference_mode():
         wanted = tiny_models.build()(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    assert adapter.vocabulary is not None
     plain = answer(engine_of(adapter), STORY, max_tokens=10, ignore_eos=True)
     assert got.text == adapter.vocabulary.tokenizer.decode(STORY) + plain.text
     assert len(got.logprobs) == len(tokens)

@@ -1,0 +1,153 @@
+"""A code predictor: the small transformer that adds a frame's residual codes to its first one.
+
+A codec frame has several codes. The talker samples the first; this network, conditioned on the talker's hidden state,
+samples the others one after the other. Its whole context is one frame, so it runs to its end between two steps of the
+talker, for all frames of the step at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from omni_actors.models.common.layers import Layers
+from omni_actors.models.common.rotary import Rotary
+from omni_actors.worker.engines.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DepthSampling:
+    """How residual codes are drawn: greedily at temperature 0. ``top_k`` 0 and ``top_p`` 1 are off."""
+
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 0.8
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Whose frame it is: its residual codes are a function of (seed, position) and their logits alone."""
+
+    sampling: DepthSampling
+    seed: int
+    position: int
+
+
+class DepthDecoder:
+    """``embeddings[i]`` and ``heads[i]`` are those of residual code ``i`` (from 0). ``project`` brings inputs of the
+    talker's width to the network's own, where they differ."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        rotary: Rotary,
+        norm: torch.Tensor,
+        embeddings: Sequence[torch.Tensor],
+        heads: Sequence[Linear],
+        project: Linear | None = None,
+    ) -> None:
+        self._layers = layers
+        self._norm = norm
+        self._embeddings = embeddings
+        self._heads = heads
+        self._project = project
+        self._cos, self._sin = rotary.at(torch.arange(len(heads) + 1, device=layers.device))
+
+    @torch.inference_mode()
+    def __call__(
+        self, hidden: torch.Tensor, first: torch.Tensor, draws: Sequence[Draw]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``hidden`` [frames, width] of the talker and ``first`` [frames, width], the embeddings of the first codes →
+        residual codes int64 [frames, residuals] and the sum [frames, width] of their embeddings."""
+        count = len(hidden)
+        layers = self._layers
+        attention = _FrameAttention(layers, count, len(self._heads) + 1)
+        uniform = self._uniform(draws, hidden.device)
+        codes: list[torch.Tensor] = []
+        total = torch.zeros_like(first)
+        x = torch.stack((hidden, first), 1).flatten(0, 1)
+        cos, sin = (table[:2].repeat(count, 1, 1) for table in (self._cos, self._sin))
+        for i, head in enumerate(self._heads):
+            x = x if self._project is None else self._project(x)
+            x = layers(x, cos, sin, attention)
+            x = x.view(count, -1, layers.width)[:, -1]
+            logits = head(torch.rms_norm(x, (layers.width,), self._norm, layers.eps))
+            code = logits.argmax(-1) if uniform is None else _draw(logits.float(), draws, uniform[:, i])
+            codes.append(code)
+            x = F.embedding(code, self._embeddings[i])
+            total += x
+            if i + 1 < len(self._heads):
+                cos, sin = (table[i + 2 : i + 3] for table in (self._cos, self._sin))
+        return torch.stack(codes, 1), total
+
+    def _uniform(self, draws: Sequence[Draw], device: torch.device) -> torch.Tensor | None:
+        """The numbers in [0, 1) that decide the residual codes of each frame; none if all are greedy."""
+        if all(draw.sampling.greedy for draw in draws):
+            return None
+        rows = [
+            np.random.Generator(np.random.Philox(key=[draw.seed % (1 << 64), draw.position])).random(len(self._heads))
+            for draw in draws
+        ]
+        return torch.from_numpy(np.array(rows, np.float32)).to(device)
+
+
+class _FrameAttention:
+    """:class:`~omni_actors.worker.engines.decoder.Attention` over frames of equal length: a dense cache."""
+
+    def __init__(self, layers: Layers, count: int, length: int) -> None:
+        shape = (len(layers), count, 2 * layers.kv_heads, length, layers.head_dim)
+        self._cache = torch.empty(shape, dtype=layers.dtype, device=layers.device)
+        self._kv_heads = layers.kv_heads
+        self._length = [0] * len(layers)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        cache, kv_heads = self._cache[layer], self._kv_heads
+        count, heads, head_dim = cache.shape[0], query.shape[1], query.shape[2]
+        new = query.shape[0] // count
+        start, end = self._length[layer], self._length[layer] + new
+        self._length[layer] = end
+        cache[:, :, start:end] = key_value.view(count, new, 2 * kv_heads, head_dim).transpose(1, 2)
+        keys, values = cache[:, :kv_heads, :end], cache[:, kv_heads:, :end]
+        if new == 1:
+            # The query heads that share a key head are rows of one product.
+            q = query.view(count, kv_heads, heads // kv_heads, head_dim)
+            weights = torch.softmax(torch.matmul(q, keys.transpose(2, 3)).mul_(scale), -1)
+            return torch.matmul(weights, values).view(count, heads, head_dim)
+        q = query.view(count, new, heads, head_dim).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, scale=scale, enable_gqa=heads != kv_heads)
+        return out.transpose(1, 2).reshape(-1, heads, head_dim)
+
+    def keep(self, side: torch.Tensor) -> None:
+        raise NotImplementedError("a code predictor hands nothing on")
+
+
+def _draw(logits: torch.Tensor, draws: Sequence[Draw], uniform: torch.Tensor) -> torch.Tensor:
+    """One code per row, by inverting the cumulative distribution over codes from the likeliest down."""
+    column = [(d.sampling.temperature, d.sampling.top_k or logits.shape[1], d.sampling.top_p) for d in draws]
+    temperature, top_k, top_p = torch.tensor(column, device=logits.device).unsqueeze(-1).unbind(1)
+    ranked, order = logits.sort(-1, descending=True, stable=True)
+    probabilities = torch.softmax(ranked / temperature.clamp_min(1e-5), -1)
+    probabilities = probabilities * (torch.arange(logits.shape[1], device=logits.device) < top_k)
+    probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    before = probabilities.cumsum(-1) - probabilities
+    probabilities = probabilities * (before < top_p)
+    total = probabilities.cumsum(-1)
+    place = (total <= uniform.unsqueeze(-1) * total[:, -1:]).sum(-1, keepdim=True).clamp_max(logits.shape[1] - 1)
+    greedy = torch.tensor([d.sampling.greedy for d in draws], device=logits.device).unsqueeze(-1)
+    return order.gather(1, place.masked_fill_(greedy, 0)).squeeze(1)

@@ -1,0 +1,68 @@
+"""A routed mixture of experts over a flat list of tokens."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+DENSE_WORK = 1 << 20
+"""Up to so many products (tokens x experts x width x inner width), every expert runs for every token in one batched
+product. Measured on one core: up to there as fast as one expert after the other at 16 tokens and more, and up to twenty
+times faster at few."""
+
+
+class Experts:
+    """Each token goes to the ``top_k`` experts that ``router`` [experts, width] scores highest.
+
+    ``gate_up`` is [experts, 2 * inner, width], ``down`` [experts, width, inner]. Probabilities are computed in float32;
+    ``normalize`` makes those of a token's experts sum to one.
+    """
+
+    def __init__(
+        self, router: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, top_k: int, normalize: bool
+    ) -> None:
+        self._router = router
+        self._gate_up = gate_up
+        self._down = down
+        self._top_k = top_k
+        self._normalize = normalize
+        self._count, inner, width = down.shape[0], down.shape[2], down.shape[1]
+        self._work = self._count * inner * width
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, width] → [tokens, width]."""
+        probabilities = torch.softmax(F.linear(x, self._router), -1, dtype=torch.float32)
+        weights, chosen = probabilities.topk(self._top_k, -1)
+        if self._normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights.to(x.dtype)
+        if x.shape[0] * self._work <= DENSE_WORK:
+            return self._dense(x, weights, chosen)
+        return self._grouped(x, weights, chosen)
+
+    def _dense(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.matmul(x, self._gate_up.transpose(1, 2)).chunk(2, -1)
+        outputs = torch.bmm(F.silu(gate) * up, self._down.transpose(1, 2))
+        share = torch.zeros(x.shape[0], self._count, dtype=x.dtype, device=x.device).scatter_(1, chosen, weights)
+        return torch.bmm(share.unsqueeze(1), outputs.transpose(0, 1)).squeeze(1)
+
+    def _grouped(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        token = torch.div(order, self._top_k, rounding_mode="floor")
+        rows = x.index_select(0, token)
+        if x.dtype == torch.bfloat16 and x.device.type != "cpu":
+            ends = torch.bincount(flat, minlength=self._count).cumsum(0).to(torch.int32)
+            gate, up = F.grouped_mm(rows, self._gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
+            outputs = F.grouped_mm(F.silu(gate) * up, self._down.transpose(1, 2), offs=ends)
+        else:
+            outputs = torch.empty_like(rows)
+            start = 0
+            for expert, count in enumerate(torch.bincount(flat, minlength=self._count).tolist()):
+                if count:
+                    part = slice(start, start + count)
+                    gate, up = F.linear(rows[part], self._gate_up[expert]).chunk(2, -1)
+                    outputs[part] = F.linear(F.silu(gate) * up, self._down[expert])
+                    start += count
+        outputs *= weights.flatten().index_select(0, order).unsqueeze(1)
+        return torch.zeros_like(x).index_add_(0, token, outputs)

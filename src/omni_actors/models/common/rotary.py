@@ -1,0 +1,61 @@
+"""Rotary position embedding by tables: for plain positions, and for the three axes of M-RoPE.
+
+M-RoPE (Qwen2-VL, https://arxiv.org/abs/2409.12191) gives a token a temporal, a vertical and a horizontal position, and
+each pair of channels one of the three. For text all three are equal, which is plain rotary embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class Rotary:
+    """``at`` gives cosines and sines [tokens, 1, head_dim] for positions int64 [tokens], or [3, tokens] with axes.
+
+    The sign that the rotation gives the first half is in the sines: ``x * cos + x.roll(head_dim // 2) * sin``.
+    """
+
+    def __init__(
+        self, module: Any, positions: int, dtype: torch.dtype, device: torch.device, axes: torch.Tensor | None = None
+    ) -> None:
+        """Tables for positions below ``positions``, out of a transformers rotary module. ``axes`` int64 [head_dim] says
+        which of the three positions a channel takes."""
+        places = torch.arange(positions, device=device).expand(3, 1, -1) if axes is not None else None
+        if places is None:
+            places = torch.arange(positions, device=device).unsqueeze(0)
+        cos, sin = module.to(device)(torch.empty(1, dtype=dtype, device=device), places)
+        while cos.dim() > 2:  # all axes and the batch are the same
+            cos, sin = cos[0], sin[0]
+        sin = sin.clone()
+        sin[:, : sin.shape[1] // 2].neg_()
+        self._cos, self._sin = cos.contiguous(), sin
+        self._axes = None if axes is None else axes.to(device)
+        self._channels = torch.arange(cos.shape[1], device=device)
+        self.positions = positions
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if positions.dim() == 1:
+            return (
+                self._cos.index_select(0, positions).unsqueeze(1),
+                self._sin.index_select(0, positions).unsqueeze(1),
+            )
+        assert self._axes is not None
+        places = positions.index_select(0, self._axes).t() * len(self._channels) + self._channels
+        return self._cos.take(places).unsqueeze(1), self._sin.take(places).unsqueeze(1)
+
+
+def interleaved_axes(sections: Sequence[int], head_dim: int) -> torch.Tensor:
+    """Qwen3's order: channel pairs take the axes in turn, as long as the vertical and horizontal sections last."""
+    axes = torch.zeros(head_dim // 2, dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : sections[axis] * 3 : 3] = axis
+    return torch.cat((axes, axes))
+
+
+def sectioned_axes(sections: Sequence[int]) -> torch.Tensor:
+    """Qwen2's order: the first section of channel pairs is temporal, the next vertical, the last horizontal."""
+    axes = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+    return torch.cat((axes, axes))
