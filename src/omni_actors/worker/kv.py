@@ -1,0 +1,138 @@
+"""Keys and values as a payload: parts of one paged cache, as rows that any other cache of the same layout takes in.
+
+Kind :data:`KIND`, on an edge whose capacity is 1. The producer first *asks* (:func:`ask`): how many tokens will come,
+and what they look like. The consumer leaves that payload unconsumed until it has reserved room for all of them, so that
+the producer begins only then: it has no other credit. What follows are *rows* (:func:`extract`), in order of position,
+each payload with a range of tokens: ``rows`` [layers, 2 * kv_heads, tokens, head_dim], keys' heads before values'
+heads, and ``side`` [tokens, width] where the layout has side vectors. A row does not depend on how either cache is cut
+into blocks: their sizes and ids are each cache's own. The bits are those of the cache. The last payload may hold more,
+which the two stages agree on (an autoregressive stage's is in :mod:`omni_actors.worker.engines.handover`).
+
+A payload under way is a lease: its memory is the producer's, copied out of its blocks, and is free again when the
+consumer has acknowledged it, or is gone, or the request is over. What the consumer reserved goes back with the request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.worker.engines.decoder import KVShape
+from omni_actors.worker.engines.paged_attention import KVCache
+from omni_actors.worker.tensors import tensor_payload
+
+KIND = "kv"
+
+_SAMPLE = 4096
+"""Bytes at the end of each weights file that count for a model's identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The fingerprint of what rows hold. Two caches may exchange rows if theirs are equal. ``model`` is the identity of
+    the model that computed them (:func:`model_identity`): keys of another one would be read without complaint."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    side: int
+    dtype: str
+    model: str
+
+    @classmethod
+    def of(cls, shape: KVShape, model: str) -> Layout:
+        dtype = str(shape.dtype).removeprefix("torch.")
+        return cls(shape.layers, shape.kv_heads, shape.head_dim, shape.side, dtype, model)
+
+    def difference(self, other: Mapping[str, Any]) -> str:
+        """What keeps rows of the layout ``other`` (as it travels) out of a cache of this one; empty if nothing does."""
+        mine = asdict(self)
+        return ", ".join(
+            f"{name} {other.get(name)!r} instead of {mine[name]!r}" for name in mine if other.get(name) != mine[name]
+        )
+
+
+def model_identity(folder: str | None, adapter: str) -> str:
+    """Names a model by what its folder says: the configuration, and for each weights file its name, size and last
+    bytes. Not the folder's path, so that two machines agree. Without a folder the adapter's name is all there is."""
+    digest = hashlib.blake2b(adapter.encode(), digest_size=12)
+    root = Path(folder) if folder else None
+    if root is not None and (config := root / "config.json").is_file():
+        digest.update(json.dumps(json.loads(config.read_bytes()), sort_keys=True).encode())
+    for file in sorted(root.glob("*.safetensors")) if root is not None else ():
+        with file.open("rb") as opened:
+            size = opened.seek(0, 2)
+            opened.seek(max(0, size - _SAMPLE))
+            digest.update(f"{file.name}:{size}:".encode() + opened.read())
+    return digest.hexdigest()
+
+
+def ask(tokens: int, layout: Layout) -> Payload:
+    """The first payload: room for ``tokens`` tokens is wanted."""
+    return Payload(KIND, {"ask": tokens, "layout": asdict(layout)})
+
+
+@torch.inference_mode()
+def extract(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> Payload:
+    """Tokens ``start … start + count - 1`` of the sequence in these blocks. A copy: the blocks may go."""
+    shape, device = cache.shape, cache.layers[0].device
+    token_rows, page_rows = _rows(cache, blocks, start, count)
+    rows = torch.empty((shape.layers, 2 * shape.kv_heads, count, shape.head_dim), dtype=shape.dtype, device=device)
+    for source, target in zip(cache.rows, rows, strict=True):
+        torch.index_select(source, 0, page_rows, out=target.view(-1, shape.head_dim))
+    tensors = {"rows": rows}
+    if cache.side is not None:
+        tensors["side"] = cache.side.view(-1, shape.side).index_select(0, token_rows)
+    return tensor_payload(KIND, {"start": start, "tokens": count}, tensors)
+
+
+@torch.inference_mode()
+def insert(cache: KVCache, blocks: Sequence[int], payload: Payload) -> range:
+    """Write a payload's rows into these blocks, at their positions in the sequence; which positions those are.
+
+    Raises :class:`ValueError` for rows of another shape or dtype, or more of them than the blocks hold.
+    """
+    shape, device = cache.shape, cache.layers[0].device
+    start, count = int(payload.meta["start"]), int(payload.meta["tokens"])
+    if not 0 <= start <= start + count <= len(blocks) * cache.block_size:
+        raise ValueError(f"tokens {start} to {start + count} do not fit {len(blocks)} blocks of {cache.block_size}")
+    token_rows, page_rows = _rows(cache, blocks, start, count)
+    rows = _view(payload, "rows", (shape.layers, 2 * shape.kv_heads, count, shape.head_dim), shape.dtype).to(device)
+    for target, source in zip(cache.rows, rows, strict=True):
+        target.index_copy_(0, page_rows, source.view(-1, shape.head_dim))
+    if cache.side is not None:
+        side = _view(payload, "side", (count, shape.side), shape.dtype).to(device)
+        cache.side.view(-1, shape.side).index_copy_(0, token_rows, side)
+    return range(start, start + count)
+
+
+def _rows(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where tokens lie: their rows in the cache as [blocks * block_size, …], and, page by page, those of their keys and
+    values in a layer as [blocks * pages * block_size, head_dim]."""
+    size, pages = cache.block_size, 2 * cache.shape.kv_heads
+    places = np.arange(start, start + count)
+    block, place = np.asarray(blocks, np.int64)[places // size], places % size
+    page_rows = block * (pages * size) + place + np.arange(pages)[:, None] * size
+    device = cache.layers[0].device
+    return torch.from_numpy(block * size + place).to(device), torch.from_numpy(page_rows.reshape(-1)).to(device)
+
+
+def _view(payload: Payload, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A payload's tensor without a copy. It may lie in memory that is read-only: it must not be written."""
+    array = payload.tensors.get(name)
+    bits = np.dtype("uint16") if dtype == torch.bfloat16 else np.dtype(str(dtype).removeprefix("torch."))
+    if array is None or array.shape != shape or array.dtype != bits:
+        found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+        raise ValueError(f"{name}: {found}, where {bits} {list(shape)} belongs")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.ascontiguousarray(array)).view(dtype)
