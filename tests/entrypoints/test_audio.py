@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 import trio
-from tests.entrypoints.fakes import RATE, SPEECH, TEXT, Server, Step, served
+from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, Server, Step, served
 from tests.entrypoints.test_chat import events_of
 from tests.entrypoints.test_guard import error_of
 from tests.media.room import container, silent_video, strict_wav, tone, wav
 
 from omni_actors.entrypoints.services import OPENAI_VOICES
+from omni_actors.pipelines.declaration import Port, Task
 from omni_actors.protocol.errors import stage_died
 from omni_actors.protocol.request import Completed, MediaChunk, TextDelta, Usage
 
@@ -177,6 +179,117 @@ async def test_voices_are_objects_and_openais_names_stand_for_them() -> None:
         for id in ids:
             assert (await server.post(SAY, {"input": "a", "voice": id})).status_code == 200
         assert {request.params["speech"].voice for request in server.orchestrator.requests} == {"heart", "bella"}
+
+
+CLONER = replace(
+    PIPELINE,
+    stages=tuple(
+        replace(stage, ports=(*stage.ports, Port("reference", "pcm", required=False)))
+        if stage.name == "acoustic"
+        else stage
+        for stage in PIPELINE.stages
+    ),
+    tasks=(Task("speech", {"text": "acoustic", "audio": "acoustic.reference"}, {"audio": "vocoder"}),),
+    task_types=("custom_voice", "voice_design", "clone"),
+    speech_fields=(
+        "instructions",
+        "language",
+        "ref_text",
+        "x_vector_only",
+        "max_tokens",
+        "initial_chunk_frames",
+        "top_k",
+    ),
+    voices=("Vivian", "Eric"),
+)
+"""A model that speaks by name, by description, and after a clip."""
+
+CLIP = base64.b64encode(wav(tone(0.5, 48_000), 48_000)).decode()
+
+
+@pytest.mark.parametrize("clip", [CLIP, f"data:audio/wav;base64,{CLIP}"])
+async def test_a_voice_is_cloned_from_a_clip(clip: str) -> None:
+    async with served(pipeline=CLONER) as server:
+        body = {"input": "Hello.", "ref_audio": clip, "ref_text": "What was said."}
+        assert (await server.post(SAY, body)).status_code == 200
+        (request,) = server.orchestrator.requests
+        assert request.inputs == ("text", "audio")
+        assert [ref.seconds for ref in request.media] == [0.5]
+        speech = request.params["speech"]
+        assert (speech.task_type, speech.reference, speech.ref_text) == ("clone", True, "What was said.")
+        await server.settled()
+
+
+async def test_a_large_clip_is_read_in_the_media_process() -> None:
+    large = base64.b64encode(wav(tone(20.0, 48_000), 48_000)).decode()
+    assert len(large) > 1 << 20
+    async with served(pipeline=CLONER) as server:
+        body = {"ref_audio": large, "x_vector_only_mode": True, "input": "Hello."}
+        assert (await server.post(SAY, body)).status_code == 200
+        (request,) = server.orchestrator.requests
+        assert request.media[0].seconds == 20.0
+        assert request.params["speech"].x_vector_only
+        await server.settled()
+
+
+@pytest.mark.parametrize(
+    ("field", "found"),
+    [
+        ({}, {"task_type": "custom_voice", "voice": "Vivian"}),
+        ({"voice": "eric"}, {"voice": "Eric"}),
+        ({"speaker": "Eric"}, {"voice": "Eric"}),
+        ({"voice": "alloy", "speaker": "vivian"}, {"voice": "Vivian"}),
+        ({"task_type": "VoiceDesign", "instructions": "old"}, {"task_type": "voice_design", "instructions": "old"}),
+        ({"language": "English"}, {"language": "English"}),
+        ({"max_new_tokens": 7, "initial_codec_chunk_frames": 3, "top_k": 5, "seed": 9}, {"max_tokens": 7, "seed": 9}),
+        ({"initial_codec_chunk_frames": 3, "top_k": 5}, {"initial_chunk_frames": 3, "top_k": 5}),
+        ({"speed": 1.0, "x_vector_only_mode": False, "instructions": ""}, {"speed": 1.0, "instructions": None}),
+    ],
+)
+async def test_how_a_voice_is_chosen(field: dict[str, Any], found: dict[str, Any]) -> None:
+    async with served(pipeline=CLONER) as server:
+        assert (await server.post(SAY, {"input": "Hello.", **field})).status_code == 200
+        speech = server.orchestrator.requests[0].params["speech"]
+        assert {name: getattr(speech, name) for name in found} == found
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ({"speed": 1.5}, "speed"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"task_type": "Singing"}, "task_type"),
+        ({"task_type": "VoiceDesign"}, "instructions"),
+        ({"task_type": "Base"}, "ref_audio"),
+        ({"ref_text": "What was said."}, "ref_audio"),
+        ({"x_vector_only_mode": True}, "ref_audio"),
+        ({"ref_audio": CLIP}, "ref_text"),
+        ({"ref_audio": CLIP, "ref_text": "x", "task_type": "CustomVoice"}, "ref_audio"),
+        ({"ref_audio": "####", "ref_text": "x"}, "ref_audio"),
+        ({"ref_audio": {"type": "audio", "index": 0}, "ref_text": "x"}, "ref_audio"),
+        ({"ref_audio": [CLIP], "ref_text": "x"}, "ref_audio"),
+        ({"ref_audio": base64.b64encode(wav(tone(31, 8_000), 8_000)).decode(), "ref_text": "x"}, "ref_audio"),
+        ({"voice": "Vivian", "speaker": "Eric"}, "speaker"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"word_timestamps": True}, "word_timestamps"),
+        ({"extra_params": {"top_k": 1}}, "extra_params"),
+    ],
+)
+async def test_ways_of_speaking_that_are_refused(field: dict[str, Any], param: str) -> None:
+    async with served(pipeline=CLONER) as server:
+        assert error_of(await server.post(SAY, {"input": "Hello.", **field}), 400)["param"] == param
+        assert not server.orchestrator.requests
+        await server.settled()
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [({"ref_audio": CLIP}, "ref_audio"), ({"task_type": "CustomVoice"}, "task_type"), ({"ref_text": "x"}, "ref_audio")],
+)
+async def test_a_model_with_its_own_voices_only_clones_none(field: dict[str, Any], param: str) -> None:
+    async with served() as server:
+        assert error_of(await server.post(SAY, {"input": "Hello.", **field}), 400)["param"] == param
+        await server.settled()
 
 
 # --- transcription ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 import trio
-from tests.entrypoints.fakes import RATE, SPEECH, TEXT, TEXT_ONLY, Step, message, served
+from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, TEXT_ONLY, Step, message, served
 from tests.entrypoints.test_guard import error_of, raw
 from tests.media.room import tone, wav
 
@@ -142,6 +143,11 @@ async def test_published_no_ops_change_nothing() -> None:
         ({"modalities": ["audio"], "audio": {"voice": "nobody", "format": "wav"}}, "audio.voice"),
         ({"modalities": ["audio"], "audio": {"voice": "alloy", "format": "midi"}}, "audio.format"),
         ({"modalities": ["audio"], "audio": {"pitch": 1}}, "audio.pitch"),
+        ({"modalities": ["audio"], "speaker": "nobody"}, "speaker"),
+        ({"modalities": ["audio"], "audio": {"voice": "heart"}, "speaker": "bella"}, "speaker"),
+        ({"speaker": "bella"}, "speaker"),
+        ({"language": "en"}, "language"),
+        ({"instructions": "whisper"}, "instructions"),
         ({"modalities": ["audio"], "n": 2}, "n"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "x"}] * 10_001}, "messages"),
@@ -177,6 +183,21 @@ async def test_what_is_refused_is_named(change: dict[str, Any], param: str) -> N
 async def test_asking_for_nothing_is_no_mistake(field: dict[str, Any]) -> None:
     async with served() as server:
         assert (await server.post(CHAT, message(**field))).status_code == 200
+
+
+@pytest.mark.parametrize("field", [{"audio": {"voice": "bella"}}, {"voice": "bella"}, {"speaker": "Bella"}])
+async def test_how_an_answer_is_spoken(field: dict[str, Any]) -> None:
+    async with served() as server:
+        wanted = message(modalities=["text", "audio"], language="de", instructions="whisper", **field)
+        assert (await server.post(CHAT, wanted)).status_code == 200
+        speech = server.orchestrator.requests[0].params["speech"]
+        assert (speech.voice, speech.language, speech.instructions) == ("bella", "de", "whisper")
+
+
+async def test_what_a_talker_does_not_honour_is_refused() -> None:
+    async with served(pipeline=replace(PIPELINE, speech_fields=())) as server:
+        wanted = message(modalities=["text", "audio"], instructions="whisper")
+        assert error_of(await server.post(CHAT, wanted), 400)["param"] == "instructions"
 
 
 async def test_an_unknown_model_is_404() -> None:

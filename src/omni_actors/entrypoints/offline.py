@@ -217,10 +217,29 @@ class Omni:
             requests.append(Request(task="chat", outputs=tuple(modalities), params=params))
         return self._together(requests, progress, on_done)
 
-    def speak(self, text: str, *, voice: str = "default", speed: float = 1.0) -> Output:
-        """Text to speech."""
-        params = {"speech": Speech(text=text, voice=voice, speed=speed)}
-        return self._call(self._omni.generate, Request(task="speech", outputs=("audio",), params=params))
+    def speak(
+        self,
+        text: str,
+        *,
+        voice: str = "default",
+        speed: float = 1.0,
+        reference: bytes | Path | None = None,
+        **fields: Any,
+    ) -> Output:
+        """Text to speech. ``reference`` is the audio file (its bytes or its path) whose voice is cloned, where the
+        model can; ``fields`` are further ones of the section :class:`~omni_actors.protocol.params.Speech`."""
+        speech = Speech(text=text, voice=voice, speed=speed, reference=reference is not None, **fields)
+
+        async def run() -> Output:
+            clips = () if reference is None else (await self._omni.decode(reference),)
+            inputs = ("text", "audio") if clips else ("text",)
+            asked = Request(task="speech", inputs=inputs, outputs=("audio",), params={"speech": speech}, media=clips)
+            try:
+                return await self._omni.generate(asked)
+            finally:
+                await self._omni.media.discard(clips)  # in case that no stage has taken it
+
+        return self._call(run)
 
     def transcribe(self, audio: bytes | Path) -> Output:
         """Speech to text, of the bytes or the path of an audio file."""

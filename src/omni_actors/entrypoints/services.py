@@ -153,9 +153,12 @@ class Services:
 
     def voice(self, name: str | None, param: str) -> str:
         """The model's own voice of that name, alias or id; ``None`` is the default. Raises 400 for an unknown one."""
-        found = self.voices.get(name or "default") if name != "" else None
+        known = self.voices
+        found = known.get(name or "default") if name != "" else None
+        if found is None and name:  # names of speakers are written in any case
+            found = {voice.lower(): own for voice, own in known.items()}.get(name.lower())
         if found is None:
-            raise invalid_request(f"Unknown voice '{name}'; known: {', '.join(self.voices)}.", param, "unknown_voice")
+            raise invalid_request(f"Unknown voice '{name}'; known: {', '.join(known)}.", param, "unknown_voice")
         return found
 
     def media_process(self) -> MediaService:

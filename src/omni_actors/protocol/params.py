@@ -58,7 +58,14 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Speech(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Section ``speech``: what a speech stage says (``text`` is ``None`` when it comes by an edge) and how."""
+    """Section ``speech``: what a speech stage says (``text`` is ``None`` when it comes by an edge) and how.
+
+    ``task_type`` says where the voice comes from: ``custom_voice`` (one of the model's own, by name), ``voice_design``
+    (made after ``instructions``), ``clone`` (after a reference clip), ``None`` where the family knows no distinction.
+    ``reference`` is true when a clip comes on the stage's audio port; ``ref_text`` is what is said in it, and
+    ``x_vector_only`` takes only the speaker's likeness of it. ``max_tokens`` bounds the frames of speech,
+    ``initial_chunk_frames`` the first piece that leaves. ``None`` in the last fields means the stage's own default.
+    """
 
     text: str | None = None
     voice: str = "default"
@@ -66,6 +73,16 @@ class Speech(msgspec.Struct, kw_only=True, omit_defaults=True):
     instructions: str | None = None
     language: str | None = None
     seed: int = 0
+    task_type: str | None = None
+    reference: bool = False
+    ref_text: str | None = None
+    x_vector_only: bool = False
+    max_tokens: int | None = None
+    initial_chunk_frames: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 class Transcription(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -68,6 +68,7 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
         speech = Speech(text=None if "prompt" in sections else it.prompt, language=it.language)
         speech.voice = it.voice or speech.voice
         speech.speed = it.speed or speech.speed
+        speech.reference = it.audio and "prompt" not in sections
         params["speech"] = speech
     if "transcription" in sections:
         params["transcription"] = Transcription(language=it.language, clips=max(1, len(media)))

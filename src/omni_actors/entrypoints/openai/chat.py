@@ -18,7 +18,8 @@ from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of
-from omni_actors.entrypoints.openai.schemas import ChatRequest, VoiceId
+from omni_actors.entrypoints.openai.schemas import ChatRequest
+from omni_actors.entrypoints.openai.voicing import set_fields, voice_of
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.media.limits import PIECE
@@ -89,8 +90,10 @@ def _request(services: Services, call: Call, body: ChatRequest, clips: list[Medi
         )
     if body.modalities is not None and (not body.modalities or len(set(body.modalities)) != len(body.modalities)):
         raise invalid_request("'modalities' names each wanted modality once.", "modalities")
-    if body.audio is not None and not spoken:
-        raise invalid_request("'audio' needs modalities with 'audio'.", "audio")
+    if not spoken:
+        for name in ("audio", "voice", "speaker", "language", "instructions"):
+            if getattr(body, name) is not None:
+                raise invalid_request(f"'{name}' needs modalities with 'audio'.", name)
     if spoken and (body.n or 1) > 1:
         raise invalid_request("A spoken answer is one choice: 'n' must be 1.", "n")
     if body.top_logprobs is not None and not body.logprobs:
@@ -121,9 +124,10 @@ def _request(services: Services, call: Call, body: ChatRequest, clips: list[Medi
     if clips:
         params["transcription"] = Transcription(clips=len(clips))
     if spoken:
-        voice = body.audio.voice if body.audio is not None else None
-        name = voice.id if isinstance(voice, VoiceId) else voice
-        params["speech"] = Speech(voice=services.voice(name, "audio.voice"), seed=body.seed or 0)
+        own = body.audio.voice if body.audio is not None else None
+        voice = voice_of(services, {"audio.voice": own, "voice": body.voice, "speaker": body.speaker})
+        params["speech"] = speech = Speech(voice=voice, seed=body.seed or 0)
+        set_fields(services, speech, {"language": body.language, "instructions": body.instructions})
     return Request(
         task=TASK,
         inputs=inputs,

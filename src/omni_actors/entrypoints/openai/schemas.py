@@ -158,6 +158,12 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
 
+    # vLLM-Omni's, of a spoken answer
+    voice: str | VoiceId | None = None
+    speaker: str | None = None
+    language: str | None = None
+    instructions: str | None = None
+
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False

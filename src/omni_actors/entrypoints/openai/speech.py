@@ -4,73 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from typing import Annotated, Literal
-
-import msgspec
-from msgspec import Meta
 
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
 from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.fields import decode
-from omni_actors.entrypoints.openai.schemas import Seconds, VoiceId
+from omni_actors.entrypoints.openai.voicing import TASK, SpeechRequest, reference_of, speech_of
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.protocol.errors import invalid_request
-from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Completed, MediaChunk, Request
 
-TASK = "speech"
+_REFERENCE = re.compile(rb'"ref_audio"|\\u00[567]')
+"""What a body with a reference clip contains (the name's letters may be escapes)."""
 
 _SAYABLE = re.compile(r"[^\W_]")
 """A letter or a digit of any script."""
 
 
-class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/audio/speech``. ``stream`` says whether bytes are sent as they come (the default, but for WAV) or
-    whole, as a file whose head tells its length (the default for WAV)."""
-
-    input: str
-    model: str | None = None
-    voice: str | VoiceId | None = None
-    instructions: str | None = None
-    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
-    speed: Annotated[float, Meta(ge=0.25, le=4.0)] | None = None
-    stream_format: Literal["audio", "sse"] | None = None
-
-    # vLLM-Omni's
-    stream: bool | None = None
-    language: str | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-
-    # ours
-    timeout: Seconds | None = None
-
-
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first audio, so that a failure before it still has its status."""
-    data, _ = await read_json(services, call)
+    data, clips = await read_json(services, call, _REFERENCE)
     body = decode(data, SpeechRequest)
     services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("audio",))
     _check_text(body.input)
     if body.stream is False and body.stream_format == "sse":
         raise invalid_request("'stream': false and 'stream_format': 'sse' contradict each other.", "stream")
-    voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
+    reference = reference_of(services, body, clips)
     request = Request(
         task=TASK,
-        inputs=("text",),
+        inputs=("text", "audio") if reference else ("text",),
         outputs=("audio",),
-        params={
-            "speech": Speech(
-                text=body.input,
-                voice=services.voice(voice, "voice"),
-                speed=1.0 if body.speed is None else body.speed,
-                instructions=body.instructions,
-                language=body.language,
-                seed=body.seed or 0,
-            )
-        },
+        params={"speech": speech_of(services, body)},
+        media=reference,
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
     )

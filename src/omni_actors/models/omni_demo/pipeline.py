@@ -103,6 +103,7 @@ PIPELINE = Pipeline(
     voices=(VOICE,),
     sample_rate=SAMPLE_RATE,
     languages=("en",),
+    speech_fields=("speed", "language"),
     weights="omni_actors.models.weights.cache:demo_folder",
     doc="Text and speech in, text and speech out, in English, on a CPU.",
 )

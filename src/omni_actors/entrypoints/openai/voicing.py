@@ -1,0 +1,153 @@
+"""How a text is to be said: the speech body's fields, and what of them this model honours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from omni_actors.entrypoints.openai.fields import Refused
+from omni_actors.entrypoints.openai.schemas import ClipPart, Count, Seconds, VoiceId
+from omni_actors.entrypoints.services import Services
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.params import Speech
+from omni_actors.protocol.request import MediaRef
+
+TASK = "speech"
+
+MAX_REFERENCE_S = 30.0
+"""Longest reference clip, in seconds."""
+
+TASK_TYPES = {"CustomVoice": "custom_voice", "VoiceDesign": "voice_design", "Base": "clone"}
+"""vLLM-Omni's words → ours; ours are taken too."""
+
+_FIELDS = {
+    "speed": "speed",
+    "instructions": "instructions",
+    "language": "language",
+    "task_type": "task_type",
+    "ref_text": "ref_text",
+    "x_vector_only_mode": "x_vector_only",
+    "max_new_tokens": "max_tokens",
+    "initial_codec_chunk_frames": "initial_chunk_frames",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "repetition_penalty": "repetition_penalty",
+}
+"""Field of a body → field of the section ``speech``."""
+
+_NEUTRAL = Speech()
+
+
+class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/audio/speech``. ``stream`` says whether bytes are sent as they come (the default, but for WAV) or
+    whole, as a file whose head tells its length (the default for WAV)."""
+
+    input: str
+    model: str | None = None
+    voice: str | VoiceId | None = None
+    instructions: str | None = None
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=4.0)] | None = None
+    stream_format: Literal["audio", "sse"] | None = None
+
+    # vLLM-Omni's
+    stream: bool | None = None
+    speaker: str | None = None
+    language: str | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    task_type: Literal["CustomVoice", "VoiceDesign", "Base", "custom_voice", "voice_design", "clone"] | None = None
+    ref_audio: ClipPart | str | None = None
+    """The media process leaves the :class:`ClipPart`."""
+    ref_text: str | None = None
+    x_vector_only_mode: bool | None = None
+    max_new_tokens: Count | None = None
+    initial_codec_chunk_frames: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**53)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+
+    # ours
+    timeout: Seconds | None = None
+
+    extra_params: Annotated[Any, Refused("give its fields beside the others.", ({},))] = None
+    sample_rate: Annotated[Any, Refused("audio comes at the model's own rate, which x-sample-rate tells.")] = None
+    speaker_embedding: Annotated[Any, Refused("give the clip that it was made of, as ref_audio.", ([],))] = None
+    word_timestamps: Annotated[Any, Refused("transcribe the audio for its words' times.", (False,))] = None
+
+
+def reference_of(services: Services, body: SpeechRequest, clips: list[MediaRef]) -> tuple[MediaRef, ...]:
+    """The reference clip of a body, if it has one. Raises 400 where this model takes none."""
+    if body.ref_audio is None:
+        return ()
+    if not isinstance(body.ref_audio, ClipPart) or len(clips) != 1:
+        raise invalid_request("'ref_audio' is a text: base64, or a URL of data, https or http.", "ref_audio")
+    if "audio" not in services.plan.tasks[TASK].entries:
+        raise invalid_request("This model speaks with its own voices only.", "ref_audio", "unsupported_parameter")
+    if clips[0].seconds > MAX_REFERENCE_S:
+        raise invalid_request(f"A reference clip has at most {MAX_REFERENCE_S:g} s.", "ref_audio", "invalid_value")
+    return tuple(clips)
+
+
+def speech_of(services: Services, body: SpeechRequest) -> Speech:
+    """The section ``speech``. Raises 400 for what this model does not honour and for what contradicts itself."""
+    speech = Speech(
+        text=body.input,
+        voice=voice_of(services, {"voice": body.voice, "speaker": body.speaker}),
+        seed=body.seed or 0,
+        reference=body.ref_audio is not None,
+    )
+    set_fields(services, speech, {name: getattr(body, name) for name in _FIELDS})
+    _settle_type(services, speech)
+    return speech
+
+
+def voice_of(services: Services, given: dict[str, str | VoiceId | None]) -> str:
+    """The model's own voice; ``given`` are the fields that may name it, by path. Raises 400 for an unknown one and for
+    two that differ."""
+    named = {param: it.id if isinstance(it, VoiceId) else it for param, it in given.items() if it is not None}
+    found = {param: services.voice(name, param) for param, name in named.items()}
+    if len(set(found.values())) > 1:
+        raise invalid_request(f"{' and '.join(map(repr, found))} name different voices.", next(reversed(found)))
+    return next(iter(found.values()), None) or services.voice(None, "voice")
+
+
+def set_fields(services: Services, speech: Speech, given: dict[str, Any]) -> None:
+    """Put a body's fields into ``speech``. Raises 400 for one that this model does not honour; a value that changes
+    nothing is no wish."""
+    honoured = services.plan.pipeline.speech_fields
+    for name, value in given.items():
+        field = _FIELDS[name]
+        if value is None or value == "" or value == getattr(_NEUTRAL, field):
+            continue
+        if field == "task_type":
+            value = TASK_TYPES.get(value, value)
+        elif honoured is not None and field not in honoured:
+            raise invalid_request(f"This model does not honour '{name}'.", name, "unsupported_parameter")
+        setattr(speech, field, value)
+
+
+def _settle_type(services: Services, speech: Speech) -> None:
+    """Where the voice comes from: as asked, else a clone if there is something to clone, else the model's usual way."""
+    possible = services.plan.pipeline.task_types
+    cloned = speech.reference or speech.ref_text is not None or speech.x_vector_only
+    if possible or speech.task_type is not None:
+        kind = speech.task_type or ("clone" if cloned else possible[0])
+        if kind not in possible:
+            does = ", ".join(possible) or "no choice of it"
+            param = "task_type" if speech.task_type or not speech.reference else "ref_audio"
+            raise invalid_request(f"This model does not do '{kind}'; it has: {does}.", param, "unsupported_task_type")
+        if cloned and kind != "clone":
+            param = "ref_audio" if speech.reference else "ref_text" if speech.ref_text else "x_vector_only_mode"
+            raise invalid_request(f"'{param}' belongs to task_type 'clone' (Base), not '{kind}'.", param)
+        if kind == "voice_design" and not speech.instructions:
+            raise invalid_request("'voice_design' needs 'instructions': what the voice is like.", "instructions")
+        if kind == "clone" and speech.reference and not (speech.ref_text or speech.x_vector_only):
+            raise invalid_request("Cloning needs 'ref_text', or 'x_vector_only_mode': true without it.", "ref_text")
+        cloned = kind == "clone"
+        speech.task_type = kind
+    if cloned and not speech.reference:
+        raise invalid_request("Cloning needs the clip: give 'ref_audio'.", "ref_audio", "missing_required_parameter")
