@@ -1,0 +1,38 @@
+"""Tiny full checkpoints: real model classes, real special tokens, random weights, fewer than five million parameters.
+
+``build("qwen3-omni", folder)`` writes what a download from the Hub would hold (config, weights, tokenizer, processor,
+chat template, generation config), so that everything that loads the real checkpoint loads this one. The same family,
+seed and library versions give the same bytes. Torch and transformers are imported by ``build``, never before.
+
+A family is one module with ``write(folder, seed)`` and one line in ``FAMILIES``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+FAMILIES: dict[str, str] = {
+    "qwen3-omni": "omni_actors.models.tiny.qwen3_omni",
+    "qwen2.5-omni": "omni_actors.models.tiny.qwen2_5_omni",
+    "csm": "omni_actors.models.tiny.csm",
+}
+
+
+class Family(Protocol):
+    """What a family's module offers."""
+
+    def write(self, folder: Path, seed: int) -> None:
+        """Write the checkpoint's files into `folder`, which exists."""
+
+
+def build(family: str, folder: Path, *, seed: int = 0) -> Path:
+    """Write a tiny checkpoint of `family` into `folder` (created; files of the same names are replaced) and return it.
+
+    Raises KeyError for a family that is not in ``FAMILIES``. The global random state of torch is left as it was.
+    """
+    module = cast(Family, import_module(FAMILIES[family]))
+    folder.mkdir(parents=True, exist_ok=True)
+    module.write(folder, seed)
+    return folder

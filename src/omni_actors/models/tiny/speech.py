@@ -1,0 +1,69 @@
+"""What the speech families' checkpoints share: a tokenizer of bytes, and Mimi's sizes and codebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+
+def byte_tokenizer(specials: Sequence[str], **settings: Any) -> PreTrainedTokenizerFast:
+    """One token per byte, then ``specials`` in order from id 256 on. ``settings`` go to the tokenizer."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(specials))
+    return PreTrainedTokenizerFast(tokenizer_object=made, **settings)
+
+
+def ids_of(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
+    """The ids of special tokens. Raises ValueError for one that is not there."""
+    ids: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
+    for token, number in zip(tokens, ids, strict=True):
+        if number is None or number == tokenizer.unk_token_id:
+            raise ValueError(f"the tokenizer has no token {token!r}")
+    return ids
+
+
+def mimi_config(codebooks: int, codes: int) -> dict[str, Any]:
+    """Mimi at 12.5 frames per second, its transformers' windows short enough to matter."""
+    return {
+        "hidden_size": 32,
+        "num_filters": 4,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "codebook_size": codes,
+        "codebook_dim": 16,
+        "vector_quantization_hidden_dimension": 16,
+        "num_quantizers": codebooks,
+        "num_semantic_quantizers": 1,
+        "upsample_groups": 32,
+        "sliding_window": 20,
+        "layer_scale_initial_scale": 0.5,
+    }
+
+
+def randomise_mimi(model: Any, seed: int) -> None:
+    """Codebooks (buffers, all zeros in a new model) whose entries differ, and sound within [-1, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("embed_sum"):
+                buffer.copy_(torch.empty(buffer.shape).normal_(generator=generator))
+        soften(model.decoder.decoder_seanet.layers[-1].conv, 0.15)
+
+
+def soften(convolution: Any, factor: float) -> None:
+    """Make what a codec's last convolution gives smaller, so that sound stays within [-1, 1]."""
+    with torch.no_grad():
+        convolution.weight *= factor
+        if convolution.bias is not None:
+            convolution.bias *= factor
