@@ -98,14 +98,15 @@ def test_token_ids_outside_the_vocabulary_are_refused(adapter: CausalLM, token: 
 
 @pytest.mark.parametrize("param", ["prompt", "messages"])
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(adapter: CausalLM, param: str) -> None:
-    text = "x" * (adapter._most_characters + 1)
+    text = "x" * (adapter.max_model_len * adapter._text._longest + 1)
     prompt = Prompt(text=text) if param == "prompt" else Prompt(messages=[{"role": "user", "content": text}])
-    adapter._tokenizer, tokenizer = _Unencoded(adapter._tokenizer), adapter._tokenizer
+    text_of = adapter._text
+    text_of.tokenizer, tokenizer = _Unencoded(text_of.tokenizer), text_of.tokenizer
     try:
         with pytest.raises(OmniError) as refused:
             adapter.open(work(0, prompt))
     finally:
-        adapter._tokenizer = tokenizer
+        text_of.tokenizer = tokenizer
     assert (refused.value.info.code, refused.value.info.param) == ("context_length_exceeded", param)
 
 

@@ -11,6 +11,7 @@ PIPELINE = Pipeline(
             adapter="omni_actors.models.causal_lm.adapter:CausalLM",
             sections=("prompt", "sampling"),
             emits="text",
+            separable=True,
             doc="Reads a prompt or a chat, writes text.",
         ),
     ),

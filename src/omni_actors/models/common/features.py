@@ -1,0 +1,163 @@
+"""A text decoder whose prompts hold more than text: at some places stand features of images, sound or video."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from omni_actors.models.common.layers import Layers
+from omni_actors.models.common.rotary import Rotary
+from omni_actors.worker.engines.decoder import Attention, Span, StepInputs, StepOutput
+from omni_actors.worker.engines.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What one request's prompt holds beside its tokens.
+
+    ``features`` [m, width] stand at the prompt's ``places`` (int64 [m], ascending) in the place of token embeddings.
+    ``positions`` int64 [3, prompt] are the prompt's M-RoPE positions; a later token's are its place plus ``delta``.
+    ``deepstack`` [levels, m, width] is added at those places after each of the first layers.
+    """
+
+    places: np.ndarray[Any, np.dtype[np.int64]]
+    features: torch.Tensor
+    positions: torch.Tensor | None = None
+    delta: int = 0
+    deepstack: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """The features among one step's tokens."""
+
+    rows: torch.Tensor
+    features: torch.Tensor
+    deepstack: torch.Tensor | None
+
+
+class FeatureDecoder:
+    """Implements :class:`~omni_actors.worker.engines.decoder.Decoder`. ``requests`` holds the :class:`Features` of
+    those requests that have any, by key; it is its owner's.
+
+    ``side`` is the width of what :meth:`side` makes for the next stage, 0 for nothing; it is given the input of layer
+    ``capture`` (the last layer's normed output for ``len(layers)``).
+    """
+
+    def __init__(
+        self,
+        embeddings: torch.Tensor,
+        layers: Layers,
+        norm: torch.Tensor,
+        head: Linear,
+        rotary: Rotary,
+        vocab_size: int,
+        *,
+        side: int = 0,
+        capture: int | None = None,
+    ) -> None:
+        self.device = embeddings.device
+        self.vocab_size = vocab_size
+        self.kv_shape = layers.kv_shape(side)
+        self.requests: dict[int, Features] = {}
+        self.embeddings = embeddings
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._rotary = rotary
+        self._side = side
+        self._capture = capture
+
+    def side(self, embedded: torch.Tensor, captured: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        """[tokens, side] for the next stage. ``embedded`` [tokens, width] are the inputs of the first layer, ``rows``
+        the tokens that are features."""
+        raise NotImplementedError
+
+    def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
+        x = embedded = F.embedding(inputs.tokens, self.embeddings)
+        step = self._features(inputs) if self.requests else None
+        if step is not None:
+            embedded.index_copy_(0, step.rows, step.features)
+        cos, sin = self._rotary.at(self._positions(inputs) if self.requests else inputs.positions)
+        captured = embedded if self._capture == 0 else None
+
+        def after(layer: int, x: torch.Tensor) -> torch.Tensor:
+            nonlocal captured
+            if step is not None and step.deepstack is not None and layer < len(step.deepstack):
+                x.index_add_(0, step.rows, step.deepstack[layer])
+            if layer + 1 == self._capture:
+                captured = x
+            return x
+
+        x = self._layers(x, cos, sin, attention, after)
+        width, eps = (x.shape[1],), self._layers.eps
+        if self._side and self._capture == len(self._layers):
+            x = captured = torch.rms_norm(x, width, self._norm, eps)
+            x = x.index_select(0, inputs.rows)
+        else:
+            x = torch.rms_norm(x.index_select(0, inputs.rows), width, self._norm, eps)
+        if self._side:
+            assert captured is not None
+            attention.keep(self.side(embedded, captured, None if step is None else step.rows))
+        return StepOutput(self._head(x))
+
+    def _features(self, inputs: StepInputs) -> _Step | None:
+        rows: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        features: list[torch.Tensor] = []
+        deepstack: list[torch.Tensor | None] = []
+        for span in inputs.spans:
+            if (has := self.requests.get(span.key)) is not None:
+                low, high = np.searchsorted(has.places, (span.start, span.start + span.count))
+                if low < high:
+                    rows.append(has.places[low:high] - span.start + span.at)
+                    features.append(has.features[low:high])
+                    deepstack.append(None if has.deepstack is None else has.deepstack[:, low:high])
+        if not rows:
+            return None
+        return _Step(
+            torch.from_numpy(np.concatenate(rows)).to(self.device), torch.cat(features), _stack(deepstack, features)
+        )
+
+    def _positions(self, inputs: StepInputs) -> torch.Tensor:
+        """Positions [tokens], or [3, tokens] where a prompt's own are among them."""
+        return multi_axis_positions(inputs, self.requests)
+
+
+def multi_axis_positions(inputs: StepInputs, requests: Mapping[int, Features]) -> torch.Tensor:
+    """The step's positions with those requests' own in their place: int64 [tokens], or [3, tokens] where a prompt's
+    are among them."""
+    positions = inputs.positions
+    found = [(span, has) for span in inputs.spans if (has := requests.get(span.key)) is not None]
+    if any(has.positions is not None and span.start < has.positions.shape[1] for span, has in found):
+        positions = positions.expand(3, -1)
+    elif not any(has.delta for _, has in found):
+        return positions
+    positions = positions.clone()
+    for span, has in found:
+        _place(positions, span, has)
+    return positions
+
+
+def _place(positions: torch.Tensor, span: Span, has: Features) -> None:
+    prompt = 0
+    if has.positions is not None:
+        prompt = max(0, min(has.positions.shape[1] - span.start, span.count))
+        if prompt:
+            positions[:, span.at : span.at + prompt] = has.positions[:, span.start : span.start + prompt]
+    positions[..., span.at + prompt : span.at + span.count] += has.delta
+
+
+def _stack(deepstack: list[torch.Tensor | None], features: list[torch.Tensor]) -> torch.Tensor | None:
+    """Side by side [levels, m, width], with zeros for features that have none."""
+    levels = max((len(d) for d in deepstack if d is not None), default=0)
+    if not levels:
+        return None
+    return torch.cat(
+        [f.new_zeros(levels, *f.shape) if d is None else d for d, f in zip(deepstack, features, strict=True)],
+        1,
+    )
