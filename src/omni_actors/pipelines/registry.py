@@ -24,6 +24,7 @@ GROUP = "omni_actors.pipelines"
 BUILTINS = {
     "omni-demo": "omni_actors.models.omni_demo.pipeline:PIPELINE",
     "causal-lm": "omni_actors.models.causal_lm.pipeline:PIPELINE",
+    "csm": "omni_actors.models.csm.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
 }
 """Known without entry points, so that a checkout works before it is installed."""

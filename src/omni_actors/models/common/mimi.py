@@ -1,0 +1,54 @@
+"""Mimi's decoder, chunk by chunk: the same samples as of the whole.
+
+Its transformer looks back over thousands of positions, so a window of codes would never do: it keeps keys and values.
+What stands around it are causal convolutions, which look back a few frames; those are decoded again with each chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from omni_actors.models.common.convolutions import reach
+
+
+class MimiStream:
+    """One utterance of codes [n, quantizers] through a :class:`transformers.MimiModel`."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        decoder = model.decoder
+        self._cache = DynamicCache(config=decoder.config)
+        self._upsample = Window(decoder.upsample)
+        self._seanet = Window(decoder.decoder_seanet)
+
+    def push(self, frames: torch.Tensor, end: bool) -> torch.Tensor:
+        if not len(frames):
+            return torch.empty(0, device=frames.device)
+        decoder = self._model.decoder
+        latents = self._model.quantizer.decode(frames.T[None])
+        hidden = self._upsample(latents)
+        hidden = decoder.decoder_transformer(
+            hidden.transpose(1, 2), past_key_values=self._cache, use_cache=True
+        ).last_hidden_state
+        samples: torch.Tensor = self._seanet(hidden.transpose(1, 2))[0, 0]
+        return samples
+
+
+class Window:
+    """A causal stack of convolutions over a sequence that comes in pieces [1, channels, n]: it is run over each with as
+    much before it as the stack can see."""
+
+    def __init__(self, stack: Any) -> None:
+        self._stack = stack
+        self._rate, self._before, _ = reach(stack, causal=True)
+        self._past: torch.Tensor | None = None
+
+    def __call__(self, piece: torch.Tensor) -> torch.Tensor:
+        past = piece[..., :0] if self._past is None else self._past
+        window = torch.cat([past, piece], dim=-1)
+        self._past = window[..., max(0, window.shape[-1] - self._before) :]
+        made: torch.Tensor = self._stack(window)
+        return made[..., past.shape[-1] * self._rate :]

@@ -1,0 +1,200 @@
+"""What speech models share: an utterance, the stage that makes it frame by frame, and draws that repeat.
+
+A :class:`Talker` runs the autoregressive part of a speech model: an iterator gives its frames (codes or latents), each
+computed in a step of its own. So requests take turns frame by frame, the codec hears each frame as it is made, and an
+abort ends the work between two frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import soxr
+import torch
+from transformers.utils import logging as transformers_logging
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.load import load_part
+from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.params import Sampling, Speech
+from omni_actors.protocol.request import Usage
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.generation import GenerationAdapter
+from omni_actors.worker.engines.outputs import OutputError, Piece, Result
+from omni_actors.worker.engines.sampling import Choosing, Row, resolve, sample
+
+REFERENCE = "reference"
+"""The port on which clips of the voice to speak with come, one payload a clip."""
+
+Frames = np.ndarray[Any, Any]
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Mono float32 [n] at ``rate`` Hz."""
+
+    samples: Samples
+    rate: int
+
+    def at(self, rate: int) -> Samples:
+        """The clip at another rate."""
+        if rate == self.rate:
+            return self.samples
+        return np.asarray(soxr.resample(self.samples, self.rate, rate), np.float32)
+
+
+@dataclass(slots=True)
+class Utterance:
+    """One request's state: what to say and how, and the clips of the voice that have come."""
+
+    work: Work
+    speech: Speech
+    references: list[Clip] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return self.speech.text or ""
+
+
+class Talker(GenerationAdapter[Utterance, Utterance]):
+    """The stage that makes frames. A family gives :meth:`start` (load), :meth:`check` and :meth:`speak`.
+
+    Options: ``max_characters`` bounds the text, ``max_reference_s`` a clip.
+    """
+
+    frames: ClassVar[str]
+    """What a frame is made of: the kind of the payloads and the name of their one tensor, [frames, width]."""
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        prepare_torch(self.hello)
+        progress("loading the model", None)
+        info = self.start(folder_of(self.hello))
+        progress("warming up", 0.8)
+        return info
+
+    @abstractmethod
+    def start(self, folder: Path) -> dict[str, Any]:
+        """Load what speaking needs. Returns what the serving process should know."""
+
+    def check(self, utterance: Utterance) -> None:
+        """Raise :class:`OmniError` (400 with ``param``) for what this model cannot say, or not in this way."""
+
+    @abstractmethod
+    def speak(self, utterance: Utterance) -> Iterator[Frames | Usage]:
+        """The utterance's frames in order, [n, width], each computed in a step of its own. A usage may come between."""
+
+    def open(self, work: Work) -> tuple[Utterance, Sequence[Utterance]]:
+        speech: Speech = work.params.get("speech") or Speech()
+        utterance = Utterance(work, speech)
+        most = int(self.hello.options["max_characters"])
+        if not utterance.text.strip():
+            raise invalid_request("There is no text to say.", param="input")
+        if len(utterance.text) > most:
+            raise invalid_request(f"The text has {len(utterance.text)} characters; the most is {most}.", param="input")
+        self.check(utterance)
+        return utterance, () if REFERENCE in work.ports else (utterance,)
+
+    def feed(self, state: Utterance, port: str, payload: Payload | None, end: bool) -> Sequence[Utterance]:
+        if payload is not None:
+            clip = Clip(payload.tensors["samples"], int(payload.meta["sample_rate"]))
+            most = float(self.hello.options["max_reference_s"])
+            if len(clip.samples) > most * clip.rate:
+                raise invalid_request(
+                    f"The reference is {len(clip.samples) / clip.rate:.0f} s long; the most is {most:g} s.",
+                    param="ref_audio",
+                )
+            state.references.append(clip)
+        return (state,) if end else ()
+
+    def run(self, items: Sequence[Utterance]) -> Sequence[Result | OmniError]:
+        return [Result(self._pieces(item)) for item in items]
+
+    def _pieces(self, utterance: Utterance) -> Iterator[Piece]:
+        for made in self.speak(utterance):
+            if isinstance(made, Usage):
+                yield Piece(usage=made)
+            else:
+                payload = Payload(self.frames, {}, {self.frames: np.ascontiguousarray(made)})
+                yield Piece(payload, usage=Usage(completion_tokens=len(made)))
+
+
+class Codes:
+    """Chooses a row's codes one after the other. A draw depends on (seed, name, place) alone, so an utterance repeats
+    with its seed whatever runs beside it."""
+
+    def __init__(self, choosing: Choosing, name: str) -> None:
+        self._row = Row(choosing, stage=name)
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """The next code, by its logits [vocabulary]. Raises :class:`OutputError` if they are not finite."""
+        chosen = sample(logits.to(torch.float32, copy=True).reshape(1, -1), [self._row], _no_bytes)
+        if chosen.broken:
+            raise OutputError("logits are not finite")
+        code = chosen.token_ids[0]
+        self._row.append(code)
+        return code
+
+
+def _no_bytes(token_id: int) -> bytes:
+    return b""
+
+
+def choosing(speech: Speech, options: Mapping[str, Any], recommended: Mapping[str, Any]) -> Choosing:
+    """How codes are chosen: by the request's ``temperature``, ``top_k`` and ``top_p``, else the deployment's, else by
+    what the model's makers recommend in its generation config (greedily, if that does not sample)."""
+    made = dict(recommended)
+    if not made.get("do_sample"):
+        made["temperature"] = 0.0
+    sampling = Sampling(seed=speech.seed, temperature=speech.temperature, top_k=speech.top_k, top_p=speech.top_p)
+    return resolve(sampling, options, made)
+
+
+def most_frames(speech: Speech, options: Mapping[str, Any], recommended: int | None, room: int | None = None) -> int:
+    """How many frames an utterance may have: what the request asks for, else the deployment, else the model's makers,
+    as far as there is room. Raises :class:`OmniError` (400) when there is none."""
+    if room is not None and room < 1:
+        raise invalid_request("The text and its reference leave no room for speech.", param="input")
+    bounds = [speech.max_tokens, options["max_frames"]]
+    wanted = min((bound for bound in bounds if bound is not None), default=recommended)
+    if wanted is None and room is None:
+        raise ValueError("nothing bounds the utterance")
+    return min(bound for bound in (wanted, room) if bound is not None)
+
+
+def noise(shape: Sequence[int], seed: int, name: str, place: int) -> torch.Tensor:
+    """Standard normal float32 that belongs to (seed, name, place) alone."""
+    key = (seed % (1 << 64)).to_bytes(8, "little") + place.to_bytes(8, "little")
+    digest = hashlib.blake2b(name.encode(), digest_size=8, key=key).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.randn(tuple(shape), generator=generator)
+
+
+def folder_of(hello: Hello) -> Path:
+    assert hello.model is not None
+    return Path(hello.model)
+
+
+def prepare_torch(hello: Hello) -> None:
+    torch.set_num_threads(hello.threads)
+    transformers_logging.disable_progress_bar()  # nobody reads it here
+
+
+def load_model(model_class: Any, hello: Hello, folder: Path | None = None, **settings: Any) -> Any:
+    """A transformers model of the folder, in the stage's dtype on its device, ready for inference."""
+    model = model_class.from_pretrained(
+        folder or folder_of(hello), dtype=getattr(torch, hello.dtype), local_files_only=True, **settings
+    )
+    return model.to(hello.device).eval()
+
+
+def part(model_class: Any, hello: Hello, prefix: str, config: Any) -> Any:
+    """A model that is one part of the folder's: see :func:`omni_actors.models.common.load.load_part`."""
+    return load_part(model_class, config, folder_of(hello), prefix, getattr(torch, hello.dtype), hello.device)

@@ -1,0 +1,24 @@
+"""The codec: Mimi's decoder, out of the same folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import CsmConfig, MimiModel
+
+from omni_actors.models.common import codec_stage
+from omni_actors.models.common.mimi import MimiStream
+from omni_actors.models.common.speech import part
+
+
+class Codec(codec_stage.CodecStage):
+    frames = "codes"
+
+    def start(self, folder: Path) -> None:
+        config = CsmConfig.from_pretrained(folder, local_files_only=True).codec_config
+        config.encoder_config = None
+        self._model = part(MimiModel, self.hello, "codec_model.", config)
+        self.sample_rate = config.sampling_rate
+
+    def stream(self) -> MimiStream:
+        return MimiStream(self._model)

@@ -1,0 +1,139 @@
+"""CSM's two stages: the codes and the sound that transformers makes of the same folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.models.speech_room import Array, Room
+from transformers import CsmForConditionalGeneration, CsmProcessor
+
+from omni_actors.models.csm.pipeline import PIPELINE
+from omni_actors.models.tiny import build
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.params import Speech
+
+TEXTS = ("Hello there, who are you?", "The river runs to the sea.", "One, two, three, four.")
+FRAMES = 40
+RATE = 24_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("csm", tmp_path_factory.mktemp("csm"))
+
+
+@pytest.fixture(scope="module")
+def greedy(folder: Path) -> Room:
+    return Room(PIPELINE, folder, temperature=0.0, max_frames=FRAMES)
+
+
+@pytest.fixture(scope="module")
+def drawn(folder: Path) -> Room:
+    return Room(PIPELINE, folder, max_frames=FRAMES)
+
+
+class Reference:
+    """transformers' own generation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: Any = CsmForConditionalGeneration.from_pretrained(folder).eval()
+        self.processor: Any = CsmProcessor.from_pretrained(folder)
+
+    def say(self, text: str, speaker: str = "0", said: str = "", clip: Array | None = None) -> tuple[Array, Array]:
+        """Codes [frames, codebooks] and samples, greedily."""
+        turns: list[dict[str, Any]] = []
+        if clip is not None:
+            content = [{"type": "text", "text": said}, {"type": "audio", "audio": clip}]
+            turns.append({"role": speaker, "content": content})
+        turns.append({"role": speaker, "content": [{"type": "text", "text": text}]})
+        made = self.model.generate(
+            **self.processor.apply_chat_template(turns, tokenize=True, return_dict=True),
+            do_sample=False,
+            depth_decoder_do_sample=False,
+            max_new_tokens=FRAMES,
+            output_audio=True,
+            return_dict_in_generate=True,
+        )
+        return made.sequences[0].numpy(), made.audio[0].detach().numpy()
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
+
+
+def clip(seconds: float, rate: int = RATE) -> Array:
+    time = np.arange(int(seconds * rate)) / rate
+    return (0.3 * np.sin(2 * np.pi * 220 * time) * np.sin(2 * np.pi * 3 * time)).astype(np.float32)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("speaker", ["0", "3"])
+def test_codes_and_sound_are_those_of_transformers(greedy: Room, reference: Reference, text: str, speaker: str) -> None:
+    spoken = greedy.say(text, voice=speaker)
+    codes, samples = reference.say(text, speaker)
+    assert np.array_equal(spoken.frames, codes)
+    assert np.abs(spoken.samples - samples).max() < 1e-4
+    assert len(np.unique(codes, axis=0)) > FRAMES / 2, "a model that repeats itself proves nothing"
+    assert spoken.pieces > 3
+    assert spoken.usage.completion_tokens == FRAMES
+
+
+def test_a_reference_and_its_text_are_a_turn_before(greedy: Room, reference: Reference) -> None:
+    sound = clip(1.3)
+    spoken = greedy.say(TEXTS[0], (sound, RATE), ref_text="This is me.")
+    codes, samples = reference.say(TEXTS[0], said="This is me.", clip=sound)
+    assert np.array_equal(spoken.frames, codes)
+    assert np.abs(spoken.samples - samples).max() < 1e-4
+    without, _ = reference.say(TEXTS[0])
+    assert not np.array_equal(codes, without)
+    another = greedy.say(TEXTS[0], (clip(1.3)[::-1].copy(), RATE), ref_text="This is me.")
+    assert not np.array_equal(another.frames, codes)
+
+
+def test_a_reference_comes_at_any_rate(greedy: Room) -> None:
+    spoken = greedy.say(TEXTS[0], (clip(1.0, 16_000), 16_000), ref_text="This is me.")
+    assert len(spoken.frames) == FRAMES
+
+
+def test_a_reference_without_its_text_is_refused(greedy: Room) -> None:
+    with pytest.raises(OmniError) as refused:
+        greedy.say(TEXTS[0], (clip(0.5), RATE))
+    assert (refused.value.info.status, refused.value.info.param) == (400, "ref_text")
+
+
+def test_a_seed_repeats_and_another_does_not_whatever_runs_beside(drawn: Room) -> None:
+    alone = [drawn.say(TEXTS[0], seed=seed) for seed in (1, 2)]
+    assert not np.array_equal(alone[0].frames, alone[1].frames)
+    beside = [
+        (Speech(text=TEXTS[0], seed=1), ()),
+        (Speech(text=TEXTS[1], seed=7), ()),
+        (Speech(text=TEXTS[0], seed=2), ()),
+    ]
+    together = drawn.say_all(beside)
+    assert np.array_equal(together[0].frames, alone[0].frames)
+    assert np.array_equal(together[2].frames, alone[1].frames)
+    assert np.abs(together[0].samples - alone[0].samples).max() < 1e-6
+
+
+@pytest.mark.parametrize(("first", "longest"), [(1, 1), (3, 5), (100, 100)])
+def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: Room, first: int, longest: int) -> None:
+    cut = Room(PIPELINE, folder, codec={"first_frames": first, "chunk_frames": longest}, temperature=0.0, max_frames=30)
+    spoken = cut.say(TEXTS[1])
+    with torch.inference_mode():
+        whole = greedy.talker.adapter._model  # the talker has dropped its decoder: the codec's own is whole
+        assert whole.codec_model.decoder is None
+        codes = torch.from_numpy(spoken.frames).T[None]
+        samples = greedy.codec.adapter._model.decode(codes).audio_values[0, 0].numpy()
+    assert np.abs(spoken.samples - samples).max() < 1e-4
+
+
+@pytest.mark.parametrize(("speech", "param"), [({"voice": "Ada"}, "voice"), ({"text": " "}, "input")])
+def test_what_it_cannot_say_is_refused(greedy: Room, speech: dict[str, Any], param: str) -> None:
+    with pytest.raises(OmniError) as refused:
+        greedy.say(**{"text": "Hello", **speech})
+    assert (refused.value.info.status, refused.value.info.param) == (400, param)

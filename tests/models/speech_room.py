@@ -1,0 +1,132 @@
+"""A speech family's two stages as the worker's loop drives them, without the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from omni_actors.connectors.payload import Payload, pcm_payload
+from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.params import Speech
+from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.generation import GenerationEngine
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Kept:
+    """An outbox without limits that keeps what it gets, in order."""
+
+    payloads: list[tuple[int, Payload]] = field(default_factory=list)
+    done: dict[int, Usage] = field(default_factory=dict)
+    failed: dict[int, ErrorInfo] = field(default_factory=dict)
+
+    def ready(self, key: int) -> bool:
+        return True
+
+    def text(self, delta: TextDelta) -> None:
+        raise AssertionError("a speech stage has no text to show")
+
+    def media(self, chunk: MediaChunk) -> None:
+        raise AssertionError("nobody asked to see this stage's output")
+
+    def emit(self, key: int, payload: Payload) -> None:
+        self.payloads.append((key, payload))
+
+    def consumed(self, key: int, port: str) -> None:
+        pass
+
+    def finish(self, key: int, usage: Usage) -> None:
+        self.done[key] = usage
+
+    def fail(self, key: int, error: ErrorInfo) -> None:
+        self.failed[key] = error
+
+    def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
+        raise AssertionError("nobody asked")
+
+
+class Stage:
+    """One loaded stage."""
+
+    def __init__(self, pipeline: Pipeline, name: str, folder: Path, **options: Any) -> None:
+        stage = next(stage for stage in pipeline.stages if stage.name == name)
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            stage=name,
+            replica=0,
+            incarnation=1,
+            engine=stage.engine,
+            adapter=stage.adapter,
+            model=str(folder / stage.model),
+            options={**stage.defaults, **options},
+        )
+        self.engine = GenerationEngine(hello)
+        self.info = self.engine.load(lambda text, fraction: None)
+        self.adapter: Any = self.engine._adapter
+
+    def admit(self, key: int, params: dict[str, Any], port: str | None, payloads: Sequence[Payload]) -> None:
+        """Take in a request whose input is all there."""
+        ports = frozenset() if port is None else frozenset([port])
+        self.engine.admit(Work(key, f"r{key}", params, ports, visible=False, routed=True))
+        if port is not None:
+            for payload in payloads:
+                self.engine.feed(key, port, payload, False)
+            self.engine.feed(key, port, None, True)
+
+    def run(self) -> Kept:
+        out = Kept()
+        while self.engine.runnable:
+            self.engine.step(out)
+        return out
+
+
+@dataclass
+class Spoken:
+    """``frames`` [n, width] as the talker made them, ``samples`` [m] in [-1, 1]."""
+
+    frames: Array
+    samples: Array
+    usage: Usage
+    pieces: int
+
+
+class Room:
+    """A talker and its codec. Options of the talker are keywords, those of the codec in ``codec``."""
+
+    def __init__(self, pipeline: Pipeline, folder: Path, *, codec: dict[str, Any] | None = None, **talker: Any) -> None:
+        self.talker = Stage(pipeline, "talker", folder, **talker)
+        self.codec = Stage(pipeline, "codec", folder, **(codec or {}))
+        self.sample_rate = pipeline.sample_rate
+
+    def say(self, text: str, *references: tuple[Array, int], **speech: Any) -> Spoken:
+        """Raises :class:`OmniError` for what the talker refuses or fails on."""
+        return self.say_all([(Speech(text=text, reference=bool(references), **speech), references)])[0]
+
+    def say_all(self, asked: Sequence[tuple[Speech, Sequence[tuple[Array, int]]]]) -> list[Spoken]:
+        """What requests that run side by side give."""
+        for key, (speech, references) in enumerate(asked, 1):
+            clips = [pcm_payload(samples, rate) for samples, rate in references]
+            self.talker.admit(key, {"speech": speech}, "reference" if clips else None, clips)
+        out = self.talker.run()
+        if out.failed:
+            raise OmniError(out.failed[min(out.failed)])
+        made = {key: [payload for of, payload in out.payloads if of == key] for key in out.done}
+        for key, payloads in sorted(made.items()):
+            self.codec.admit(key, {}, payloads[0].kind, payloads)
+        heard = self.codec.run()
+        assert not heard.failed, heard.failed
+        spoken = []
+        for key, payloads in sorted(made.items()):
+            frames = np.concatenate([payload.tensors[payload.kind] for payload in payloads])
+            pieces = [payload.tensors["samples"] for of, payload in heard.payloads if of == key]
+            spoken.append(Spoken(frames, np.concatenate(pieces), out.done[key], len(pieces)))
+        return spoken
