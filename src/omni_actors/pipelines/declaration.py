@@ -61,6 +61,9 @@ class Stage:
     options_doc: dict[str, str] = field(default_factory=dict)
     options_type: dict[str, type] = field(default_factory=dict)
     options_least: dict[str, float] = field(default_factory=dict)
+    separable: bool = False
+    """Whether a deploy file may have its prompts computed in a pool of their own: an autoregressive stage to which
+    nothing comes on its ports once its prompt is complete."""
     doc: str = ""
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_actors.pipelines.limits import limits_of
-from omni_actors.pipelines.plan import DeploymentLimits, Origin, Plan, StagePlan, edge_path
+from omni_actors.pipelines.plan import DeploymentLimits, Origin, Plan, StagePlan, edge_path, stage_path
 from omni_actors.pipelines.schema import Group, Leaf
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 
@@ -124,10 +124,10 @@ def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
 
 
 def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
-    at = f"stages.{stage.name}"
+    at = stage_path(stage.name)
     nested = ("options", "limits", "strategy")
     for item in fields(StagePlan):
-        if item.name in ("name", "index", "declaration", *nested):
+        if item.name in ("name", "index", "declaration", "worker_devices", *nested):
             continue
         if item.name == "environments":
             yield f"{at}.environment", _environment(stage), ""

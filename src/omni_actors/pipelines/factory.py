@@ -11,6 +11,7 @@ from typing import Any
 
 from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, PipelineFacts, Stage
+from omni_actors.pipelines.disaggregate import inherited, split, split_stages
 from omni_actors.pipelines.hub import missing_shards
 from omni_actors.pipelines.limits import limits_of, with_engine_options
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
@@ -23,6 +24,7 @@ from omni_actors.pipelines.plan import (
     PlanError,
     StagePlan,
     edge_path,
+    stage_path,
 )
 from omni_actors.pipelines.refine import describe, refined
 from omni_actors.pipelines.registry import Registry
@@ -31,6 +33,7 @@ from omni_actors.pipelines.strategy import Strategy, refusals
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.threads import share_threads
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
+from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.select import select
 
@@ -110,7 +113,10 @@ def resolve(
     media = resolve_name(MEDIA) if _has_audio(chosen) else None
     schema = settings_schema(chosen, device_platform, media)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
-    settings = Settings({setting.path: setting for setting in listed}, {}, _described(said, folder))
+    given = {setting.path: setting for setting in listed}
+    halved = split_stages(chosen, given)
+    settings = Settings(inherited(given, halved), {}, _described(said, folder))
+    running = split(chosen, halved)
 
     settings.provenance["pipeline"] = _DECLARED
     named = settings.given.get("model")
@@ -125,7 +131,7 @@ def resolve(
     if platform:
         settings.provenance["platform"] = Origin("command line", f"--platform {platform}")
 
-    stages = _stages((*chosen.stages, *([media] if media else [])), folder, device_platform, settings)
+    stages = _stages((*running.stages, *([media] if media else [])), folder, device_platform, settings)
     plan = Plan(
         name=chosen.name,
         pipeline=chosen,
@@ -133,8 +139,8 @@ def resolve(
         served_model_name=name,
         platform=device_platform.name,
         stages=stages,
-        edges=_edges(chosen, settings),
-        tasks=MappingProxyType({task.name: task for task in chosen.tasks}),
+        edges=_edges(running, settings),
+        tasks=MappingProxyType({task.name: task for task in running.tasks}),
         voices=chosen.voices,
         sample_rate=chosen.sample_rate,
         languages=chosen.languages,
@@ -171,6 +177,15 @@ def missing_weights(plan: Plan) -> list[str]:
     return list(map(str, absent))
 
 
+def missing_devices(plan: Plan) -> list[str]:
+    """For each stage whose platform finds no device here (it was planned for another machine): what is missing."""
+    return [
+        f"stage '{stage.name}' is to run on {', '.join(stage.devices)}: platform '{stage.platform}' finds no such device"
+        for stage in plan.stages
+        if not select(stage.platform).detect()
+    ]
+
+
 def _platform(name: str, where: str) -> OmniPlatform:
     try:
         return select(name)
@@ -185,15 +200,15 @@ def _has_audio(pipeline: Pipeline) -> bool:
 def _stages(
     declared: tuple[Stage, ...], folder: str | None, platform: OmniPlatform, settings: Settings
 ) -> tuple[StagePlan, ...]:
-    replicas = {s.name: settings.get(f"stages.{s.name}.replicas", 1) for s in declared}
+    replicas = {s.name: settings.get(f"{stage_path(s.name)}.replicas", 1) for s in declared}
     if replicas.get(MEDIA_STAGE, 1) != 1:
         # A clip lives in the process that decoded it, and a request may bring several.
         where = settings.where(f"stages.{MEDIA_STAGE}.replicas")
         raise PlanError(f"{where}: stage '{MEDIA_STAGE}' is one process; more replicas of it are not supported")
     fixed = {
-        s.name: settings.given[f"stages.{s.name}.threads"].value
+        s.name: settings.given[f"{stage_path(s.name)}.threads"].value
         for s in declared
-        if f"stages.{s.name}.threads" in settings.given
+        if f"{stage_path(s.name)}.threads" in settings.given
     }
     weights = {s.name: s.weight for s in declared}
     cores = platform.cores()
@@ -201,7 +216,7 @@ def _stages(
     shared = Origin("platform", f"{platform.name}, {cores} cores shared by weight")
     found = []
     for index, stage in enumerate(declared):
-        share = settings.get(f"stages.{stage.name}.threads", threads[stage.name], shared)
+        share = settings.get(f"{stage_path(stage.name)}.threads", threads[stage.name], shared)
         found.append(_stage(index, stage, folder, platform, settings, replicas[stage.name], share))
     return tuple(found)
 
@@ -215,7 +230,9 @@ def _stage(
     replicas: int,
     threads: int,
 ) -> StagePlan:
-    at = f"stages.{stage.name}"
+    at = stage_path(stage.name)
+    if stage.name == MEDIA_STAGE:
+        default_platform = CpuPlatform()  # it computes on no device
     name = settings.get(f"{at}.platform", default_platform.name, Origin("platform", default_platform.name))
     platform = default_platform
     if name != platform.name:
@@ -271,6 +288,7 @@ def _stage(
         limits=MappingProxyType(limits),
         start_timeout_s=settings.get(f"{at}.start_timeout_s", START_TIMEOUT_S),
         environments=environments,
+        worker_devices=tuple(map(platform.worker_device, devices)),
     )
 
 

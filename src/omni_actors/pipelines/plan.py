@@ -100,6 +100,8 @@ class StagePlan:
     start_timeout_s: float
     """From process start to Ready; loading shows progress but does not extend it."""
     environments: tuple[Mapping[str, str], ...]
+    worker_devices: tuple[str, ...] = ()
+    """What each of ``devices`` is called in a worker's own process, where that differs."""
 
     @property
     def device(self) -> str:
@@ -108,6 +110,11 @@ class StagePlan:
 
     def device_of(self, replica: int) -> str:
         return self.devices[replica % len(self.devices)]
+
+    def worker_device_of(self, replica: int) -> str:
+        """What the replica's worker calls its device."""
+        named = self.worker_devices or self.devices
+        return named[replica % len(named)]
 
     def environment_of(self, replica: int) -> Mapping[str, str]:
         return self.environments[replica % len(self.environments)]
@@ -141,9 +148,19 @@ class EdgePlan:
         )
 
 
+PREFILL = "-prefill"
+"""End of the name of a split stage's first half (no declared stage can be called so)."""
+
+
+def stage_path(name: str) -> str:
+    """A stage in provenance and settings: the first half of a split one is below the other."""
+    return f"stages.{name.removesuffix(PREFILL)}.prefill" if name.endswith(PREFILL) else f"stages.{name}"
+
+
 def edge_path(source: str, target: str, port: str) -> str:
-    """An edge in provenance and settings: by where it ends, as a port has one. The media stage's are beside those."""
-    return f"edges.{target}.{port}" + (f" ({MEDIA_STAGE})" if source == MEDIA_STAGE else "")
+    """An edge in provenance and settings: by where it ends, as a port has one. The media stage's are beside those. The
+    ports of a split stage are still called its own."""
+    return f"edges.{target.removesuffix(PREFILL)}.{port}" + (f" ({MEDIA_STAGE})" if source == MEDIA_STAGE else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +210,7 @@ class Plan:
             engine=it.engine,
             adapter=it.adapter,
             model=it.model,
-            device=it.device_of(replica),
+            device=it.worker_device_of(replica),
             dtype=it.dtype,
             threads=it.threads,
             options=dict(it.options),

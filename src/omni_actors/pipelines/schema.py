@@ -125,6 +125,9 @@ def _stage(stage: Stage) -> Group:
             },
             "What requests get that say nothing.",
         )
+    if stage.separable:
+        first = {key: found for key, found in keys.items() if key not in ("engine", "sampling")}
+        keys["prefill"] = Group(first, "A pool of its own for prompts; what is not said here is as for the stage.")
     return Group(keys, stage.doc)
 
 

@@ -99,6 +99,8 @@ def _stage_faults(stage: Stage) -> Iterator[str]:
         yield f"stage name '{stage.name}' is no identifier"
     if stage.name == MEDIA_STAGE:
         yield f"a stage may not be called '{MEDIA_STAGE}': that is the built-in one"
+    if stage.separable and stage.engine != "autoregressive":
+        yield f"stage '{stage.name}': only an autoregressive stage is separable"
     if stage.weight < 0:
         yield f"stage '{stage.name}': its weight is negative"
     for name in _twice(port.name for port in stage.ports):
