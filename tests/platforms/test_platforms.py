@@ -99,9 +99,9 @@ def test_a_broken_plugin_is_one_warning_and_an_error_when_asked_for(
 def test_a_platform_that_is_not_there_is_refused() -> None:
     with pytest.raises(PlatformError, match="finds no device"):
         select("absent", plugins=[ours(Absent)])
-    with pytest.raises(PlatformError, match="there is no platform 'tpu'; there are: accel, cpu"):
+    with pytest.raises(PlatformError, match="there is no platform 'tpu'; there are: accel, cpu, cuda"):
         select("tpu", plugins=[ours(Accelerator)])
-    assert names([ours(Accelerator)]) == ["accel", "cpu"]
+    assert names([ours(Accelerator)]) == ["accel", "cpu", "cuda"]
 
 
 def test_engines_by_kind() -> None:

@@ -20,8 +20,8 @@ from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.media.wav import wav_header
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
-from omni_actors.pipelines.factory import resolve
-from omni_actors.pipelines.plan import Plan
+from omni_actors.pipelines.factory import missing_devices, resolve
+from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, MediaRef, Request, TextDelta, Usage
@@ -130,6 +130,8 @@ async def open_omni(
     been pulled). Raises :class:`OmniError` when it cannot be resolved or a stage cannot start.
     """
     plan = model if isinstance(model, Plan) else resolve(model, overlay=overlay, overrides=overrides, platform=platform)
+    if missing := missing_devices(plan):
+        raise PlanError("\n".join(missing))
     async with open_orchestrator(plan, log_level=log_level) as orchestrator:
         await orchestrator.wait_ready()
         limits = read_limits(plan.media.options) if plan.media is not None else None

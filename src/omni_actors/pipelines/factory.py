@@ -180,7 +180,7 @@ def missing_weights(plan: Plan) -> list[str]:
 def missing_devices(plan: Plan) -> list[str]:
     """For each stage whose platform finds no device here (it was planned for another machine): what is missing."""
     return [
-        f"stage '{stage.name}' is to run on {', '.join(stage.devices)}: platform '{stage.platform}' finds no such device"
+        f"stage '{stage.name}' is to run on {', '.join(stage.devices)}: platform '{stage.platform}' finds none here"
         for stage in plan.stages
         if not select(stage.platform).detect()
     ]

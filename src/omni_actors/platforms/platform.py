@@ -49,6 +49,8 @@ class OmniPlatform(ABC):
     options: ClassVar[Mapping[str, Any]] = {}
     options_doc: ClassVar[Mapping[str, str]] = {}
     options_type: ClassVar[Mapping[str, type]] = {}
+    plannable: ClassVar[bool] = False
+    """Whether a deployment may be planned, by naming this platform, on a machine where :meth:`detect` is false."""
 
     @abstractmethod
     def detect(self) -> bool:
@@ -66,6 +68,10 @@ class OmniPlatform(ABC):
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
         """What a worker on ``device`` gets on top of its parent's environment: thread counts and device visibility.
         ``options`` has a value for every key of :attr:`options`."""
+
+    def worker_device(self, device: str) -> str:
+        """What ``device`` is called inside a worker that has :meth:`worker_environment`."""
+        return device
 
     def engine_for(self, kind: str) -> str:
         """The dotted name of this platform's engine of a kind; :class:`PlatformError` if it has none."""

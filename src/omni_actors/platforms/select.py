@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 GROUP = "omni_actors.platforms"
 """Entry points ``name = package.module:PlatformClass``."""
 
-BUILTINS: dict[str, str] = {}
+BUILTINS: dict[str, str] = {"cuda": "omni_actors.platforms.cuda:CudaPlatform"}
 """Accelerators of this package in order of detection: name → dotted name. The cpu is what is left when none answers."""
 
 
@@ -71,7 +71,7 @@ def _by_name(name: str, plugins: list[EntryPoint]) -> OmniPlatform:
         detected = platform.detect()
     except Exception as error:
         raise PlatformError(f"platform '{name}' ({target}) cannot be used: {error!r}") from error
-    if not detected:
+    if not detected and not platform.plannable:
         raise PlatformError(f"platform '{name}' finds no device of its kind on this machine")
     return platform
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from omni_actors.pipelines.factory import missing_weights, resolve
+from omni_actors.pipelines.factory import missing_devices, missing_weights, resolve
 from omni_actors.pipelines.plan import Plan, PlanError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -75,8 +75,11 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ready_plan(deployment: Deployment) -> Plan:
-    """The plan, with its weights on disk: the demo's are pulled, which is said. Raises what stands in the way."""
+    """The plan, with its devices here and its weights on disk: the demo's are pulled, which is said. Raises what stands
+    in the way."""
     plan = deployment.plan()
+    if missing := missing_devices(plan):
+        raise PlanError("\n".join(missing))
     if plan.pipeline.weights is not None:
         from omni_actors.models.weights import demo_folder, ensure_demo
         from omni_actors.models.weights.cli import progress_reporter

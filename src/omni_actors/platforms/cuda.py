@@ -1,0 +1,170 @@
+"""NVIDIA's devices, as far as the serving process needs to know them: which there are, and how a worker sees its own.
+
+Found without torch and without opening a device: by NVML where the package ``nvidia-ml-py`` is installed and the
+driver's library answers, else by the driver's files. Both are cut by ``CUDA_VISIBLE_DEVICES``, so that ``cuda:0`` is
+the first device that this process may use, in PCI order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from omni_actors.platforms.cpu import CpuPlatform
+from omni_actors.platforms.platform import Device, OmniPlatform, PlatformError
+
+log = logging.getLogger(__name__)
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_NAME = re.compile(r"cuda:(\d{1,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device of the machine. ``memory`` in bytes."""
+
+    uuid: str | None
+    model: str
+    memory: int | None
+
+
+class CudaPlatform(OmniPlatform):
+    """A deployment for it may be planned (``--platform cuda``, or in a deploy file) on a machine without any."""
+
+    name = "cuda"
+    default_dtype = "bfloat16"
+    dtypes = ("bfloat16", "float16", "float32")
+    plannable: ClassVar[bool] = True
+
+    def detect(self) -> bool:
+        """Whether there is a device that this process may use and that the installed torch could."""
+        if not self._found():
+            return False
+        if cpu_build := _torch_for_cpu():
+            log.warning("there is an NVIDIA device, but the installed torch (%s) is built for CPUs only", cpu_build)
+            return False
+        return True
+
+    def devices(self) -> tuple[Device, ...]:
+        """Those that this process may use. Where none is found, ``cuda:0``, so that a deployment can be planned."""
+        found = self._found()
+        named = [Device(f"cuda:{i}", gpu.memory, gpu.model) for i, (_, gpu) in enumerate(found)]
+        return tuple(named) or (Device("cuda:0", None, "not on this machine"),)
+
+    def cores(self) -> int:
+        return CpuPlatform().cores()
+
+    def check_device(self, device: str) -> None:
+        """Any ``cuda:N`` where no device is found: ``serve`` asks again before it starts a worker there."""
+        if _NAME.fullmatch(device) is None:
+            raise PlatformError(f"platform 'cuda' has no device '{device}'; they are called cuda:0, cuda:1, …")
+        if self._found():
+            super().check_device(device)
+
+    def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
+        """The CPU's thread counts, and a world in which ``device`` is the only one."""
+        index = _index(device)
+        found = self._found()
+        entry = found[index][0] if index < len(found) else str(index)
+        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        threading = CpuPlatform().worker_environment(device, threads, {})
+        return {**threading, VISIBLE: entry, "CUDA_DEVICE_ORDER": order}
+
+    def worker_device(self, device: str) -> str:
+        """``cuda:0``: the worker sees its own device only."""
+        return "cuda:0"
+
+    def _found(self) -> list[tuple[str, Gpu]]:
+        return visible(machine_gpus(), os.environ.get(VISIBLE))
+
+
+def visible(gpus: list[Gpu], setting: str | None) -> list[tuple[str, Gpu]]:
+    """What CUDA would show of ``gpus`` under this ``CUDA_VISIBLE_DEVICES``, each with the entry that stands for it.
+
+    By CUDA's rules: entries are indices or the beginning of a UUID (also of a MIG slice), and the first one that is
+    no device ends the list.
+    """
+    if setting is None:
+        return [(str(index), gpu) for index, gpu in enumerate(gpus)]
+    found = []
+    for entry in (part.strip() for part in setting.split(",")):
+        if entry.isdecimal():
+            if int(entry) >= len(gpus):
+                break
+            found.append((entry, gpus[int(entry)]))
+        elif entry.startswith("GPU-"):
+            fitting = [gpu for gpu in gpus if gpu.uuid is None or gpu.uuid.startswith(entry)]
+            if not fitting:
+                break
+            found.append((entry, fitting[0] if len(fitting) == 1 else Gpu(entry, "NVIDIA GPU", None)))
+        elif entry.startswith("MIG-") and gpus:
+            found.append((entry, Gpu(entry, "MIG slice", None)))
+        else:
+            break
+    return found
+
+
+def machine_gpus(root: Path = Path("/")) -> list[Gpu]:
+    """The machine's devices in PCI order, whatever may be visible. Missing and broken libraries are survived."""
+    nodes = [node for node in (root / "dev").glob("nvidia*") if node.name.removeprefix("nvidia").isdecimal()]
+    listed = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    if not nodes and not listed:
+        return []
+    try:
+        if root == Path("/"):
+            return _by_nvml()
+    except Exception as error:  # the package is not there, or its driver's library is not, or that is broken
+        log.debug("NVML does not answer, the driver's files do: %r", error)
+    return [_by_file(file) for file in listed] or [Gpu(None, "NVIDIA GPU", None) for _ in nodes]
+
+
+def _by_nvml() -> list[Gpu]:
+    nvml = import_module("pynvml")
+    nvml.nvmlInit()
+    try:
+        found = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+            found.append(Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)), memory))
+        return found
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _by_file(file: Path) -> Gpu:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    uuid = said.get("GPU UUID", "")
+    return Gpu(uuid if uuid.startswith("GPU-") and "?" not in uuid else None, said.get("Model") or "NVIDIA GPU", None)
+
+
+def _torch_for_cpu() -> str | None:
+    """The version of an installed torch that knows no CUDA, by its name alone."""
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        return None
+    return installed if installed.endswith("+cpu") else None
+
+
+def _index(device: str) -> int:
+    match = _NAME.fullmatch(device)
+    if match is None:
+        raise PlatformError(f"'{device}' is no device of platform 'cuda'")
+    return int(match[1])
