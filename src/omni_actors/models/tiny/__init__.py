@@ -4,19 +4,23 @@
 chat template, generation config), so that everything that loads the real checkpoint loads this one. The same family,
 seed and library versions give the same bytes. Torch and transformers are imported by ``build``, never before.
 
-A family is one module with ``write(folder, seed)`` and one line in ``FAMILIES``.
+A family is one module (or an object in one, ``module:name``) with ``write(folder, seed)``, and one line in
+``FAMILIES``.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Protocol, cast
 
 FAMILIES: dict[str, str] = {
     "qwen3-omni": "omni_actors.models.tiny.qwen3_omni",
     "qwen2.5-omni": "omni_actors.models.tiny.qwen2_5_omni",
     "csm": "omni_actors.models.tiny.csm",
+    "qwen3-tts": "omni_actors.models.tiny.qwen3_tts:CUSTOM_VOICE",
+    "qwen3-tts-design": "omni_actors.models.tiny.qwen3_tts:VOICE_DESIGN",
+    "qwen3-tts-base": "omni_actors.models.tiny.qwen3_tts:BASE",
 }
 
 
@@ -32,7 +36,11 @@ def build(family: str, folder: Path, *, seed: int = 0) -> Path:
 
     Raises KeyError for a family that is not in ``FAMILIES``. The global random state of torch is left as it was.
     """
-    module = cast(Family, import_module(FAMILIES[family]))
+    import torch
+
+    module = cast(Family, resolve_name(FAMILIES[family]))
     folder.mkdir(parents=True, exist_ok=True)
-    module.write(folder, seed)
+    # Constructing a model draws from the global generator.
+    with torch.random.fork_rng(devices=[]):
+        module.write(folder, seed)
     return folder

@@ -13,10 +13,22 @@ from omni_actors.models.tiny.text import ROLES, tokenizer
 from omni_actors.models.tiny.weights import initialise, silence
 
 # In the order of the checkpoint's ids, which begin at 151643.
-SPECIALS = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|AUDIO|> <|audio_bos|> <|audio_eos|> <|box_end|> <|quad_start|> "
-    "<|quad_end|> <|vision_bos|> <|vision_eos|> <|vision_pad|> <|IMAGE|> <|VIDEO|>"
-).split()
+SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|AUDIO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|vision_pad|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+]
 NAMES = {
     "image_token": "<|IMAGE|>",
     "audio_token": "<|AUDIO|>",
@@ -34,7 +46,7 @@ VOCABULARY = 704
 # The talker's marks in the text are embeddings behind the tokenizer's last token, as in the checkpoint.
 TTS_PAD, TTS_START, TTS_END = VOCABULARY - 20, VOCABULARY - 19, VOCABULARY - 18
 SPEAKER_BOS = {"Ethan": VOCABULARY - 9, "Chelsie": VOCABULARY - 7}
-# The talker's vocabulary: the codes, unused places, then its marks; the distances between the marks are the checkpoint's.
+# The talker's vocabulary: the codes, unused places, then its marks, as far apart as the checkpoint's.
 CODES = 128
 CODEC_PAD, CODEC_BOS, CODEC_EOS, CODEC_MASK = CODES + 100, CODES + 101, CODES + 102, CODES + 104
 
@@ -45,19 +57,26 @@ GAINS = {
     "*self_attn.q_proj*": 2.5,
     "*lm_head*": 3.0,
     "*codec_head*": 3.0,
+    # The vocoder adds up residual blocks: smaller steps keep its samples within [-1, 1].
+    "token2wav.code2wav_bigvgan_model.ups.*.weight": 0.7,
+    "token2wav.code2wav_bigvgan_model.resblocks.*.weight": 0.5,
+    "token2wav.code2wav_bigvgan_model.*.bias": 0.3,
+    "token2wav.code2wav_bigvgan_model.conv_post.weight": 2.0,
 }
 
 
 def write(folder: Path, seed: int) -> None:
     """Write the checkpoint into `folder`."""
-    words = tokenizer(SPECIALS, eos_token="<|im_end|>", **NAMES)
+    words = tokenizer(SPECIALS, {"eos_token": "<|im_end|>", **NAMES})
     assert len(words) <= TTS_PAD
     ids = {token: words.convert_tokens_to_ids(token) for token in [*SPECIALS, *ROLES]}
     model = Qwen2_5OmniForConditionalGeneration(settings(ids))
     initialise(model, seed, GAINS)
-    special = [number for number in range(words.convert_tokens_to_ids("<|endoftext|>"), VOCABULARY)]
+    special = range(ids["<|endoftext|>"], VOCABULARY)
     silence(model.thinker.lm_head, [number for number in special if number != ids["<|im_end|>"]])
     silence(model.talker.codec_head, [number for number in range(CODES, CODES + 128) if number != CODEC_EOS])
+    # An end of speech now and then, but seldom in the first frames.
+    silence(model.talker.codec_head, [CODEC_EOS], 0.8)
     model.generation_config = GenerationConfig(
         eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]],
         pad_token_id=ids["<|endoftext|>"],

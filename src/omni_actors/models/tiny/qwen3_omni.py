@@ -12,11 +12,29 @@ from omni_actors.models.tiny.text import ROLES, tokenizer
 from omni_actors.models.tiny.weights import initialise, silence
 
 # In the order of the checkpoint's ids, which begin at 151643.
-SPECIALS = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
-    "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
-    "<|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod> <tts_text_bos_single> <|audio_pad|>"
-).split()
+SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+    "<tts_text_bos_single>",
+    "<|audio_pad|>",
+]
 NAMES = {
     "image_token": "<|image_pad|>",
     "audio_token": "<|audio_pad|>",
@@ -49,7 +67,7 @@ GAINS = {
     "*q_norm*": 3.0,
     "*lm_head*": 3.0,
     "*codec_head*": 3.0,
-    # The vocoder adds up residual units: smaller steps keep its samples within [-1, 1]. ConvNeXt's scale begins at 1e-6.
+    # The vocoder adds up residual units: smaller steps keep its samples within [-1, 1]. ConvNeXt's scale is made 1e-6.
     "code2wav.*.gamma": 3e5,
     "code2wav.decoder.*.conv?.conv.weight": 0.3,
     "code2wav.decoder.?.block.?.conv.weight": 0.6,
@@ -60,7 +78,7 @@ GAINS = {
 
 def write(folder: Path, seed: int) -> None:
     """Write the checkpoint into `folder`."""
-    words = tokenizer(SPECIALS, eos_token="<|im_end|>", **NAMES)
+    words = tokenizer(SPECIALS, {"eos_token": "<|im_end|>", **NAMES})
     vocabulary = 704
     assert len(words) <= vocabulary
     config = settings({token: words.convert_tokens_to_ids(token) for token in [*SPECIALS, *ROLES]}, vocabulary)

@@ -1,4 +1,4 @@
-"""The families' own classes, processors without torchvision: the reference that this project's preprocessing is held to.
+"""The families' own classes, without torchvision: the reference that this project's stages are held to.
 
 ``AutoProcessor.from_pretrained`` builds a video processor, and transformers' video processors need torchvision, which
 this project does not install. :func:`processor` builds the processor's class from its parts instead, with
@@ -72,7 +72,7 @@ class Frames:
 
 
 def model(folder: Path) -> PreTrainedModel:
-    """The model of a `folder`, of the class that its config.json names, for inference: the reference of parity tests."""
+    """The model of a `folder`, of the class that its config.json names, for inference."""
     settings = json.loads((folder / "config.json").read_text())
     made = getattr(transformers, settings["architectures"][0]).from_pretrained(folder).eval()
     if hasattr(made, "talker"):

@@ -20,7 +20,7 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def initialise(model: nn.Module, seed: int, gains: Mapping[str, float]) -> None:
     """Fill every parameter of `model`, in place, from one generator seeded with `seed`.
 
-    `gains` maps patterns of parameter names (``fnmatch``) to factors on the usual scale; the last match wins, none is 1.
+    `gains` maps patterns of parameter names (``fnmatch``) to factors on the usual scale; the last match wins.
     Biases and norms' weights have a spread of 0.1 by their gain; other vectors (layer scales, the logarithms of snake
     activations) keep the value that the model's constructor gave them, times the gain.
     """
@@ -52,10 +52,13 @@ def initialise(model: nn.Module, seed: int, gains: Mapping[str, float]) -> None:
                 parameter.mul_(gain)
 
 
-def silence(head: nn.Linear, rows: list[int]) -> None:
-    """Make the tokens `rows` of an output head unlikely: their logit is 0, beside hundreds that spread around it."""
+def silence(head: nn.Linear, rows: list[int], remaining: float = 0.0) -> None:
+    """Make the tokens `rows` of an output head unlikely: their logits shrink to `remaining` of what they were.
+
+    At 0 they are never the best, beside hundreds that spread around 0.
+    """
     with torch.no_grad():
-        head.weight[rows] = 0
+        head.weight[rows] *= remaining
 
 
 def parameters(model: nn.Module) -> int:
