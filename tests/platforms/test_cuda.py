@@ -149,6 +149,9 @@ def test_the_drivers_files_say_what_there_is(tmp_path: Path) -> None:
         Gpu("GPU-1", "NVIDIA L1", None),
     ]
     assert machine_gpus(machine(tmp_path / "nodes", nodes=2)) == [Gpu(None, "NVIDIA GPU", None)] * 2
+    windows = machine(tmp_path / "windows")
+    (windows / "dev/dxg").touch()
+    assert machine_gpus(windows) == [Gpu(None, "NVIDIA GPU", None)]
     hidden = machine(tmp_path / "hidden", listed=1)
     (hidden / "proc/driver/nvidia/gpus/0000:00:00.0/information").write_text("GPU UUID: GPU-????????\n")
     assert machine_gpus(hidden) == [Gpu(None, "NVIDIA GPU", None)]

@@ -116,14 +116,16 @@ def machine_gpus(root: Path = Path("/")) -> list[Gpu]:
     """The machine's devices in PCI order, whatever may be visible. Missing and broken libraries are survived."""
     nodes = [node for node in (root / "dev").glob("nvidia*") if node.name.removeprefix("nvidia").isdecimal()]
     listed = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    if not nodes and not listed:
+    # Windows' subsystem for Linux and Jetson boards have nodes of other names, and one GPU each.
+    others = [node for name in ("dxg", "nvhost-gpu", "nvgpu") if (node := root / "dev" / name).exists()]
+    if not nodes and not listed and not others:
         return []
     try:
         if root == Path("/"):
             return _by_nvml()
     except Exception as error:  # the package is not there, or its driver's library is not, or that is broken
         log.debug("NVML does not answer, the driver's files do: %r", error)
-    return [_by_file(file) for file in listed] or [Gpu(None, "NVIDIA GPU", None) for _ in nodes]
+    return [_by_file(file) for file in listed] or [Gpu(None, "NVIDIA GPU", None) for _ in nodes or others[:1]]
 
 
 def _by_nvml() -> list[Gpu]:
