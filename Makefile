@@ -17,6 +17,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep -E '^torch==' constraints.txt)
+QWEN_TTS := $(shell grep -E '^qwen-tts-hf==' constraints.txt)
 
 .PHONY: help setup weights demo test lint format bench wheel clean
 
@@ -34,6 +35,8 @@ $(STAMP): pyproject.toml constraints.txt
 			$(PYTHON) -m pip --python $(BIN)/python install --disable-pip-version-check --quiet pip; }; }
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(TORCH)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[demo,dev]'
+	@# Its model code alone is used; what it asks for besides (a web interface, librosa, torchaudio) is not.
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps $(QWEN_TTS)
 	@touch $@
 
 setup: $(STAMP)  ## make .venv and install the package into it, with what the demo and the tests need

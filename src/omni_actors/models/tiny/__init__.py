@@ -18,6 +18,7 @@ FAMILIES: dict[str, str] = {
     "qwen3-omni": "omni_actors.models.tiny.qwen3_omni",
     "qwen2.5-omni": "omni_actors.models.tiny.qwen2_5_omni",
     "csm": "omni_actors.models.tiny.csm",
+    "pocket-tts": "omni_actors.models.tiny.pocket_tts",
     "qwen3-tts": "omni_actors.models.tiny.qwen3_tts:CUSTOM_VOICE",
     "qwen3-tts-design": "omni_actors.models.tiny.qwen3_tts:VOICE_DESIGN",
     "qwen3-tts-base": "omni_actors.models.tiny.qwen3_tts:BASE",
@@ -43,4 +44,6 @@ def build(family: str, folder: Path, *, seed: int = 0) -> Path:
     # Constructing a model draws from the global generator.
     with torch.random.fork_rng(devices=[]):
         module.write(folder, seed)
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o644)  # they are written for their owner alone; a folder may be shared
     return folder

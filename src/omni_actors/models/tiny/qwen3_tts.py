@@ -15,15 +15,10 @@ from transformers import EncodecFeatureExtractor
 
 from omni_actors.models.qwen3_tts.codec_model import checkpoint_name, make_encoder
 from omni_actors.models.qwen3_tts.package import package
+from omni_actors.models.tiny.qwen3_omni import SPECIALS
 from omni_actors.models.tiny.text import tokenizer
 from omni_actors.models.tiny.weights import initialise
 
-# In the order of the checkpoint's ids, which begin at 151643.
-SPECIALS = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
-    "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
-    "<|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod> <tts_text_bos_single> <|audio_pad|>"
-).split()
 TEXT_VOCABULARY = 704
 HIDDEN = 64
 TEXT_HIDDEN = 48
@@ -54,6 +49,7 @@ TALKER_GAINS = {
     "*codec_head*": 3.0,
     "*lm_head*": 3.0,
     "speaker_encoder*": 1.5,
+    "speaker_encoder.fc*": 0.4,
 }
 ENCODER_GAINS = {"*layer_scale*": 30.0}  # constructed as 0.01: the transformer would add next to nothing
 DECODER_GAINS = {
@@ -85,16 +81,15 @@ class Variant:
 
     def write(self, folder: Path, seed: int) -> None:
         """Write the checkpoint into `folder`."""
-        words = tokenizer(SPECIALS, eos_token="<|im_end|>")
+        words = tokenizer(SPECIALS, {"eos_token": "<|im_end|>"})
         assert len(words) <= TEXT_VOCABULARY
-        config = settings(self.kind, {name: words.convert_tokens_to_ids(name) for name in SPECIALS})
-        model = package().model(package().config(**config))
-        initialise(model, seed, TALKER_GAINS)
-        _save(folder, model.state_dict(), config)
         words.save_pretrained(folder)
+        ids = {name: words.convert_tokens_to_ids(name) for name in SPECIALS}
+        with torch.random.fork_rng(devices=()):
+            _write_talker(folder, seed, settings(self.kind, ids))
+            _write_codec(folder / "speech_tokenizer", seed)
         _write(folder / "generation_config.json", GENERATION)
         _write(folder / "preprocessor_config.json", {"processor_class": "Qwen3TTSProcessor", "padding_side": "left"})
-        _write_codec(folder / "speech_tokenizer", seed)
 
 
 CUSTOM_VOICE, VOICE_DESIGN, BASE = Variant("custom_voice"), Variant("voice_design"), Variant("base")
@@ -147,6 +142,12 @@ def settings(kind: str, ids: dict[str, int]) -> dict[str, Any]:
         "talker_config": talker,
         "speaker_encoder_config": speaker,
     }
+
+
+def _write_talker(folder: Path, seed: int, config: dict[str, Any]) -> None:
+    model = package().model(package().config(**config))
+    initialise(model, seed, TALKER_GAINS)
+    _save(folder, model.state_dict(), config)
 
 
 def _write_codec(folder: Path, seed: int) -> None:

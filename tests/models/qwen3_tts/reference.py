@@ -1,0 +1,98 @@
+"""What the family's own code says: the package's ``generate``, and the codec's own decoding, on a folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from omni_actors.models.qwen3_tts.codec_model import CodecEncoder, load_decoder
+from omni_actors.models.qwen3_tts.package import package
+
+GREEDY: dict[str, Any] = {"do_sample": False, "subtalker_dosample": False, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A voice to clone: samples float32 [n] at 24 kHz, and what they say (``None``: the voice's timbre alone)."""
+
+    samples: np.ndarray[Any, Any]
+    text: str | None
+
+
+class Reference:
+    """The package's model of a folder, float32 on the CPU."""
+
+    def __init__(self, folder: Path) -> None:
+        parts = package()
+        config = parts.config(**json.loads((folder / "config.json").read_text()))
+        self.model = PreTrainedModel.from_pretrained.__func__(parts.model, folder, config=config, dtype=torch.float32)
+        parts.prepare(self.model)
+        self.model.eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.decoder = load_decoder(folder / "speech_tokenizer", "cpu")
+        self.encoder = CodecEncoder(folder / "speech_tokenizer", "cpu")
+
+    def _ids(self, text: str) -> torch.Tensor:
+        ids: torch.Tensor = self.tokenizer(text, return_tensors="pt")["input_ids"]
+        return ids
+
+    def codes(
+        self,
+        text: str,
+        *,
+        voice: str | None = None,
+        language: str = "auto",
+        instructions: str | None = None,
+        clip: Clip | None = None,
+        non_streaming: bool | None = None,
+        frames: int = 12,
+        **settings: Any,
+    ) -> torch.Tensor:
+        """int64 [frames, groups]; at most ``frames`` of them. As the package's ``generate_…`` functions call it."""
+        prompt = None
+        if clip is not None:
+            timbre = clip.text is None
+            speaker = self.model.extract_speaker_embedding(clip.samples, 24000)
+            prompt = {
+                "ref_code": [None if timbre else self.encoder.encode(clip.samples)],
+                "ref_spk_embedding": [speaker],
+                "x_vector_only_mode": [timbre],
+                "icl_mode": [not timbre],
+            }
+            if timbre:  # generate() reads it as a whole before it looks at each
+                prompt["ref_code"] = [None]
+        instructed = [self._ids(f"<|im_start|>user\n{instructions}<|im_end|>\n")] if instructions else None
+        spoken = (
+            None if clip is None or clip.text is None else self._ids(f"<|im_start|>assistant\n{clip.text}<|im_end|>\n")
+        )
+        codes, _ = self.model.generate(
+            input_ids=[self._ids(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n")],
+            instruct_ids=instructed,
+            ref_ids=[spoken],
+            voice_clone_prompt=prompt,
+            languages=[language],
+            speakers=[voice],
+            non_streaming_mode=(clip is None) if non_streaming is None else non_streaming,
+            max_new_tokens=frames + 1,  # the last token's frame is never completed
+            **(GREEDY | settings),
+        )
+        found: torch.Tensor = codes[0]
+        return found
+
+    @torch.inference_mode()
+    def sound(self, codes: torch.Tensor) -> np.ndarray[Any, Any]:
+        """float32 [frames * 1920], as the codec's ``decode``."""
+        samples: np.ndarray[Any, Any] = self.decoder.chunked_decode(codes.T[None])[0, 0].numpy()
+        return samples
+
+
+@cache
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
