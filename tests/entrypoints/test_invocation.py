@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.entrypoints.commands.invocation import Invocation, build_request
+from omni_actors.pipelines.declaration import Port, Task
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
@@ -37,6 +41,16 @@ def test_speech_says_the_prompt() -> None:
     assert request == Request(
         task="speech", outputs=("audio",), params={"speech": Speech(text="Good morning.", speed=1.5)}
     )
+
+
+def test_a_clip_beside_a_text_to_say_is_its_voice() -> None:
+    cloning = Task("speech", {"text": "acoustic", "audio": "acoustic.clip"}, {"audio": "vocoder"})
+    acoustic = replace(ASSISTANT.stages[2], ports=(*ASSISTANT.stages[2].ports, Port("clip", "pcm", required=False)))
+    stages = tuple(acoustic if stage.name == "acoustic" else stage for stage in ASSISTANT.stages)
+    plan = plan_of(replace(ASSISTANT, stages=stages, tasks=(cloning,)))
+    request = build_request(plan, Invocation(prompt="Hi", audio=True, params={"speech": {"ref_text": "Ho"}}), CLIP)
+    assert (request.task, request.inputs, request.media) == ("speech", ("text", "audio"), CLIP)
+    assert request.params == {"speech": Speech(text="Hi", reference=True, ref_text="Ho")}
 
 
 def test_a_transcription() -> None:

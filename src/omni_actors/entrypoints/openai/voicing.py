@@ -16,9 +16,6 @@ from omni_actors.protocol.request import MediaRef
 
 TASK = "speech"
 
-MAX_REFERENCE_S = 30.0
-"""Longest reference clip, in seconds."""
-
 TASK_TYPES = {"CustomVoice": "custom_voice", "VoiceDesign": "voice_design", "Base": "clone"}
 """vLLM-Omni's words → ours; ours are taken too."""
 
@@ -87,8 +84,6 @@ def reference_of(services: Services, body: SpeechRequest, clips: list[MediaRef])
         raise invalid_request("'ref_audio' is a text: base64, or a URL of data, https or http.", "ref_audio")
     if "audio" not in services.plan.tasks[TASK].entries:
         raise invalid_request("This model speaks with its own voices only.", "ref_audio", "unsupported_parameter")
-    if clips[0].seconds > MAX_REFERENCE_S:
-        raise invalid_request(f"A reference clip has at most {MAX_REFERENCE_S:g} s.", "ref_audio", "invalid_value")
     return tuple(clips)
 
 
