@@ -61,11 +61,11 @@ class Speech(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Section ``speech``: what a speech stage says (``text`` is ``None`` when it comes by an edge) and how.
 
     ``voice`` is one of the model's own, or ``default``. ``task_type`` says where the voice comes from: ``custom_voice``
-    (one of the model's own, by name), ``voice_design`` (made after ``instructions``), ``clone`` (after a reference clip),
-    ``None`` where the family knows no distinction. ``reference`` is true when a clip comes on the stage's audio port;
-    ``ref_text`` is what is said in it, and ``x_vector_only`` takes only the speaker's likeness of it. ``max_tokens``
-    bounds the frames of speech, ``initial_chunk_frames`` the first piece that leaves. ``None`` in the last fields means
-    the stage's own default.
+    (that one), ``voice_design`` (made after ``instructions``), ``clone`` (after a reference clip), ``None`` where the
+    family knows no distinction. ``reference`` is true when a clip comes on the stage's audio port; ``ref_text`` is what
+    is said in it, and ``x_vector_only`` takes only the speaker's likeness of it. ``max_tokens`` bounds the frames of
+    speech, ``initial_chunk_frames`` the first piece that leaves. ``None`` in the last fields means the stage's own
+    default.
     """
 
     text: str | None = None
