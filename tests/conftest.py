@@ -5,6 +5,7 @@
 * A test body has 30 s of real time; ``@pytest.mark.deadline(120)`` gives it another bound.
 * After each test no process that it started is left, nor a descendant of one.
 * ``demo_weights`` is the folder of the demo's weights, fetched once if they are missing.
+* ``tiny_model(family)`` is the folder of a tiny checkpoint, built once into the cache.
 """
 
 from __future__ import annotations
@@ -205,3 +206,11 @@ def demo_weights() -> Path:
 
     pull(("demo",))
     return demo_folder()
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[[str], Path]:
+    """Call it with a family of :mod:`omni_actors.models.tiny`: the folder of its checkpoint. Nobody writes into it."""
+    from omni_actors.models.tiny.cache import cached
+
+    return cached

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from omni_actors.models.tiny import FAMILIES
 from omni_actors.models.weights.cache import demo_folder, folder_of, size_on_disk, state
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.pull import Reporter, pull, select
@@ -44,7 +48,7 @@ def progress_reporter(console: Console | None = None) -> Iterator[Reporter]:
 
 @click.group("models")
 def models_group() -> None:
-    """Fetch and list the weights of the built-in demo."""
+    """Fetch and list the weights of the built-in demo; write tiny checkpoints."""
 
 
 @models_group.command("pull")
@@ -83,3 +87,24 @@ def list_command() -> None:
         console = Console(width=140)
     console.print(table)
     console.print(f"\ncache: {demo_folder()}", highlight=False, soft_wrap=True)
+
+
+@models_group.command("tiny")
+@click.argument("family", type=click.Choice(sorted(FAMILIES)))
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--seed", default=0, show_default=True, help="What the random weights begin from.")
+def tiny_command(family: str, folder: Path, seed: int) -> None:
+    """Write a tiny checkpoint of FAMILY into FOLDER, which must be empty or absent.
+
+    It has the family's real classes, special tokens and files, and random weights of a few megabytes: it says nothing
+    that makes sense, and everything that serves the real checkpoint serves it, on any machine.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise click.ClickException(f"{folder} is not empty")
+    # In a process of its own: it imports torch, which this one must not.
+    command = [sys.executable, "-m", "omni_actors.models.tiny", family, str(folder), str(seed)]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
+    if result.returncode != 0:
+        tail = "\n".join(result.stderr.strip().splitlines()[-15:])
+        raise click.ClickException(f"cannot write {folder} (exit status {result.returncode}):\n{tail}")
+    click.echo(f"{family}: {folder}")

@@ -1,0 +1,47 @@
+"""Tiny checkpoints that are built once and kept, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from omni_actors.models.tiny import build
+from omni_actors.models.weights.cache import cache_root
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
+
+
+def edition() -> str:
+    """A name that changes with this package's sources and the versions of what it builds with."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + source.read_bytes())
+    for library in LIBRARIES:
+        digest.update(f"{library}=={version(library)}".encode())
+    return digest.hexdigest()[:12]
+
+
+def cached(family: str) -> Path:
+    """The folder of `family`'s tiny checkpoint in the cache directory, built if it is not there.
+
+    Processes may call it at the same time: a folder appears whole, by one rename, and the first one stays.
+    """
+    folder = cache_root() / f"tiny-{edition()}" / family
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{family}-", dir=folder.parent))
+    try:
+        build(family, building)
+        building.chmod(0o755)
+        try:
+            building.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
