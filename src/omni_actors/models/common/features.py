@@ -21,14 +21,14 @@ class Features:
     """What one request's prompt holds beside its tokens.
 
     ``features`` [m, width] stand at the prompt's ``places`` (int64 [m], ascending) in the place of token embeddings.
-    ``positions`` int64 [3, prompt] are the prompt's M-RoPE positions; a later token's are its place plus ``delta``.
+    ``positions`` float32 [3, prompt] are the prompt's M-RoPE positions; a later token's is its place plus ``delta``.
     ``deepstack`` [levels, m, width] is added at those places after each of the first layers.
     """
 
     places: np.ndarray[Any, np.dtype[np.int64]]
     features: torch.Tensor
     positions: torch.Tensor | None = None
-    delta: int = 0
+    delta: float = 0.0
     deepstack: torch.Tensor | None = None
 
 
@@ -129,15 +129,18 @@ class FeatureDecoder:
 
 
 def multi_axis_positions(inputs: StepInputs, requests: Mapping[int, Features]) -> torch.Tensor:
-    """The step's positions with those requests' own in their place: int64 [tokens], or [3, tokens] where a prompt's
-    are among them."""
+    """The step's positions with those requests' own in their place: int64 [tokens] if they are whole numbers without
+    axes, else float32 [tokens], or [3, tokens] where a prompt's are among them."""
     positions = inputs.positions
     found = [(span, has) for span in inputs.spans if (has := requests.get(span.key)) is not None]
     if any(has.positions is not None and span.start < has.positions.shape[1] for span, has in found):
-        positions = positions.expand(3, -1)
-    elif not any(has.delta for _, has in found):
+        positions = positions.float().repeat(3, 1)
+    elif any(not float(has.delta).is_integer() for _, has in found):
+        positions = positions.float()
+    elif any(has.delta for _, has in found):
+        positions = positions.clone()
+    else:
         return positions
-    positions = positions.clone()
     for span, has in found:
         _place(positions, span, has)
     return positions
@@ -149,7 +152,8 @@ def _place(positions: torch.Tensor, span: Span, has: Features) -> None:
         prompt = max(0, min(has.positions.shape[1] - span.start, span.count))
         if prompt:
             positions[:, span.at : span.at + prompt] = has.positions[:, span.start : span.start + prompt]
-    positions[..., span.at + prompt : span.at + span.count] += has.delta
+    rest = positions[..., span.at + prompt : span.at + span.count]
+    rest += has.delta if positions.is_floating_point() else int(has.delta)
 
 
 def _stack(deepstack: list[torch.Tensor | None], features: list[torch.Tensor]) -> torch.Tensor | None:

@@ -13,38 +13,49 @@ import torch
 
 
 class Rotary:
-    """``at`` gives cosines and sines [tokens, 1, head_dim] for positions int64 [tokens], or [3, tokens] with axes.
+    """``at`` gives cosines and sines [tokens, 1, head_dim].
 
+    Positions are int64 [tokens], or float32 [tokens] or [3, tokens] where they may be no whole numbers or have axes.
     The sign that the rotation gives the first half is in the sines: ``x * cos + x.roll(head_dim // 2) * sin``.
     """
 
     def __init__(
         self, module: Any, positions: int, dtype: torch.dtype, device: torch.device, axes: torch.Tensor | None = None
     ) -> None:
-        """Tables for positions below ``positions``, out of a transformers rotary module. ``axes`` int64 [head_dim] says
-        which of the three positions a channel takes."""
-        places = torch.arange(positions, device=device).expand(3, 1, -1) if axes is not None else None
-        if places is None:
-            places = torch.arange(positions, device=device).unsqueeze(0)
-        cos, sin = module.to(device)(torch.empty(1, dtype=dtype, device=device), places)
+        """Tables for whole positions below ``positions``, out of a transformers rotary module. ``axes`` int64
+        [head_dim] says which of three positions a channel takes."""
+        module = module.to(device)
+        places = torch.arange(positions, device=device)
+        shape = (1, -1) if axes is None else (3, 1, -1)
+        cos, sin = module(torch.empty(1, dtype=dtype, device=device), places.expand(*shape))
         while cos.dim() > 2:  # all axes and the batch are the same
             cos, sin = cos[0], sin[0]
-        sin = sin.clone()
-        sin[:, : sin.shape[1] // 2].neg_()
-        self._cos, self._sin = cos.contiguous(), sin
+        self._cos, self._sin = cos.contiguous(), _signed(sin)
+        self._dtype = dtype
         self._axes = None if axes is None else axes.to(device)
-        self._channels = torch.arange(cos.shape[1], device=device)
-        self.positions = positions
+        self._frequencies = torch.cat((module.inv_freq, module.inv_freq)).to(device, torch.float32)
+        self._scaling = float(getattr(module, "attention_scaling", 1.0))
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if positions.dim() == 1:
+        if not positions.is_floating_point():
             return (
                 self._cos.index_select(0, positions).unsqueeze(1),
                 self._sin.index_select(0, positions).unsqueeze(1),
             )
-        assert self._axes is not None
-        places = positions.index_select(0, self._axes).t() * len(self._channels) + self._channels
-        return self._cos.take(places).unsqueeze(1), self._sin.take(places).unsqueeze(1)
+        if positions.dim() == 2:
+            assert self._axes is not None
+            positions = positions.index_select(0, self._axes).t()
+        else:
+            positions = positions.unsqueeze(1)
+        angles = positions * self._frequencies
+        cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
+        return cos.to(self._dtype).unsqueeze(1), _signed(sin.to(self._dtype)).unsqueeze(1)
+
+
+def _signed(sin: torch.Tensor) -> torch.Tensor:
+    sin = sin.clone()
+    sin[..., : sin.shape[-1] // 2].neg_()
+    return sin
 
 
 def interleaved_axes(sections: Sequence[int], head_dim: int) -> torch.Tensor:

@@ -30,9 +30,9 @@ class Text:
     def chats(self) -> bool:
         return self.tokenizer.chat_template is not None
 
-    def encode(self, text: str, most: int, param: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. A text that could not fit into ``most`` tokens if it were all longest ones is refused unread
-        (400): to encode megabytes takes seconds, and every other request of this worker would wait for them."""
+    def check_length(self, text: str, most: int, param: str) -> None:
+        """Raises 400 for a text that could not fit into ``most`` tokens if it were all longest ones: to encode
+        megabytes takes seconds, and every other request of this worker would wait for them."""
         if len(text) > most * self._longest:
             raise invalid_request(
                 f"This model's maximum context length is {most} tokens; the prompt's {len(text)} characters "
@@ -40,6 +40,10 @@ class Text:
                 param=param,
                 code="context_length_exceeded",
             )
+
+    def encode(self, text: str, most: int, param: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids, after :meth:`check_length`."""
+        self.check_length(text, most, param)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 

@@ -56,6 +56,10 @@ class Layout:
             positions_per_s=config.position_id_per_seconds,
         )
 
+    @property
+    def placeholders(self) -> frozenset[int]:
+        return frozenset((self.image, self.video, self.audio))
+
     def placeholder(self, modality: Modality) -> int:
         return {"image": self.image, "video": self.video, "audio": self.audio}[modality]
 
@@ -158,7 +162,7 @@ def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium]) -> Expa
         along = np.arange(len(piece), dtype=np.float32) + free
         put(np.asarray(piece, np.int64), np.broadcast_to(along, (3, len(piece))))
 
-    placeholders = {layout.image, layout.video, layout.audio}
+    placeholders = layout.placeholders
     for at, token in enumerate(ids):
         if token not in placeholders:
             continue
@@ -197,6 +201,25 @@ def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium]) -> Expa
         tuple(placements),
         _root(media),
     )
+
+
+def collapse(layout: Layout, tokens: Sequence[int], media: Sequence[Medium]) -> list[int]:
+    """Tokens in which each medium, in order, is one placeholder again: :func:`lay_out` undone."""
+    made: list[int] = []
+    remaining = iter(media)
+    at = 0
+    while at < len(tokens):
+        if tokens[at] not in layout.placeholders:
+            made.append(tokens[at])
+            at += 1
+            continue
+        medium = next(remaining)
+        at += medium.tokens + medium.audio_tokens
+        if medium.modality == "video" and medium.audio_tokens:
+            made.pop()  # the start of its sound track
+            at += 1  # and the end
+        made.append(layout.placeholder(medium.modality))
+    return made
 
 
 def _grid(layout: Layout, medium: Medium) -> Floats:

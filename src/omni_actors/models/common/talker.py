@@ -1,0 +1,235 @@
+"""What talkers of the Qwen3 kind have in common: a decoder over codec frames that hears its text while it speaks.
+
+A step's input is the sum of the last frame's embeddings (all its codes) and of the next piece of text; when the text is
+over, of an end mark once, then of padding. The talker samples a frame's first code, a code predictor the others. So a
+request can go on only when its next piece of text is there, or when it is known that none will come.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.depth import DepthDecoder, DepthSampling, Draw
+from omni_actors.models.common.features import Features, multi_axis_positions
+from omni_actors.models.common.layers import Layers
+from omni_actors.models.common.rotary import Rotary
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.params import Sampling, Speech
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.ar_options import OPTIONS
+from omni_actors.worker.engines.decoder import (
+    Attention,
+    AutoregressiveAdapter,
+    Drawn,
+    Span,
+    StepInputs,
+    StepOutput,
+)
+from omni_actors.worker.engines.linear import Linear
+from omni_actors.worker.engines.sampling import resolve
+from omni_actors.worker.tensors import tensor_payload
+
+RESIDUAL_TOP_K, RESIDUAL_TOP_P = 50, 0.8
+"""How residual codes are sampled: both reference implementations draw them so, whatever the first code's settings."""
+
+
+@dataclass(slots=True)
+class Speaking:
+    """One request. Rows are [width] in the talker's width, on its device.
+
+    ``prompt`` [n, width] is the embedded prompt, ``features`` holds only its positions, if it has its own.
+    ``text`` are the pieces of text still to be heard, the end mark among them when ``ended``; ``pending`` those that
+    are not projected yet. ``frames`` are the sums of each frame's embeddings, ``unsent`` frames' codes.
+    """
+
+    seed: int
+    depth: DepthSampling
+    prompt: torch.Tensor | None = None
+    features: Features | None = None
+    text: list[torch.Tensor] = field(default_factory=list)
+    pending: list[torch.Tensor] = field(default_factory=list)
+    ended: bool = False
+    frames: list[torch.Tensor] = field(default_factory=list)
+    unsent: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the text that goes with the last frame is there."""
+        return self.ended or len(self.text) + len(self.pending) >= len(self.frames)
+
+
+class TalkerDecoder:
+    """Implements :class:`~omni_actors.worker.engines.decoder.Decoder`. ``requests`` is its owner's.
+
+    ``embeddings`` [codes and marks, width] and ``head`` are of the first code; ids in ``suppressed`` are never chosen.
+    ``pad`` [width] goes with frames after the text. ``project`` brings pieces of text to the talker's width.
+    """
+
+    def __init__(
+        self,
+        embeddings: torch.Tensor,
+        layers: Layers,
+        norm: torch.Tensor,
+        head: Linear,
+        rotary: Rotary,
+        suppressed: torch.Tensor,
+        pad: torch.Tensor,
+        project: Linear,
+    ) -> None:
+        self.device = embeddings.device
+        self.vocab_size = embeddings.shape[0]
+        self.kv_shape = layers.kv_shape()
+        self.embeddings = embeddings
+        self.requests: dict[int, Speaking] = {}
+        self.features: dict[int, Features] = {}
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._rotary = rotary
+        self._suppressed = suppressed
+        self._pad = pad
+        self._project = project
+
+    def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
+        self._hear([s for span in inputs.spans if (s := self.requests.get(span.key)) is not None and s.pending])
+        x = self._inputs(inputs.spans)
+        positions = multi_axis_positions(inputs, self.features) if self.features else inputs.positions
+        cos, sin = self._rotary.at(positions)
+        x = self._layers(x, cos, sin, attention).index_select(0, inputs.rows)
+        hidden = torch.rms_norm(x, (x.shape[1],), self._norm, self._layers.eps)
+        logits = self._head(hidden).index_fill(1, self._suppressed, -torch.inf)
+        return StepOutput(logits, hidden)
+
+    def _hear(self, requests: Sequence[Speaking]) -> None:
+        """Project the text that has come since, of all requests at once."""
+        if not requests:
+            return
+        rows = self._project(torch.stack([row for s in requests for row in s.pending]))
+        at = 0
+        for s in requests:
+            s.text += rows[at : at + len(s.pending)]
+            at += len(s.pending)
+            s.pending.clear()
+
+    def _inputs(self, spans: Sequence[Span]) -> torch.Tensor:
+        pieces: list[torch.Tensor] = []
+        frames: list[torch.Tensor] = []
+        texts: list[torch.Tensor] = []
+
+        def flush() -> None:
+            if frames:
+                pieces.append(torch.stack(frames) + torch.stack(texts))
+                frames.clear()
+                texts.clear()
+
+        for span in spans:
+            s = self.requests.get(span.key)
+            if s is None or s.prompt is None:  # the engine warms up
+                flush()
+                pieces.append(self._pad.expand(span.count, -1))
+                continue
+            known, end = len(s.prompt), span.start + span.count
+            if span.start < known:
+                flush()
+                pieces.append(s.prompt[span.start : end])
+            for place in range(max(span.start, known) - known, end - known):
+                frames.append(s.frames[place])
+                texts.append(s.text[place] if place < len(s.text) else self._pad)
+        flush()
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+class Talker(AutoregressiveAdapter):
+    """A family builds ``decoder`` and ``depth`` in ``load``, and says in ``open`` and ``feed`` what is spoken."""
+
+    decoder: TalkerDecoder
+    depth: DepthDecoder
+    vocabulary = None
+    penalize_prompt = False
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self.options = OPTIONS | hello.options
+        self.sampling_defaults: Mapping[str, Any] = {}
+
+    @property
+    def requests(self) -> dict[int, Speaking]:
+        return self.decoder.requests
+
+    def sampling(self, work: Work) -> Sampling:
+        return speech_sampling(work.params.get("speech") or Speech())
+
+    def begin(self, work: Work) -> Speaking:
+        """A new request's state, under its key."""
+        sampling = self.sampling(work)
+        greedy = resolve(sampling, self.options["sampling"], self.sampling_defaults).greedy
+        depth = DepthSampling(0.0 if greedy else 1.0, RESIDUAL_TOP_K, RESIDUAL_TOP_P)
+        made = Speaking(secrets.randbits(63) if sampling.seed is None else sampling.seed, depth)
+        self.requests[work.key] = made
+        return made
+
+    def place(self, key: int, prompt: torch.Tensor, features: Features | None = None) -> None:
+        """The request's embedded prompt [n, width] is known, with its positions if they are not 0, 1, 2, …"""
+        self.requests[key].prompt = prompt
+        if features is not None:
+            self.decoder.features[key] = features
+
+    def ready(self, key: int) -> bool:
+        return self.requests[key].ready
+
+    def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
+        frames = [it for it in drawn if not it.ends]
+        if not frames:
+            return
+        assert output.hidden is not None
+        device = output.hidden.device
+        hidden = output.hidden
+        if [it.row for it in frames] != list(range(len(hidden))):
+            hidden = hidden.index_select(0, torch.tensor([it.row for it in frames], device=device))
+        first = torch.tensor([it.token for it in frames], device=device)
+        embedded = F.embedding(first, self.decoder.embeddings)
+        requests = [self.requests[it.key] for it in frames]
+        draws = [Draw(s.depth, s.seed, it.position) for s, it in zip(requests, frames, strict=True)]
+        residuals, total = self.depth(hidden, embedded, draws)
+        total = total + embedded
+        codes = torch.cat((first.unsqueeze(1), residuals), 1).cpu()
+        for i, s in enumerate(requests):
+            s.frames.append(total[i])
+            s.unsent.append(codes[i])
+
+    def output(self, release: Any) -> Payload | None:
+        s = self.requests[release.key]
+        if not s.unsent:
+            return None
+        codes = torch.stack(s.unsent)
+        s.unsent.clear()
+        return tensor_payload("codes", {}, {"codes": codes})
+
+    def close(self, key: int) -> None:
+        self.requests.pop(key, None)
+        self.decoder.features.pop(key, None)
+
+
+def speech_sampling(speech: Speech) -> Sampling:
+    """How frames are chosen: what the request says, ``None`` where it leaves that to the stage."""
+    return Sampling(
+        max_tokens=speech.max_tokens,
+        temperature=speech.temperature,
+        top_k=speech.top_k,
+        top_p=speech.top_p,
+        repetition_penalty=speech.repetition_penalty,
+        seed=speech.seed,
+    )
+
+
+def resize_mlp(module: Any, join: Callable[..., Linear]) -> Linear:
+    """A projection of two linear layers with SiLU between them, as one function."""
+    first, second = join(module.linear_fc1), join(module.linear_fc2)
+    return lambda x: second(F.silu(first(x)))
