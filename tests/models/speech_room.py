@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from omni_actors.connectors.payload import Payload, pcm_payload
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
@@ -37,6 +38,9 @@ class Kept:
 
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("nobody asked to see this stage's output")
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        return blank_payload(kind, meta, specs)
 
     def emit(self, key: int, payload: Payload) -> None:
         self.payloads.append((key, payload))
@@ -130,3 +134,27 @@ class Room:
             pieces = [payload.tensors["samples"] for of, payload in heard.payloads if of == key]
             spoken.append(Spoken(frames, np.concatenate(pieces), out.done[key], len(pieces)))
         return spoken
+
+
+def clip(seconds: float, rate: int = 24_000) -> Array:
+    """A reference: a tone that swells and fades, float32 [n]."""
+    time = np.arange(int(seconds * rate)) / rate
+    return (0.3 * np.sin(2 * np.pi * 220 * time) * np.sin(2 * np.pi * 3 * time)).astype(np.float32)
+
+
+def check_seeds(room: Room, texts: Sequence[str]) -> None:
+    """A seed repeats and another does not, whatever runs beside."""
+    alone = [room.say(texts[0], seed=seed) for seed in (1, 2)]
+    assert alone[0].frames.shape != alone[1].frames.shape or not np.array_equal(alone[0].frames, alone[1].frames)
+    beside = [(Speech(text=text, seed=seed), ()) for text, seed in ((texts[0], 1), (texts[1], 7), (texts[0], 2))]
+    together = room.say_all(beside)
+    for one, other in ((together[0], alone[0]), (together[2], alone[1])):
+        assert np.array_equal(one.frames, other.frames)
+        assert np.abs(one.samples - other.samples).max() < 1e-6
+
+
+def refusal(room: Room, text: str = "Hello", *references: tuple[Array, int], **speech: Any) -> tuple[int, str | None]:
+    """Status and ``param`` of what is refused."""
+    with pytest.raises(OmniError) as refused:
+        room.say(text, *references, **speech)
+    return refused.value.info.status, refused.value.info.param

@@ -8,9 +8,9 @@ from typing import Literal
 
 import pytest
 
-from omni_actors.connectors.link import Link
 from omni_actors.connectors.payload import text_payload
 from omni_actors.connectors.shared_memory import Arena
+from omni_actors.connectors.unix import UnixLink
 from omni_actors.protocol.frames import Ack, EdgeSpec
 from omni_actors.worker.control import Control
 from omni_actors.worker.jobs import Job, Route
@@ -34,7 +34,7 @@ def producer(sockets: list[socket.socket], mode: Literal["chunk", "full"], capac
     sockets += [control, serving, mine, peer]
     edge = EdgeSpec(index=0, source="a", target="b", port="in", kind="text", mode=mode, capacity=capacity)
     outlet = Outlet("a", Control(control), Arena(), lambda key: None)
-    outlet.jobs[KEY] = Job(KEY, "req", False, (Route(edge, Link(7, "b#0@1", mine)),), set())
+    outlet.jobs[KEY] = Job(KEY, "req", False, (Route(edge, UnixLink(7, "b#0@1", mine)),), set())
     return outlet
 
 

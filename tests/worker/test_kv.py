@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_actors.connectors.link import pack, unpack
+from omni_actors.connectors.packing import pack, size_of, unpack
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena, SlabViews
-from omni_actors.protocol.frames import Chunk, SlabRef
+from omni_actors.protocol.frames import Chunk
 from omni_actors.worker import kv
 from omni_actors.worker.engines.decoder import KVShape
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention
@@ -110,12 +110,12 @@ def test_a_payload_survives_shared_memory(dtype: torch.dtype) -> None:
     blocks, count = list(range(20)), 300
     arena, views = Arena(), SlabViews()
     try:
-        metas, data, slot = pack(kv.extract(source, blocks, 0, count), arena, 1)
+        packed = pack(kv.extract(source, blocks, 0, count), arena, 1)
+        slot = packed.slot
         assert slot is not None
-        views.add(slot.slab.id, os.dup(arena.fd(slot.slab.id)))
-        meta = {"start": 0, "tokens": count}
-        chunk = Chunk(1, 0, 0, False, kv.KIND, meta, metas, data, SlabRef(slot.slab.id, slot.offset, False))
-        received = unpack(chunk, views)
+        views.add(slot.slab.id, os.dup(slot.slab.fd))
+        chunk = Chunk(1, 0, 0, False, packed.kind, packed.meta, packed.metas)
+        received = unpack(chunk, views.view(slot.slab.id, slot.offset, size_of(packed.metas)))
         assert received is not None
         assert not received.tensors["rows"].flags.writeable
         kv.insert(target, list(range(89, 9, -1)), received)

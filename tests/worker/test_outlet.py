@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from omni_actors.connectors.link import Link
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
+from omni_actors.connectors.unix import UnixLink
 from omni_actors.pipelines.declaration import Mode
 from omni_actors.protocol.codec import frame, peer_reader, up_reader
-from omni_actors.protocol.frames import EdgeSpec, Reply, Step, Up, Wire
+from omni_actors.protocol.errors import ErrorInfo
+from omni_actors.protocol.frames import Ack, Chunk, EdgeSpec, Reply, Step, Up, Wire
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.control import Control
 from omni_actors.worker.jobs import Job, Route
@@ -29,7 +30,7 @@ class Bench:
         mine, self.peer = socket.socketpair()
         self.sockets = [ours, self.serving, mine, self.peer]
         self.control = Control(ours)
-        self.link = Link(7, "b#0@1", mine)
+        self.link = UnixLink(7, "b#0@1", mine)
         self.aborted: list[int] = []
         self.outlet = Outlet("a", self.control, Arena(), self.aborted.append)
         edge = EdgeSpec(index=0, source="a", target="b", port="in", kind="text", mode="chunk", capacity=8)
@@ -170,7 +171,7 @@ def test_much_media_of_one_step_goes_in_several_frames_in_order(bench: Bench) ->
 
 
 def test_a_stage_is_not_done_before_its_output_is_written(bench: Bench) -> None:
-    bench.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    bench.sockets[2].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     for _ in range(8):
         bench.outlet.emit(1, Payload("text", {}, {"a": np.zeros(60_000, dtype=np.uint8)}))
     bench.outlet.finish(1, Usage())
@@ -195,3 +196,136 @@ def test_descriptors_that_arrive_pass_to_no_program_that_is_started() -> None:
         with control.take_fd() as received:
             assert not os.get_inheritable(received.fileno())
         ours.close()
+
+
+# --- written in place ------------------------------------------------------------------------------------------------
+
+LARGE = {"a": ((300, 1000), "float32"), "b": ((5,), "bfloat16")}
+
+
+def edge(index: int, mode: Mode) -> EdgeSpec:
+    return EdgeSpec(index=index, source="a", target="b", port=f"in{index}", kind="x", mode=mode, capacity=8)
+
+
+def received(bench: Bench, other: UnixLink) -> list[tuple[int, Payload | None, bool]]:
+    """(seq, payload, end) of what the consumer has got."""
+    chunks = [message for message in other.receive() if isinstance(message, Chunk)]
+    return [(chunk.seq, other.payload(chunk), chunk.end) for chunk in chunks]
+
+
+def test_what_was_allocated_is_sent_without_a_copy(bench: Bench) -> None:
+    other = UnixLink(7, "a#0@1", bench.peer)
+    payload = bench.outlet.allocate(1, "x", {"n": 1}, LARGE)
+    payload.tensors["a"][:] = np.arange(300_000, dtype=np.float32).reshape(300, 1000)
+    payload.tensors["b"][:] = 7
+    used = bench.outlet.arena.used_bytes
+    bench.outlet.emit(1, payload)
+    bench.turn()
+    assert bench.outlet.arena.used_bytes == used, "the same slot"
+    ((_, got, _),) = received(bench, other)
+    assert got is not None
+    assert (got.meta, got.dtypes) == ({"n": 1}, {"b": "bfloat16"})
+    np.testing.assert_array_equal(got.tensors["a"], payload.tensors["a"])
+    payload.tensors["a"][0, 0] = 42  # against the rules, and the proof that it is one memory
+    assert got.tensors["a"][0, 0] == 42
+    bench.outlet.acknowledged(Ack(1, 0, 1))
+    assert bench.outlet.arena.used_bytes == 0
+
+
+@pytest.mark.parametrize("key", [1, 99], ids=["small", "of a request that is over"])
+def test_what_is_not_worth_a_slot_is_allocated_all_the_same(bench: Bench, key: int) -> None:
+    payload = bench.outlet.allocate(key, "x", {}, {"a": ((4,), "float32")} if key == 1 else LARGE)
+    payload.tensors["a"][:] = 1
+    bench.outlet.emit(key, payload)
+    bench.turn()
+    assert bench.chunks() == ([1] if key == 1 else [])
+    assert bench.outlet.arena.used_bytes == 0
+
+
+@pytest.mark.parametrize("emitted", [False, True])
+@pytest.mark.parametrize("how", ["abort", "fail", "finish"])
+def test_what_was_allocated_is_free_when_the_request_is_over(bench: Bench, how: str, emitted: bool) -> None:
+    outlet = bench.outlet
+    payload = outlet.allocate(1, "x", {}, LARGE)
+    outlet.allocate(1, "x", {}, LARGE)  # never emitted
+    if emitted:
+        outlet.emit(1, payload)
+    if how == "abort":
+        outlet.retire(outlet.jobs[1])
+    elif how == "fail":
+        outlet.fail(1, ErrorInfo(message="no"))
+    else:
+        outlet.finish(1, Usage())
+    bench.turn()
+    sent = emitted and how == "finish"
+    assert bench.chunks() == ([1] if how == "finish" else [])
+    assert bool(outlet.arena.used_bytes) == sent
+    outlet.acknowledged(Ack(1, 0, 8))
+    bench.turn()
+    assert outlet.arena.used_bytes == 0
+    assert list(outlet.jobs) == [2]
+    assert not outlet.draining
+
+
+def test_a_slot_that_somebody_may_read_still_is_not_reused_after_an_abort(bench: Bench) -> None:
+    other = UnixLink(7, "a#0@1", bench.peer)
+    bench.outlet.emit(1, Payload("x", {}, {"a": np.full(100_000, 1.0)}))
+    bench.turn()
+    ((_, held, _),) = received(bench, other)
+    assert held is not None
+    bench.outlet.retire(bench.outlet.jobs[1])
+    used = bench.outlet.arena.used_bytes
+    for _ in range(8):
+        bench.outlet.emit(2, Payload("x", {}, {"a": np.full(100_000, 2.0)}))
+        bench.turn()
+    assert (held.tensors["a"] == 1.0).all()
+    assert bench.outlet.arena.used_bytes == 9 * used
+    bench.outlet.acknowledged(Ack(1, 0, 1))
+    assert bench.outlet.arena.used_bytes == 8 * used
+    bench.outlet.lost(bench.link)  # the reader's death gives back the rest
+    assert bench.outlet.arena.used_bytes == 0
+
+
+def test_parallel_edges_share_one_copy_and_one_channel_in_order(bench: Bench) -> None:
+    other = UnixLink(7, "a#0@1", bench.peer)
+    routes = tuple(Route(edge(i, mode), bench.link) for i, mode in enumerate[Mode](("chunk", "full", "chunk")))
+    bench.outlet.jobs[3] = Job(3, "r3", False, routes, set())
+    emitted = [np.full(100_000, i, np.float32) for i in range(3)]
+    for array in emitted:
+        bench.outlet.emit(3, Payload("x", {}, {"a": array}))
+        bench.turn()
+        array[:] = -1  # the engine's buffer is its own again after the step, also on an edge that publishes later
+    assert bench.outlet.arena.used_bytes == 3 << 19
+    bench.outlet.finish(3, Usage())
+    bench.turn()
+    assert bench.outlet.arena.used_bytes == 3 << 19
+    got: dict[int, list[tuple[int, float | None, bool]]] = {0: [], 1: [], 2: []}
+    order = []
+    for message in other.receive():
+        assert isinstance(message, Chunk)
+        payload = other.payload(message)
+        order.append(message.edge)
+        value = None if payload is None else float(payload.tensors["a"].mean())
+        got[message.edge].append((message.seq, value, message.end))
+    assert order == [0, 2, 0, 2, 0, 2, 0, 1, 1, 1, 2]
+    assert got[0] == got[2] == [(0, 0.0, False), (1, 1.0, False), (2, 2.0, False), (3, None, True)]
+    assert got[1] == [(0, 0.0, False), (1, 1.0, False), (2, 2.0, True)]
+    for index, upto in ((0, 3), (1, 2), (2, 3)):
+        bench.outlet.acknowledged(Ack(3, index, upto))
+    assert bench.outlet.arena.used_bytes == 1 << 19, "the last one's reader on edge 1 is not done"
+    bench.outlet.acknowledged(Ack(3, 1, 3))
+    assert bench.outlet.arena.used_bytes == 0
+
+
+@pytest.mark.parametrize("how", ["abort", "lost"])
+def test_what_is_held_back_for_the_end_is_free_when_there_is_none(bench: Bench, how: str) -> None:
+    bench.outlet.jobs[3] = Job(3, "r3", False, (Route(edge(0, "full"), bench.link),), set())
+    for _ in range(3):
+        bench.outlet.emit(3, Payload("x", {}, {"a": np.zeros(100_000)}))
+    bench.turn()
+    assert bench.outlet.arena.used_bytes
+    if how == "abort":
+        bench.outlet.retire(bench.outlet.jobs[3])
+    else:
+        bench.outlet.lost(bench.link)
+    assert bench.outlet.arena.used_bytes == 0

@@ -21,10 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from omni_actors.connectors.link import Link, LinkClosed, pack, unpack
+from omni_actors.connectors.link import Link, LinkClosed
+from omni_actors.connectors.packing import pack
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
-from omni_actors.protocol.frames import Ack, Chunk, SlabRef
+from omni_actors.connectors.unix import UnixLink
+from omni_actors.protocol.frames import Ack, Chunk
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 """Bytes of the payloads measured, from a frame of codes to a second of a large model's hidden states."""
@@ -122,10 +124,8 @@ class _Producer:
         return time.perf_counter() - begun
 
     def _send(self, *, checked: bool) -> None:
-        payload = Payload("bytes", {"checked": checked}, {"data": self._data})
-        metas, data, slot = pack(payload, self._arena, 1)
-        ref = None if slot is None else SlabRef(slot.slab.id, slot.offset, False)
-        self._link.send_chunk(Chunk(0, 0, self._seq, False, "bytes", payload.meta, metas, data, ref), self._arena)
+        it = pack(Payload("bytes", {"checked": checked}, {"data": self._data}), self._arena, 1)
+        self._link.send_chunk(Chunk(0, 0, self._seq, False, it.kind, it.meta, it.metas, it.data), it.slot)
         self._seq += 1
         self._link.flush()
         acked = 0
@@ -137,8 +137,8 @@ class _Producer:
                         acked = message.upto
             except LinkClosed:
                 raise RuntimeError("the consumer has ended: see what it said") from None
-        if slot is not None:
-            self._arena.release(slot)
+        if it.slot is not None:
+            self._arena.release(it.slot)
 
     def close(self) -> None:
         self._epoll.close()
@@ -152,7 +152,7 @@ def _consumer() -> Iterator[Link]:
     with theirs:
         command = [sys.executable, "-m", "omni_actors.connectors.measure", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    link = Link(0, "consumer", ours)
+    link = UnixLink(0, "consumer", ours)
     try:
         yield link
     finally:
@@ -177,7 +177,7 @@ def _consume(link: Link) -> None:
                 return
             for message in messages:
                 assert type(message) is Chunk
-                payload = unpack(message, link.views)
+                payload = link.payload(message)
                 assert payload is not None
                 data = payload.tensors["data"]
                 if payload.meta["checked"]:
@@ -190,4 +190,4 @@ def _consume(link: Link) -> None:
 
 
 if __name__ == "__main__":
-    _consume(Link(0, "producer", socket.socket(fileno=int(sys.argv[1]))))
+    _consume(UnixLink(0, "producer", socket.socket(fileno=int(sys.argv[1]))))

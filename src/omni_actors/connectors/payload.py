@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 
+TensorSpecs = Mapping[str, tuple[tuple[int, ...], str]]
+"""The tensors that a payload is going to have: name → (shape, dtype). A dtype is numpy's name, or ``bfloat16``."""
+
 
 @dataclass(slots=True)
 class Payload:
     """Tensors by name plus metadata of plain builtins.
 
     Tensors are numpy arrays (C order). ``bfloat16`` has no numpy type: it travels as ``uint16`` bits under the dtype
-    name ``bfloat16`` in ``dtypes``. A payload received from a link may be a *view* into shared memory, valid until the
-    end of the step in which it was delivered and read-only: whoever keeps it longer copies it.
+    name ``bfloat16`` in ``dtypes``. A payload received from a link is a *view* of memory that is lent to the reader: it
+    is read-only, and valid until the end of the step in which it is consumed (see ``Engine.feed``). Whoever keeps it
+    longer copies it.
     """
 
     kind: str
@@ -26,6 +30,25 @@ class Payload:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """What holds a tensor of this dtype here. Raises :class:`TypeError` for a name that is none, or of objects."""
+    dtype = np.dtype("uint16" if name == "bfloat16" else name)
+    if dtype.hasobject:
+        raise TypeError(f"a tensor cannot hold {name}")
+    return dtype
+
+
+def blank_payload(kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+    """A payload with tensors to be filled in, in memory of its own."""
+    tensors = {name: np.empty(shape, numpy_dtype(dtype)) for name, (shape, dtype) in specs.items()}
+    return Payload(kind, meta, tensors, bfloat16_of(specs))
+
+
+def bfloat16_of(specs: TensorSpecs) -> dict[str, str]:
+    """Those of the tensors whose dtype numpy does not know."""
+    return {name: dtype for name, (_, dtype) in specs.items() if dtype == "bfloat16"}
 
 
 def text_payload(text: str) -> Payload:

@@ -4,6 +4,14 @@ The producer owns an :class:`Arena`. A slab is a memfd that it maps writable, th
 any later writable mapping: a consumer can neither truncate it (no SIGBUS) nor write to it. Slabs are cut into slots
 of one power-of-two size class, so that a freed slot serves the next payload of its class without a page fault and
 nothing fragments. The kernel frees a slab when the last process that maps it is gone; nothing has a name to leak.
+
+What was measured, and decided. Classes at every quarter of a power of two would round up by 8 % on average instead of
+25 %, but mixed sizes then reuse each other's slots less: with 8 and with 64 payloads alive, of evenly spread sizes and
+of skewed ones, the slabs take up to twice the memory and grow up to 2.5 times as often. Rounded-up bytes count against
+the budget, yet no page is behind them until a larger payload of the class touches it. A new slab's pages are paid for
+at the first write (1.2 ms/MiB); MAP_POPULATE, MADV_POPULATE_WRITE and fallocate cost the same or more, all at once, and
+mapping a slab for reading with its pages in place saves a fifth of 0.17 ms/MiB, once: so pages come as they are
+touched, and go only when the arena is over its budget.
 """
 
 from __future__ import annotations
@@ -93,9 +101,6 @@ class Arena:
         self._free[slot.slab.slot_bytes].append(slot)
         if self.bytes > self.budget:
             self._trim(0)
-
-    def fd(self, slab: int) -> int:
-        return self._slabs[slab].fd
 
     def close(self) -> None:
         for slab in self._slabs.values():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.payload import Payload, TensorSpecs
 from omni_actors.protocol.errors import ErrorInfo, invalid_request
 from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
@@ -51,8 +51,15 @@ class Outbox(Protocol):
         """To the client, if it wants this stage's output."""
         ...
 
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        """A payload with writable tensors, to be filled in and then handed to :meth:`emit`, which copies nothing of it:
+        large ones lie where their readers will see them. Their content is undefined until it is written, and must not
+        be written after ``emit``. What is never emitted is free when the request is over."""
+        ...
+
     def emit(self, key: int, payload: Payload) -> None:
-        """To every stage that this request's edges lead to. Spends one credit per edge."""
+        """To every stage that this request's edges lead to. Spends one credit per edge. The tensors of a payload that
+        does not come from :meth:`allocate` are copied once, at the end of this step: they must not change before."""
         ...
 
     def consumed(self, key: int, port: str) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from omni_actors.connectors.link import Link
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.packing import Packed
 from omni_actors.connectors.shared_memory import Slot
 from omni_actors.protocol.frames import EdgeSpec
 from omni_actors.worker.bridge import Bridge
@@ -17,7 +17,8 @@ class Route:
     """One outgoing edge of one request. ``seq`` chunks are sent, ``acked`` consumed; ``slots`` hold what is between.
     ``queued`` more leave at the end of this step: they have their credits already.
 
-    On an edge in ``full`` mode everything is ``held`` here and published at once, when the stage has finished.
+    On an edge in ``full`` mode everything is ``held`` here, packed already, and published at once when the stage has
+    finished.
     """
 
     edge: EdgeSpec
@@ -28,7 +29,7 @@ class Route:
     upto: int = 0
     """Where in its link's output this route's last chunk ends."""
     slots: deque[tuple[int, Slot]] = field(default_factory=deque)
-    held: list[Payload] = field(default_factory=list)
+    held: list[Packed] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
@@ -73,7 +74,8 @@ class Source:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request in this worker. ``waiting`` are the ports that have not ended."""
+    """A request in this worker. ``waiting`` are the ports that have not ended. ``placed`` are slots that the engine
+    writes in and has not emitted; ``dropped`` says that what it emits now goes nowhere."""
 
     key: int
     request_id: str
@@ -83,6 +85,8 @@ class Job:
     sources: dict[int, Source] = field(default_factory=dict)
     feeds: int = 0
     feeds_consumed: int = 0
+    placed: set[Slot] = field(default_factory=set)
+    dropped: bool = False
 
     @property
     def ready(self) -> bool:
@@ -91,6 +95,11 @@ class Job:
     @property
     def holds_memory(self) -> bool:
         return any(route.slots or route.queued for route in self.routes)
+
+    @property
+    def credits(self) -> int:
+        """Chunks that are sent and not acknowledged."""
+        return sum(route.seq - route.acked for route in self.routes if route.link is not None)
 
     @property
     def written(self) -> bool:

@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
-from omni_actors.connectors.link import Link, LinkClosed, unpack
+from omni_actors.connectors.link import Link, LinkClosed
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
+from omni_actors.connectors.unix import UnixLink
 from omni_actors.protocol.codec import ProtocolError
 from omni_actors.protocol.errors import OmniError, stage_failed
 from omni_actors.protocol.frames import (
@@ -28,7 +29,6 @@ from omni_actors.protocol.frames import (
     Down,
     EdgeSpec,
     Feed,
-    Forget,
     Hello,
     Query,
     Stop,
@@ -122,7 +122,7 @@ class Worker:
             case Feed():
                 self._feed(message)
             case Wire():
-                link = Link(message.link, message.peer, self._control.take_fd())
+                link: Link = UnixLink(message.link, message.peer, self._control.take_fd())
                 self._links[link.id] = link
                 self._by_fd[link.fileno()] = link
                 self._epoll.register(link.fileno(), select.EPOLLIN)
@@ -200,8 +200,6 @@ class Worker:
                         self._chunk(link, message)
                     case Ack():
                         self._out.acknowledged(message)
-                    case Forget():
-                        link.views.forget(message.slabs)
         except LinkClosed:
             self._drop_link(link)
 
@@ -232,7 +230,7 @@ class Worker:
         source.ended = chunk.end
         source.slabs |= chunk.slab is not None
         try:
-            items = source.bridge.feed(unpack(chunk, link.views), chunk.end)
+            items = source.bridge.feed(link.payload(chunk), chunk.end)
             end = chunk.end and job.end_port(source.edge.port)
             last = len(items) - 1
             for i, item in enumerate(items):
@@ -277,6 +275,9 @@ class Worker:
                     "early": len(self._early),
                     "arena_used_bytes": out.arena.used_bytes,
                     "arena_bytes": out.arena.bytes,
+                    "credits_outstanding": sum(job.credits for job in (*out.jobs.values(), *out.draining.values())),
+                    "chunks_total": out.chunks,
+                    "chunk_bytes_total": out.chunk_bytes,
                 }
                 out.reply(query.id, counters)
                 return

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from omni_actors.connectors.link import Link, pack
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.link import Link
+from omni_actors.connectors.packing import Packed, Placed, pack, place
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import FrameTooLarge
 from omni_actors.protocol.errors import ErrorInfo, stage_failed
-from omni_actors.protocol.frames import Ack, Chunk, Reply, SlabRef, Step
+from omni_actors.protocol.frames import Ack, Chunk, Reply, Step
 from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
 from omni_actors.worker.control import Control
 from omni_actors.worker.jobs import Job, Route, Source
@@ -25,6 +26,9 @@ log = logging.getLogger("omni_actors.worker")
 _UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError)
 """What encoding a frame raises."""
 
+
+_END = Packed("", {}, ())
+"""A chunk that only ends its edge."""
 
 _FULL_STEP = 4 << 20
 """Bytes of media in one Step frame; with more than that, each piece goes in a frame of its own."""
@@ -55,6 +59,10 @@ class Outlet:
         self._last_emits: dict[int, _Emit] = {}
         self._done: list[tuple[Job, StageDone]] = []
         self._acks: dict[tuple[int, int], tuple[Link, Ack]] = {}
+        self.chunks = 0
+        """Chunks sent so far, on all links."""
+        self.chunk_bytes = 0
+        """Bytes of tensors in them."""
 
     # ---- the Outbox
 
@@ -73,6 +81,15 @@ class Outlet:
         job = self.jobs.get(chunk.key)
         if job is not None and job.visible:
             self._step.media.append(chunk)
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        job = self.jobs.get(key)
+        if job is not None and any(route.link is not None for route in job.routes):
+            placed = place(kind, meta, specs, self.arena)
+            if placed is not None:
+                job.placed.add(placed.slot)
+                return placed
+        return blank_payload(kind, meta, specs)
 
     def emit(self, key: int, payload: Payload) -> None:
         job = self.jobs.get(key)
@@ -104,7 +121,7 @@ class Outlet:
                 self._add(key, _Emit(job, None, True))
         self._done.append((job, StageDone(key, usage)))
         log.debug("done key=%d", key, extra={"request": job.request_id})
-        self.retire(job)
+        self.retire(job, finished=True)
 
     def fail(self, key: int, error: ErrorInfo) -> None:
         job = self.jobs.get(key)
@@ -124,9 +141,13 @@ class Outlet:
 
     # ---- for the loop
 
-    def retire(self, job: Job) -> None:
-        """Nothing more comes of this request here. Its memory may still wait for readers."""
+    def retire(self, job: Job, *, finished: bool = False) -> None:
+        """Nothing more comes of this request here. What readers have been told of stays until they let go; unless it is
+        ``finished``, the rest of its memory is free at once."""
         del self.jobs[job.key]
+        if not finished:
+            job.dropped = True
+            self._drop(job)
         for source in job.sources.values():
             if source.seq > source.acked:  # what was not consumed will not be
                 self.ack(source.link, job.key, source.edge.index, source.seq)
@@ -162,7 +183,6 @@ class Outlet:
 
     def lost(self, link: Link) -> None:
         """A consumer is gone: all its credits and memory come back, and what would go there goes nowhere."""
-        self._acks = {where: entry for where, entry in self._acks.items() if entry[0] is not link}
         for jobs in (self.jobs, self.draining):
             for job in jobs.values():
                 for route in job.routes:
@@ -170,6 +190,9 @@ class Outlet:
                         route.link = None
                         while route.slots:
                             self.arena.release(route.slots.popleft()[1])
+                        for packed in route.held:
+                            self._release(packed)
+                        route.held.clear()
 
     def flush(self) -> set[Link]:
         """Queue what was collected on its links, and return those."""
@@ -227,6 +250,9 @@ class Outlet:
         if job is not None:
             self._abort(key)
             self.retire(job)
+        elif held is not None:
+            held.dropped = True
+            self._drop(held)
 
     def _send_one_by_one(self, step: Step) -> None:
         """Each event in a frame of its own, then the rest: for what is too much together, and to find out whose event
@@ -243,52 +269,75 @@ class Outlet:
 
     def _send(self, emit: _Emit, touched: set[Link]) -> None:
         """Put a payload on the request's edges, or keep it back on those that publish at the end."""
-        now: list[Route] = []
+        job = emit.job
         if emit.payload is not None:
             # Of every route, also one whose consumer is gone: what is owed for ever keeps the request from its release.
-            for route in emit.job.routes:
+            for route in job.routes:
                 if route.edge.mode != "full":
                     route.queued -= 1
-        for route in emit.job.routes:
-            if route.link is None:
-                continue
-            touched.add(route.link)
-            if route.edge.mode != "full":
-                now.append(route)
-                continue
-            if emit.payload is not None:
-                route.held.append(emit.payload)
+        if job.dropped:
+            return
+        routes = {route: route.link for route in job.routes if route.link is not None}
+        packed = None if emit.payload is None else self._pack(job, emit.payload, len(routes))
+        waiting = list(routes)
+        try:
+            for route, link in routes.items():
+                touched.add(link)
+                if route.edge.mode != "full":
+                    self._put(job.key, route, link, packed, emit.end)
+                    waiting.remove(route)
+                    continue
+                waiting.remove(route)
+                if packed is not None:
+                    route.held.append(packed)
+                if emit.end:
+                    self._publish(job.key, route, link)
+        except BaseException:
+            for _ in waiting:  # nobody will read it by these
+                self._release(packed)
+            raise
+        finally:
             if emit.end:
-                held, route.held = route.held, []
-                for payload in held[:-1]:
-                    self._put(emit.job.key, payload, False, [route])
-                self._put(emit.job.key, held[-1] if held else None, True, [route])
-        if now:
-            self._put(emit.job.key, emit.payload, emit.end, now)
+                self._drop(job)
 
-    def _put(self, key: int, payload: Payload | None, end: bool, routes: list[Route]) -> None:
-        metas, data, slot = ((), None, None) if payload is None else pack(payload, self.arena, len(routes))
-        for route in routes:
-            assert route.link is not None
-            chunk = Chunk(
-                key,
-                route.edge.index,
-                route.seq,
-                end,
-                "" if payload is None else payload.kind,
-                {} if payload is None else payload.meta,
-                metas,
-                data,
-                None if slot is None else SlabRef(slot.slab.id, slot.offset, False),
-            )
-            try:
-                route.link.send_chunk(chunk, self.arena)
-            except BaseException:
-                if slot is not None:  # nobody will read it by this route or by those after it
-                    for _ in routes[routes.index(route) :]:
-                        self.arena.release(slot)
-                raise
-            if slot is not None:
-                route.slots.append((route.seq, slot))
-            route.seq += 1
-            route.upto = route.link.put
+    def _pack(self, job: Job, payload: Payload, readers: int) -> Packed | None:
+        """The payload where its readers can get it; ``None`` when there is none."""
+        if not readers:
+            return None  # what was written in place is given back when the request ends
+        if isinstance(payload, Placed) and payload.slot in job.placed:
+            job.placed.remove(payload.slot)
+            return payload.packed(readers)
+        return pack(payload, self.arena, readers)
+
+    def _publish(self, key: int, route: Route, link: Link) -> None:
+        """Send all that was held back, the last of it with the end."""
+        while len(route.held) > 1:
+            self._put(key, route, link, route.held[0], False)
+            del route.held[0]
+        self._put(key, route, link, route.held[0] if route.held else None, True)
+        route.held.clear()
+
+    def _put(self, key: int, route: Route, link: Link, packed: Packed | None, end: bool) -> None:
+        packed = packed or _END
+        chunk = Chunk(key, route.edge.index, route.seq, end, packed.kind, packed.meta, packed.metas, packed.data)
+        link.send_chunk(chunk, packed.slot)
+        if packed.slot is not None:
+            route.slots.append((route.seq, packed.slot))
+        route.seq += 1
+        route.upto = link.put
+        self.chunks += 1
+        self.chunk_bytes += sum(meta.nbytes for meta in packed.metas)
+
+    def _drop(self, job: Job) -> None:
+        """Free what no reader has been told of."""
+        for slot in job.placed:
+            self.arena.release(slot)
+        job.placed.clear()
+        for route in job.routes:
+            for packed in route.held:
+                self._release(packed)
+            route.held.clear()
+
+    def _release(self, packed: Packed | None) -> None:
+        if packed is not None and packed.slot is not None:
+            self.arena.release(packed.slot)

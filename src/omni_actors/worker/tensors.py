@@ -40,3 +40,26 @@ def tensor_of(
     else:
         tensor = torch.from_numpy(array.copy())
     return tensor.to(device=device, dtype=dtype)
+
+
+def tensor_view(payload: Payload, name: str) -> torch.Tensor:
+    """A payload's tensor on the CPU without a copy, for as long as the payload may be used (see
+    :class:`~omni_actors.connectors.payload.Payload`).
+
+    It must not be written: torch has no read-only tensors, and what it would write to is memory of another process,
+    mapped for reading, where a write ends this one.
+    """
+    array = payload.tensors[name]
+    if not array.flags.writeable:
+        array = np.asarray(_Writable(array))  # else torch warns of each view what is said above
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if payload.dtypes.get(name) == "bfloat16" else tensor
+
+
+class _Writable:
+    """Says of a read-only array that it can be written, and keeps its memory alive."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        self._array = array

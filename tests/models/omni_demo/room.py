@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from omni_actors.connectors.payload import Payload, pcm_payload
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload
 from omni_actors.models.omni_demo.pipeline import PIPELINE
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
@@ -38,6 +38,9 @@ class Kept:
 
     def media(self, chunk: MediaChunk) -> None:
         self.media_chunks.append(chunk)
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        return blank_payload(kind, meta, specs)
 
     def emit(self, key: int, payload: Payload) -> None:
         self.payloads.append((key, payload))

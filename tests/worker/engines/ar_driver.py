@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
@@ -53,6 +53,9 @@ class Collector:
 
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("a language model makes no media")
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        return blank_payload(kind, meta, specs)
 
     def emit(self, key: int, payload: Payload) -> None:
         self.emitted[key].append(payload.meta["text"])

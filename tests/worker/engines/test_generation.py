@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_actors.connectors.payload import Payload, pcm_payload, text_payload
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload, text_payload
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
@@ -39,6 +39,9 @@ class Recorder:
 
     def media(self, chunk: MediaChunk) -> None:
         self._add(chunk.key, "media", chunk)
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        return blank_payload(kind, meta, specs)
 
     def emit(self, key: int, payload: Payload) -> None:
         assert self.ready(key), "a payload was put without a credit"

@@ -1,0 +1,122 @@
+"""A payload's bytes: where each tensor lies in them, the one copy that puts it there, and the views that read it.
+
+Small payloads ride in the frame; larger ones lie in a slot of the producer's arena, from which a link hands them on. An
+engine that asks for the slot first (:func:`place`) and computes into it saves the copy too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from omni_actors.connectors.payload import Payload, TensorSpecs, bfloat16_of, numpy_dtype
+from omni_actors.connectors.shared_memory import Arena, Slot
+from omni_actors.protocol.frames import INLINE_LIMIT, Chunk, TensorMeta
+
+_ALIGN = 64
+
+
+@dataclass(slots=True)
+class Packed:
+    """A payload where its readers can get it: ``data`` rides in the frame, or it lies in ``slot``."""
+
+    kind: str
+    meta: dict[str, Any]
+    metas: tuple[TensorMeta, ...]
+    data: bytes | None = None
+    slot: Slot | None = None
+
+
+@dataclass(slots=True)
+class Placed(Payload):
+    """A payload whose writable tensors lie in ``slot`` already."""
+
+    metas: tuple[TensorMeta, ...] = ()
+    slot: Slot = field(kw_only=True)
+
+    def packed(self, readers: int) -> Packed:
+        """As it is handed on to its consumers. It must not be written after that."""
+        self.slot.readers = readers
+        return Packed(self.kind, self.meta, self.metas, slot=self.slot)
+
+
+def place(kind: str, meta: dict[str, Any], specs: TensorSpecs, arena: Arena) -> Placed | None:
+    """A payload whose tensors are to be written in shared memory; ``None`` for one so small that it rides in its frame.
+    The slot is the caller's, with one reader."""
+    shapes = [(name, dtype, shape, numpy_dtype(dtype)) for name, (shape, dtype) in specs.items()]
+    metas, nbytes = _layout((name, dtype, shape, _nbytes(shape, it)) for name, dtype, shape, it in shapes)
+    if nbytes <= INLINE_LIMIT:
+        return None
+    slot = arena.allocate(nbytes)
+    buffer = slot.view(nbytes)
+    tensors = {it.name: _tensor(it, buffer) for it in metas}
+    return Placed(kind, meta, tensors, bfloat16_of(specs), metas, slot=slot)
+
+
+def pack(payload: Payload, arena: Arena, readers: int) -> Packed:
+    """Put a payload where its ``readers`` consumers can read it."""
+    if not payload.tensors:
+        return Packed(payload.kind, payload.meta, ())
+    metas, nbytes = _layout(
+        (name, payload.dtypes.get(name) or tensor.dtype.name, tensor.shape, tensor.nbytes)
+        for name, tensor in payload.tensors.items()
+    )
+    if nbytes <= INLINE_LIMIT:
+        data = bytearray(nbytes)
+        _write(payload, metas, memoryview(data))
+        return Packed(payload.kind, payload.meta, metas, data=bytes(data))
+    slot = arena.allocate(nbytes)
+    slot.readers = readers
+    _write(payload, metas, slot.view(nbytes))
+    return Packed(payload.kind, payload.meta, metas, slot=slot)
+
+
+def unpack(chunk: Chunk, buffer: memoryview) -> Payload | None:
+    """The payload of a chunk as views of ``buffer``; ``None`` for a bare end. Raises :class:`ValueError` or
+    :class:`TypeError` for tensors that do not lie in it."""
+    if not chunk.kind:
+        return None
+    tensors = {meta.name: _tensor(meta, buffer) for meta in chunk.tensors}
+    dtypes = {meta.name: "bfloat16" for meta in chunk.tensors if meta.dtype == "bfloat16"}
+    return Payload(chunk.kind, chunk.meta, tensors, dtypes)
+
+
+def size_of(metas: tuple[TensorMeta, ...]) -> int:
+    """Bytes from the first tensor's begin to the last one's end."""
+    return metas[-1].offset + metas[-1].nbytes
+
+
+def _layout(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[tuple[TensorMeta, ...], int]:
+    """Where each of (name, dtype, shape, bytes) goes, and how many bytes that is."""
+    metas = []
+    offset = 0
+    for name, dtype, shape, nbytes in tensors:
+        metas.append(TensorMeta(name, dtype, shape, offset, nbytes))
+        offset += -(-nbytes // _ALIGN) * _ALIGN
+    return tuple(metas), offset
+
+
+def _write(payload: Payload, metas: tuple[TensorMeta, ...], buffer: memoryview) -> None:
+    """The one copy."""
+    for meta in metas:
+        tensor = payload.tensors[meta.name]
+        target = np.frombuffer(buffer, dtype=tensor.dtype, count=tensor.size, offset=meta.offset)
+        np.copyto(target.reshape(tensor.shape), tensor)
+
+
+def _tensor(meta: TensorMeta, buffer: memoryview) -> np.ndarray[Any, Any]:
+    dtype = numpy_dtype(meta.dtype)
+    if meta.offset < 0 or meta.offset + meta.nbytes > len(buffer) or _nbytes(meta.shape, dtype) != meta.nbytes:
+        raise ValueError(f"tensor {meta.name!r} does not fit its payload")
+    flat = np.frombuffer(buffer, dtype=dtype, count=meta.nbytes // dtype.itemsize, offset=meta.offset)
+    return flat.reshape(meta.shape)
+
+
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count * dtype.itemsize
