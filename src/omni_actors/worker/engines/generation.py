@@ -76,6 +76,10 @@ class GenerationAdapter(ABC, Generic[S, I]):
         """Run a batch: one result, or the item's own failure, for each item in order. It may be called again with the
         same items after it raised, so it changes no state before it is sure to return."""
 
+    def more(self, state: S) -> Sequence[I]:
+        """Items that wait only for the one that just ran, when it is through (its output may still be leaving)."""
+        return ()
+
     def finish(self, state: S) -> Sequence[Piece]:
         """What follows the last output, when input has ended and every item is through."""
         return ()
@@ -284,6 +288,11 @@ class GenerationEngine(Engine):
                 continue
             request.usage = add_usage(request.usage, result.usage)
             request.start(result.pieces)
+            try:
+                self._queue(request, self._adapter.more(request.state))
+            except Exception as error:
+                self._fail(request, error, out)
+                continue
             self._to_the_back(request)
             self._advance(request, out)
         return True
@@ -353,14 +362,17 @@ class GenerationEngine(Engine):
 
     def _enqueue(self, request: _Request, items: Sequence[Any], port: str | None = None) -> None:
         try:
-            request.items.extend(_Queued(item, self._adapter.batch_key(item)) for item in items)
-            if items:
-                request.items[-1].port = port
+            self._queue(request, items, port)
         except Exception as error:
             self._give_up(request)
             raise OmniError(self._explain(request.work, error)) from error
         if request.items or request.drained:
             self._active.setdefault(request.work.key, request)
+
+    def _queue(self, request: _Request, items: Sequence[Any], port: str | None = None) -> None:
+        request.items.extend(_Queued(item, self._adapter.batch_key(item)) for item in items)
+        if items:
+            request.items[-1].port = port
 
     def _to_the_back(self, request: _Request) -> None:
         del self._active[request.work.key]

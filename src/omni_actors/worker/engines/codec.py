@@ -1,0 +1,246 @@
+"""Codec decoders that work window by window: codes in by a chunk port, sound out while they come.
+
+Codes gather per request. Whenever a piece's worth is there (:class:`Ramp` says how many), a window of frames is
+decoded: the piece's own, those whose samples were not settled the time before, and those before them that these samples
+depend on (*context*). Only settled samples leave: what a listener gets does not depend on where the windows were cut.
+
+Pieces of several requests run as one batch. A payload's credit goes back at once: codes are small, and a talker must
+not stand still because a piece is not full.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.codec_options import CODEC_DEFAULTS
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.request import Usage
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.generation import GenerationAdapter
+from omni_actors.worker.engines.outputs import OutputError, Result, audio_piece
+from omni_actors.worker.engines.ramp import Ramp
+
+Codes = np.ndarray[Any, np.dtype[np.int64]]
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+_SILENCE: Samples = np.empty(0, np.float32)
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request's codes. ``codes`` holds frames from number ``base`` on; ``decoded`` is how many have been part of a
+    window, ``sent`` how many samples have left."""
+
+    work: Work
+    ramp: Ramp
+    codes: Codes
+    base: int = 0
+    decoded: int = 0
+    sent: int = 0
+    ended: bool = False
+    busy: bool = False
+
+    @property
+    def received(self) -> int:
+        return self.base + len(self.codes)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is decoded of one stream in one go: frames ``begin … end - 1``, of which samples ``first … last - 1`` (both
+    counted from the stream's begin) leave."""
+
+    stream: Stream
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+class CodecAdapter(GenerationAdapter[Stream, Stream]):
+    """A codec's side of its stage. A family sets the attributes below in :meth:`prepare` and gives :meth:`decode`.
+
+    Options: those of :mod:`omni_actors.models.common.codec_options`. The section ``speech``, where the stage reads it,
+    may say how many frames the first piece has.
+    """
+
+    sample_rate: int
+    samples_per_frame: int
+    groups: int
+    """Codes of a frame."""
+    codebook_size: int
+    """Codes are below this."""
+    sufficient_context: int
+    """So many frames before a frame have a part in its samples; with fewer, they change."""
+    unsettled: int | None = None
+    """So many of a window's last samples, counted from ``frames * samples_per_frame`` back, change or are still to come
+    when more frames follow. ``None`` for a decoder that only ever leaves such samples out."""
+    paddable: bool = True
+    """Whether frames behind a row's own change nothing in its samples, so that rows of a batch may be filled up."""
+    tensor: ClassVar[str] = "codes"
+    """Name of the payloads' tensor."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self._options = CODEC_DEFAULTS | hello.options
+        self._missing = self._unsettled = self._context = 0
+
+    @abstractmethod
+    def prepare(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        """Load the codec and set the attributes. Returns what the serving process should know beside them."""
+
+    @abstractmethod
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Codes int64 [batch, frames, groups] on the stage's device → samples float [batch, n], where ``n`` is
+        ``frames * samples_per_frame`` less a constant."""
+
+    def decode_after(self, codes: torch.Tensor, context: int, begins: torch.Tensor) -> torch.Tensor:
+        """The same without the samples of the first ``context`` frames. ``begins`` int64 [batch] says which frame of
+        its stream a row begins with. For decoders whose later layers need less context than their earlier ones, or that
+        count positions."""
+        return self.decode(codes)[:, context * self.samples_per_frame :]
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        torch.set_num_threads(self.hello.threads)
+        info = self.prepare(progress)
+        progress("warming up", None)
+        self._measure()
+        context = self._options["left_context_frames"]
+        self._context = self.sufficient_context if context is None else context
+        return {
+            "sample_rate": self.sample_rate,
+            "channels": 1,
+            "samples_per_frame": self.samples_per_frame,
+            "left_context_frames": self._context,
+            "sufficient_context_frames": self.sufficient_context,
+            **info,
+        }
+
+    @torch.inference_mode()
+    def _measure(self) -> None:
+        """How many samples the decoder leaves out at the end. Raises when that is no constant: each cut would be
+        heard."""
+        missing = set()
+        for frames in (4, 7):
+            codes = torch.zeros(2, frames, self.groups, dtype=torch.int64, device=self.hello.device)
+            begins = torch.zeros(2, dtype=torch.int64, device=self.hello.device)
+            missing.add(frames * self.samples_per_frame - self.decode_after(codes, 0, begins).shape[1])
+        if len(missing) != 1 or min(missing) < 0:
+            raise OmniError(
+                ErrorInfo(
+                    message=f"{type(self).__name__} does not make {self.samples_per_frame} samples of each frame",
+                    code="bad_model",
+                    status=500,
+                )
+            )
+        self._missing = missing.pop()
+        self._unsettled = self._missing if self.unsettled is None else self.unsettled
+
+    def open(self, work: Work) -> tuple[Stream, Sequence[Stream]]:
+        return Stream(work, self.ramp(work), np.empty((0, self.groups), np.int64)), ()
+
+    def ramp(self, work: Work) -> Ramp:
+        """The sizes of this request's pieces."""
+        options = self._options
+        speech = work.params.get("speech")
+        asked = None if speech is None else speech.initial_chunk_frames
+        most = options["chunk_frames"]
+        first = options["first_chunk_frames"] if options["ramp"] else most
+        return Ramp(
+            self.samples_per_frame / self.sample_rate,
+            asked or first,
+            options["min_chunk_frames"],
+            most,
+            options["ramp"],
+        )
+
+    def feed(self, state: Stream, port: str, payload: Payload | None, end: bool) -> Sequence[Stream]:
+        if payload is not None:
+            codes = payload.tensors[self.tensor]
+            if codes.ndim != 2 or codes.shape[1] != self.groups or codes.dtype != np.int64:
+                raise OutputError(f"codes are {codes.dtype}{list(codes.shape)}, not int64[frames, {self.groups}]")
+            if codes.size and not 0 <= codes.min() <= codes.max() < self.codebook_size:
+                raise OutputError(f"a code is not below {self.codebook_size}")
+            state.codes = np.concatenate((state.codes, codes))
+        state.ended |= end
+        return self.more(state)
+
+    def more(self, state: Stream) -> Sequence[Stream]:
+        waiting = state.received - state.decoded
+        left = waiting > 0 or state.sent < self._settled(state, state.received)
+        due = waiting >= state.ramp.wanted or (state.ended and left)
+        if state.busy or not due:
+            return ()
+        state.busy = True
+        return (state,)
+
+    @torch.inference_mode()
+    def run(self, items: Sequence[Stream]) -> Sequence[Result | OmniError]:
+        pieces = [self._cut(stream) for stream in items]
+        samples = {id(piece): _SILENCE for piece in pieces}
+        for group in self._groups([piece for piece in pieces if piece.last > piece.first]):
+            samples |= zip(map(id, group), self._decode(group), strict=True)
+        results = [self._result(piece, samples[id(piece)]) for piece in pieces]
+        for piece in pieces:
+            self._advance(piece)
+        return results
+
+    # -- a piece
+
+    def _settled(self, stream: Stream, frames: int) -> int:
+        """So many samples of the stream are certain when so many of its frames are decoded."""
+        whole = stream.ended and frames == stream.received
+        return max(stream.sent, frames * self.samples_per_frame - (self._missing if whole else self._unsettled))
+
+    def _cut(self, stream: Stream) -> Piece:
+        end = stream.decoded + stream.ramp.take(stream.received - stream.decoded)
+        needed = stream.sent // self.samples_per_frame
+        return Piece(stream, max(0, needed - self._context), end, stream.sent, self._settled(stream, end))
+
+    def _groups(self, pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
+        """Pieces that run as one batch: equally long ones, or, where rows may be filled up, those within a factor of
+        two."""
+        groups: dict[Any, list[Piece]] = {}
+        for piece in pieces:
+            frames = piece.end - piece.begin
+            skipped = piece.first // self.samples_per_frame - piece.begin
+            key = (frames.bit_length(), skipped.bit_length()) if self.paddable else (frames, skipped)
+            groups.setdefault(key, []).append(piece)
+        return groups.values()
+
+    def _decode(self, pieces: Sequence[Piece]) -> list[Samples]:
+        """Each piece's samples."""
+        rate = self.samples_per_frame
+        codes = np.zeros((len(pieces), max(p.end - p.begin for p in pieces), self.groups), np.int64)
+        for row, piece in zip(codes, pieces, strict=True):
+            base = piece.stream.base
+            row[: piece.end - piece.begin] = piece.stream.codes[piece.begin - base : piece.end - base]
+        context = min(piece.first // rate - piece.begin for piece in pieces)
+        begins = torch.tensor([piece.begin for piece in pieces], device=self.hello.device)
+        decoded = self.decode_after(torch.from_numpy(codes).to(self.hello.device), context, begins)
+        samples = decoded.to("cpu", torch.float32).numpy()
+        origins = [(piece.begin + context) * rate for piece in pieces]
+        return [
+            np.ascontiguousarray(row[piece.first - origin : piece.last - origin])
+            for row, piece, origin in zip(samples, pieces, origins, strict=True)
+        ]
+
+    def _result(self, piece: Piece, samples: Samples) -> Result:
+        sent = [audio_piece(piece.stream.work, samples, self.sample_rate)] if len(samples) else []
+        return Result(sent, Usage(audio_output_s=len(samples) / self.sample_rate))
+
+    def _advance(self, piece: Piece) -> None:
+        stream = piece.stream
+        stream.ramp.cut(piece.end - stream.decoded, (piece.last - piece.first) / self.sample_rate)
+        stream.decoded, stream.sent, stream.busy = piece.end, piece.last, False
+        # What no later piece reads.
+        keep = max(stream.base, stream.sent // self.samples_per_frame - self._context)
+        stream.codes, stream.base = stream.codes[keep - stream.base :], keep

@@ -1,0 +1,177 @@
+"""Drives a codec adapter through the engine, and small codecs whose every sample is known."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
+from omni_actors.protocol.errors import ErrorInfo
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.codec import CodecAdapter
+from omni_actors.worker.engines.generation import GenerationEngine
+
+PORT = "codes"
+
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass
+class Sound:
+    """An outbox that keeps each request's samples as a next stage gets them."""
+
+    pieces: dict[int, list[Samples]] = field(default_factory=lambda: defaultdict(list))
+    usage: dict[int, Usage] = field(default_factory=dict)
+    errors: dict[int, ErrorInfo] = field(default_factory=dict)
+    consumed_payloads: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def ready(self, key: int) -> bool:
+        return True
+
+    def text(self, delta: TextDelta) -> None:
+        raise AssertionError("a codec says nothing")
+
+    def media(self, chunk: MediaChunk) -> None:
+        raise AssertionError("nobody listens")
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        return blank_payload(kind, meta, specs)
+
+    def emit(self, key: int, payload: Payload) -> None:
+        self.pieces[key].append(np.array(payload.tensors["samples"]))
+
+    def consumed(self, key: int, port: str) -> None:
+        self.consumed_payloads[key] += 1
+
+    def finish(self, key: int, usage: Usage) -> None:
+        self.usage[key] = usage
+
+    def fail(self, key: int, error: ErrorInfo) -> None:
+        self.errors[key] = error
+
+    def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
+        raise AssertionError("nobody asked")
+
+    def of(self, key: int) -> Samples:
+        return np.concatenate([np.empty(0, np.float32), *self.pieces[key]])
+
+
+def codec_engine(
+    adapter: type[CodecAdapter], options: Mapping[str, Any] | None = None, max_batch: int = 8, model: str | None = None
+) -> GenerationEngine:
+    name = f"{adapter.__module__}:{adapter.__qualname__}"
+    engine = GenerationEngine(
+        Hello(
+            version=PROTOCOL_VERSION,
+            stage="codec",
+            replica=0,
+            incarnation=0,
+            engine="",
+            adapter=name,
+            model=model,
+            options=dict(options or {}),
+            limits={"max_batch": max_batch},
+        )
+    )
+    engine.load(lambda text, fraction: None)
+    return engine
+
+
+def open_stream(engine: GenerationEngine, key: int, params: Mapping[str, Any] | None = None) -> None:
+    engine.admit(Work(key, f"r{key}", params or {}, frozenset({PORT}), visible=False, routed=True))
+
+
+def payload(codes: np.ndarray[Any, Any]) -> Payload:
+    return Payload("codes", {}, {"codes": codes})
+
+
+def run_all(engine: GenerationEngine, out: Sound) -> None:
+    while engine.runnable:
+        assert engine.step(out)
+
+
+def decode_in_pieces(
+    engine: GenerationEngine,
+    streams: Sequence[np.ndarray[Any, Any]],
+    cuts: Callable[[int, int], int],
+    steps: Callable[[int], bool] = lambda turn: True,
+) -> Sound:
+    """All streams at once: ``cuts(stream, turn)`` frames of each in turn, with an engine step where ``steps`` says."""
+    out = Sound()
+    fed = [0] * len(streams)
+    for key in range(len(streams)):
+        open_stream(engine, key)
+    turn = 0
+    while any(f is not None and f <= len(s) for f, s in zip(fed, streams, strict=True)):
+        for key, codes in enumerate(streams):
+            if fed[key] > len(codes):
+                continue
+            count = max(1, cuts(key, turn))
+            piece = codes[fed[key] : fed[key] + count]
+            fed[key] += count
+            end = fed[key] >= len(codes)
+            if end:
+                fed[key] = len(codes) + 1
+            engine.feed(key, PORT, payload(piece) if len(piece) else None, end)
+        if steps(turn) and engine.runnable:
+            engine.step(out)
+        turn += 1
+    run_all(engine, out)
+    return out
+
+
+class Convolutions(CodecAdapter):
+    """A causal codec in the manner of Qwen3-Omni's: two convolutions that look back, and two transposed ones that look
+    one step ahead and leave out what they cannot know."""
+
+    sample_rate = 100
+    samples_per_frame = 6
+    groups = 2
+    codebook_size = 16
+    sufficient_context = 4
+
+    def prepare(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(0)
+
+        def weights(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator) / 2
+
+        self.table = weights(self.groups * self.codebook_size, 4)
+        self.back, self.further = weights(4, 4, 3), weights(4, 4, 3)
+        self.up = (weights(4, 3, 4), 2), (weights(3, 1, 6), 3)
+        self.batches: list[int] = []
+        return {}
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        self.batches.append(len(codes))
+        offsets = torch.arange(self.groups) * self.codebook_size
+        x = self.table[codes + offsets].mean(2).transpose(1, 2)
+        for weight, dilation in ((self.back, 1), (self.further, 1)):
+            x = torch.tanh(torch.nn.functional.conv1d(torch.nn.functional.pad(x, (2, 0)), weight, dilation=dilation))
+        for weight, stride in self.up:
+            x = torch.nn.functional.conv_transpose1d(x, weight, stride=stride)[..., stride:-stride]
+        return torch.tanh(x[:, 0])
+
+
+class LooksAhead(Convolutions):
+    """A codec whose convolutions look both ways: the last samples of a window change with what comes behind it."""
+
+    sufficient_context = 3
+    unsettled = 18
+    paddable = False
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        self.batches.append(len(codes))
+        offsets = torch.arange(self.groups) * self.codebook_size
+        x = self.table[codes + offsets].mean(2).transpose(1, 2)
+        for weight in (self.back, self.further):
+            x = torch.tanh(torch.nn.functional.conv1d(x, weight, padding=1))
+        x = x.repeat_interleave(self.samples_per_frame, dim=2)
+        return torch.tanh(torch.nn.functional.conv1d(x, self.back, padding=1)[:, 0])
