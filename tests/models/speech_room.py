@@ -130,7 +130,7 @@ class Room:
         assert not heard.failed, heard.failed
         spoken = []
         for key, payloads in sorted(made.items()):
-            frames = np.concatenate([payload.tensors[payload.kind] for payload in payloads])
+            frames = np.concatenate([payload.tensors[payload.kind] for payload in payloads if payload.tensors])
             pieces = [payload.tensors["samples"] for of, payload in heard.payloads if of == key]
             spoken.append(Spoken(frames, np.concatenate(pieces), out.done[key], len(pieces)))
         return spoken

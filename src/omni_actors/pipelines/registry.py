@@ -25,6 +25,7 @@ BUILTINS = {
     "omni-demo": "omni_actors.models.omni_demo.pipeline:PIPELINE",
     "causal-lm": "omni_actors.models.causal_lm.pipeline:PIPELINE",
     "csm": "omni_actors.models.csm.pipeline:PIPELINE",
+    "pocket-tts": "omni_actors.models.pocket_tts.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
 }
 """Known without entry points, so that a checkout works before it is installed."""

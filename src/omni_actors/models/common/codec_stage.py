@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.speech import Frames, Samples, folder_of, prepare_torch
+from omni_actors.models.common.speech import BREAK, Frames, Samples, folder_of, prepare_torch
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
@@ -29,9 +29,9 @@ class SampleStream(Protocol):
     """Decodes one utterance from its begin to its end. What comes out does not depend on how it is cut, within 1e-4 of
     full scale."""
 
-    def push(self, frames: torch.Tensor, end: bool) -> torch.Tensor:
-        """The next frames [n, width] (n may be 0 at the end) → the samples [m] that are certain now; all with ``end``.
-        Nothing comes after the end."""
+    def push(self, frames: torch.Tensor | None, end: bool) -> torch.Tensor:
+        """The next frames [n, width] (none, perhaps, at the end) → the samples [m] that are certain now; all with
+        ``end``. Nothing comes after the end."""
         ...
 
 
@@ -52,10 +52,11 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """An item: consecutive frames [n, width] of one request."""
+    """An item: consecutive frames [n, width] of one request, ``None`` for an end without any."""
 
     request: Decoding
-    frames: Frames
+    stream: SampleStream
+    frames: Frames | None
     end: bool
 
 
@@ -88,17 +89,21 @@ class CodecStage(GenerationAdapter[Decoding, Chunk]):
         return Decoding(work, self.stream(), first), ()
 
     def feed(self, state: Decoding, port: str, payload: Payload | None, end: bool) -> Sequence[Chunk]:
-        if payload is not None:
+        anew = payload is not None and BREAK in payload.meta
+        if payload is not None and not anew:
             state.held.append(payload.tensors[self.frames])
-        if not end and state.count < state.wanted:
+        if not (end or anew or state.count >= state.wanted):
             return ()
         if not state.held and not state.begun:
             return ()
-        frames = np.concatenate(state.held) if state.held else np.empty((0, 0), np.float32)
+        frames = np.concatenate(state.held) if state.held else None
+        chunk = Chunk(state, state.stream, frames, end or anew)
         state.held = []
-        state.begun = True
+        state.begun = not anew
         state.wanted = min(2 * state.wanted, int(self.hello.options["chunk_frames"]))
-        return (Chunk(state, frames, end),)
+        if anew:
+            state.stream = self.stream()
+        return (chunk,)
 
     def batch_key(self, item: Chunk) -> Hashable:
         return id(item)  # each stream has its own memory
@@ -108,8 +113,8 @@ class CodecStage(GenerationAdapter[Decoding, Chunk]):
 
     @torch.inference_mode()
     def _decode(self, chunk: Chunk) -> Result:
-        frames = torch.from_numpy(chunk.frames).to(self.hello.device)
-        made: Samples = chunk.request.stream.push(frames, chunk.end).to("cpu", torch.float32).numpy()
+        frames = None if chunk.frames is None else torch.from_numpy(chunk.frames).to(self.hello.device)
+        made: Samples = chunk.stream.push(frames, chunk.end).to("cpu", torch.float32).numpy()
         if made.ndim != 1:
             raise OutputError(f"the codec gave samples of shape {list(made.shape)}, not [n]")
         if not len(made):

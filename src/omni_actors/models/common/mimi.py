@@ -6,6 +6,7 @@ What stands around it are causal convolutions, which look back a few frames; tho
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,22 +16,21 @@ from omni_actors.models.common.convolutions import reach
 
 
 class MimiStream:
-    """One utterance of codes [n, quantizers] through a :class:`transformers.MimiModel`."""
+    """One utterance through the decoder half of a :class:`transformers.MimiModel`, or of a codec built like it.
+    ``latents`` makes what the decoder reads, [1, hidden, n], of frames [n, width]."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        decoder = model.decoder
+    def __init__(self, decoder: Any, latents: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._decoder = decoder
+        self._latents = latents
         self._cache = DynamicCache(config=decoder.config)
         self._upsample = Window(decoder.upsample)
         self._seanet = Window(decoder.decoder_seanet)
 
-    def push(self, frames: torch.Tensor, end: bool) -> torch.Tensor:
-        if not len(frames):
-            return torch.empty(0, device=frames.device)
-        decoder = self._model.decoder
-        latents = self._model.quantizer.decode(frames.T[None])
-        hidden = self._upsample(latents)
-        hidden = decoder.decoder_transformer(
+    def push(self, frames: torch.Tensor | None, end: bool) -> torch.Tensor:
+        if frames is None:
+            return torch.empty(0)
+        hidden = self._upsample(self._latents(frames))
+        hidden = self._decoder.decoder_transformer(
             hidden.transpose(1, 2), past_key_values=self._cache, use_cache=True
         ).last_hidden_state
         samples: torch.Tensor = self._seanet(hidden.transpose(1, 2))[0, 0]

@@ -8,6 +8,8 @@ abort ends the work between two frames.
 from __future__ import annotations
 
 import hashlib
+import inspect
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +19,13 @@ from typing import Any, ClassVar
 import numpy as np
 import soxr
 import torch
+from transformers import AutoFeatureExtractor, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
-from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.pipelines.hub import snapshot_folder
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.protocol.request import Usage
@@ -32,6 +36,9 @@ from omni_actors.worker.engines.sampling import Choosing, Row, resolve, sample
 
 REFERENCE = "reference"
 """The port on which clips of the voice to speak with come, one payload a clip."""
+
+BREAK = "break"
+"""In the metadata of a payload without frames: what follows has nothing to do with what came before, for the codec."""
 
 Frames = np.ndarray[Any, Any]
 Samples = np.ndarray[Any, np.dtype[np.float32]]
@@ -88,8 +95,9 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
         """Raise :class:`OmniError` (400 with ``param``) for what this model cannot say, or not in this way."""
 
     @abstractmethod
-    def speak(self, utterance: Utterance) -> Iterator[Frames | Usage]:
-        """The utterance's frames in order, [n, width], each computed in a step of its own. A usage may come between."""
+    def speak(self, utterance: Utterance) -> Iterator[Frames | Usage | None]:
+        """The utterance's frames in order, [n, width], each computed in a step of its own. Usages may come between, and
+        ``None`` where the next frames begin anew."""
 
     def open(self, work: Work) -> tuple[Utterance, Sequence[Utterance]]:
         speech: Speech = work.params.get("speech") or Speech()
@@ -121,6 +129,8 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
         for made in self.speak(utterance):
             if isinstance(made, Usage):
                 yield Piece(usage=made)
+            elif made is None:
+                yield Piece(Payload(self.frames, {BREAK: True}))
             else:
                 payload = Payload(self.frames, {}, {self.frames: np.ascontiguousarray(made)})
                 yield Piece(payload, usage=Usage(completion_tokens=len(made)))
@@ -157,13 +167,17 @@ def choosing(speech: Speech, options: Mapping[str, Any], recommended: Mapping[st
     return resolve(sampling, options, made)
 
 
+def asked_frames(speech: Speech, options: Mapping[str, Any]) -> int | None:
+    """How many frames an utterance may have, as the request or the deployment says, if one does."""
+    return min((bound for bound in (speech.max_tokens, options["max_frames"]) if bound is not None), default=None)
+
+
 def most_frames(speech: Speech, options: Mapping[str, Any], recommended: int | None, room: int | None = None) -> int:
     """How many frames an utterance may have: what the request asks for, else the deployment, else the model's makers,
     as far as there is room. Raises :class:`OmniError` (400) when there is none."""
     if room is not None and room < 1:
         raise invalid_request("The text and its reference leave no room for speech.", param="input")
-    bounds = [speech.max_tokens, options["max_frames"]]
-    wanted = min((bound for bound in bounds if bound is not None), default=recommended)
+    wanted = asked_frames(speech, options) or recommended
     if wanted is None and room is None:
         raise ValueError("nothing bounds the utterance")
     return min(bound for bound in (wanted, room) if bound is not None)
@@ -198,3 +212,32 @@ def load_model(model_class: Any, hello: Hello, folder: Path | None = None, **set
 def part(model_class: Any, hello: Hello, prefix: str, config: Any) -> Any:
     """A model that is one part of the folder's: see :func:`omni_actors.models.common.load.load_part`."""
     return load_part(model_class, config, folder_of(hello), prefix, getattr(torch, hello.dtype), hello.device)
+
+
+def audio_tokenizer_folder(folder: Path) -> Path:
+    """Where the codec lies that a checkpoint's processor names (and does not hold): in the checkpoint's folder, at a
+    path of this machine, or in the Hugging Face cache. Raises :class:`OmniError` (500) when it is in none of them."""
+    name = json.loads((folder / "processor_config.json").read_text(encoding="utf-8"))["audio_tokenizer"][
+        "audio_tokenizer_name_or_path"
+    ]
+    for place in (folder / name, Path(name), snapshot_folder(name)):
+        if (place / "config.json").exists():
+            return place
+    message = f"{folder} names the codec '{name}', which is neither a folder nor in this machine's Hugging Face cache"
+    raise OmniError(ErrorInfo(message=message, code="bad_model", status=500))
+
+
+def load_processor(processor_class: Any, folder: Path, audio_tokenizer: Any) -> Any:
+    """A processor whose audio tokenizer is given: the folder may name one that only a hub has."""
+    settings = json.loads((folder / "processor_config.json").read_text(encoding="utf-8"))
+    known = inspect.signature(processor_class.__init__).parameters.keys() - {"audio_tokenizer"}
+    template = folder / "chat_template.jinja"
+    own = {name: value for name, value in settings.items() if name in known and not isinstance(value, dict)}
+    if template.exists():
+        own["chat_template"] = template.read_text(encoding="utf-8")
+    return processor_class(
+        feature_extractor=AutoFeatureExtractor.from_pretrained(folder, local_files_only=True),
+        tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
+        audio_tokenizer=audio_tokenizer,
+        **own,
+    )

@@ -8,24 +8,23 @@ from typing import Any
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 
 Options = Mapping[str, tuple[Any, str]]
-"""Name of an option → its default and one sentence about it."""
+"""Name of an option → its default and one sentence about it. A type in the default's place: not set, else of it."""
 
 _TALKER: Options = {
     "max_characters": (4096, "Longest text of one request, in characters; longer ones are refused."),
-    "max_frames": (None, "Most frames of one utterance; as many as the model's makers recommend, if not set."),
+    "max_frames": (int, "Most frames of one utterance; as many as the model's makers recommend, if not set."),
 }
 _CLONING: Options = {"max_reference_s": (60.0, "Longest clip of a voice to speak with, in seconds.")}
 _SAMPLING: Options = {
-    "temperature": (None, "Of the draw of codes: 0 takes the best one. The model's own, if not set."),
-    "top_k": (None, "Draw among so many best codes. The model's own, if not set."),
-    "top_p": (None, "Draw among the best codes with so much probability. The model's own, if not set."),
+    "temperature": (float, "Of the draws: 0 takes what is likeliest. The model's own, if not set."),
+    "top_k": (int, "Draw among so many best codes. The model's own, if not set."),
+    "top_p": (float, "Draw among the best codes with so much probability. The model's own, if not set."),
 }
 _CODEC: Options = {
     "first_frames": (1, "Frames of an utterance's first piece of sound; each piece after it has twice as many."),
     "chunk_frames": (16, "Most frames of a piece of sound."),
 }
-_TYPES = {"max_frames": int, "temperature": float, "top_k": int, "top_p": float}
-_LEAST = {"temperature": 0, "top_k": 0, "top_p": 0}
+_LEAST: dict[str, float] = {"temperature": 0, "top_k": 0, "top_p": 0}
 
 
 def speech_pipeline(
@@ -36,7 +35,7 @@ def speech_pipeline(
     checkpoints: tuple[str, ...],
     sample_rate: int,
     frames: str = "codes",
-    sampled: bool = True,
+    sampling: tuple[str, ...] = ("temperature", "top_k", "top_p"),
     clones: bool = False,
     voices: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
@@ -47,11 +46,12 @@ def speech_pipeline(
     doc: str = "",
 ) -> Pipeline:
     """A pipeline ``talker → codec`` with the task ``speech``. ``family`` is the package that has ``talker:Talker`` and
-    ``codec:Codec``; ``frames`` is what a frame is made of. ``sampled`` says that codes are drawn, ``clones`` that a
-    request may bring clips of a voice. ``speech_fields`` are what a request may set beside the fields of every family
+    ``codec:Codec``; ``frames`` is what a frame is made of. ``sampling`` are the settings of its draws, ``clones`` says
+    that a request may bring clips of a voice. ``speech_fields`` are what a request may set beside the fields of every family
     (how long, how to draw, the first piece)."""
-    fields = ("max_tokens", "initial_chunk_frames", *(("temperature", "top_k", "top_p") if sampled else ()))
-    options = {**_TALKER, **(_SAMPLING if sampled else {}), **(_CLONING if clones else {}), **(talker or {})}
+    fields = ("max_tokens", "initial_chunk_frames", *sampling)
+    draws = {option: _SAMPLING[option] for option in sampling}
+    options = {**_TALKER, **draws, **(_CLONING if clones else {}), **(talker or {})}
     ports = (Port("reference", "pcm", required=False, mode="chunk", doc="Clips of the voice."),) if clones else ()
     return Pipeline(
         name=name,
@@ -95,17 +95,13 @@ def speech_pipeline(
 
 
 def _stage(options: Options, **settings: Any) -> Stage:
-    defaults = {name: default for name, (default, _) in options.items()}
+    types = {name: default for name, (default, _) in options.items() if isinstance(default, type)}
+    kinds = {name: types.get(name, type(default)) for name, (default, _) in options.items()}
     return Stage(
         engine="generation",
-        defaults=defaults,
+        defaults={name: None if name in types else default for name, (default, _) in options.items()},
         options_doc={name: doc for name, (_, doc) in options.items()},
-        options_type={name: _TYPES[name] for name, value in defaults.items() if value is None},
-        options_least={name: _LEAST.get(name, 1) for name in defaults if _number(name, defaults)},
+        options_type=types,
+        options_least={name: _LEAST.get(name, 1) for name, kind in kinds.items() if kind in (int, float)},
         **settings,
     )
-
-
-def _number(name: str, defaults: Mapping[str, Any]) -> bool:
-    default = defaults[name]
-    return name in _TYPES or (isinstance(default, int | float) and not isinstance(default, bool))

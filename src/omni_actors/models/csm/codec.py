@@ -21,4 +21,5 @@ class Codec(codec_stage.CodecStage):
         self.sample_rate = config.sampling_rate
 
     def stream(self) -> MimiStream:
-        return MimiStream(self._model)
+        quantizer = self._model.quantizer
+        return MimiStream(self._model.decoder, lambda codes: quantizer.decode(codes.T[None]))

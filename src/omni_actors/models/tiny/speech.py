@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,3 +69,11 @@ def soften(convolution: Any, factor: float) -> None:
         convolution.weight *= factor
         if convolution.bias is not None:
             convolution.bias *= factor
+
+
+def name_audio_tokenizer(folder: Path, name: str) -> None:
+    """Make the processor name its codec as a checkpoint's folder does, and not where it lay when it was saved."""
+    path = folder / "processor_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["audio_tokenizer"]["audio_tokenizer_name_or_path"] = name
+    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

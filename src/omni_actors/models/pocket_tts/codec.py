@@ -1,0 +1,49 @@
+"""The codec: Mimi's architecture around continuous latents. It lies beside the checkpoint, which names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PocketTTSAudioTokenizerConfig, PocketTTSAudioTokenizerModel
+
+from omni_actors.models.common import codec_stage
+from omni_actors.models.common.mimi import MimiStream
+from omni_actors.models.common.speech import audio_tokenizer_folder, load_model
+
+FADE_IN_S = 0.005
+"""The processor's default."""
+
+
+class Codec(codec_stage.CodecStage):
+    frames = "latents"
+
+    def start(self, folder: Path) -> None:
+        place = audio_tokenizer_folder(folder)
+        config = PocketTTSAudioTokenizerConfig.from_pretrained(place, local_files_only=True)
+        config.encoder_config = None
+        self._model = load_model(PocketTTSAudioTokenizerModel, self.hello, place, config=config)
+        self.sample_rate = config.sampling_rate
+        settings = json.loads((folder / "processor_config.json").read_text(encoding="utf-8"))
+        self._fade = int(settings.get("fade_in_duration", FADE_IN_S) * self.sample_rate)
+
+    def stream(self) -> FadedStream:
+        return FadedStream(self._model, self._fade)
+
+
+class FadedStream:
+    """Latents [n, width] of one sentence. A new decoder begins with a step, so the first ``fade`` samples rise."""
+
+    def __init__(self, model: Any, fade: int) -> None:
+        self._stream = MimiStream(model.decoder, lambda latents: model.latent_proj(latents.to(model.dtype).T[None]))
+        self._fade = torch.linspace(0, 1, fade, device=model.device)
+
+    def push(self, frames: torch.Tensor | None, end: bool) -> torch.Tensor:
+        samples = self._stream.push(frames, end)
+        count = min(len(samples), len(self._fade))
+        if count:
+            samples = torch.cat([samples[:count] * self._fade[:count], samples[count:]])
+            self._fade = self._fade[count:]
+        return samples
