@@ -17,6 +17,7 @@ from typing import Protocol, cast
 FAMILIES: dict[str, str] = {
     "qwen3-omni": "omni_actors.models.tiny.qwen3_omni",
     "qwen2.5-omni": "omni_actors.models.tiny.qwen2_5_omni",
+    "qwen3-asr": "omni_actors.models.tiny.qwen3_asr",
     "csm": "omni_actors.models.tiny.csm",
     "pocket-tts": "omni_actors.models.tiny.pocket_tts",
     "qwen3-tts": "omni_actors.models.tiny.qwen3_tts:CUSTOM_VOICE",

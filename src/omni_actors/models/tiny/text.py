@@ -34,11 +34,13 @@ describe image video audio listen transcribe assistant system user please robot 
 ROLES = ("system", "user", "assistant")
 
 
-def tokenizer(specials: Sequence[str], names: Mapping[str, str], *, base: int = 640) -> Qwen2Tokenizer:
+def tokenizer(
+    specials: Sequence[str], names: Mapping[str, str], *, base: int = 640, plain: Sequence[str] = ()
+) -> Qwen2Tokenizer:
     """A Qwen2 tokenizer: `base` bytes and merged tokens, then `specials` in order, each one token.
 
-    `names` are the tokenizer's named tokens (``eos_token``, ``audio_token``, …), each of which is among `specials`. The
-    same call gives the same ids. Raises ValueError when a role of a chat is not one token.
+    `names` are the tokenizer's named tokens (``eos_token``, ``audio_token``, …), each of which is among `specials`. Those of
+    `specials` that are in `plain` stay in decoded text. The same call gives the same ids. Raises ValueError when a role of a chat is not one token.
     """
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -52,7 +54,7 @@ def tokenizer(specials: Sequence[str], names: Mapping[str, str], *, base: int = 
     for special in specials:
         vocabulary[special] = len(vocabulary)
     made = Qwen2Tokenizer(vocab=vocabulary, merges=[tuple(pair) for pair in model["merges"]], **names)
-    made.add_tokens([AddedToken(special, special=True, normalized=False) for special in specials])
+    made.add_tokens([AddedToken(token, special=token not in plain, normalized=False) for token in specials])
     for role in ROLES:
         if len(made.encode(role)) != 1:
             raise ValueError(f"the tokenizer has no single token for {role!r}")

@@ -55,7 +55,7 @@ def initialise(model: nn.Module, seed: int, gains: Mapping[str, float]) -> None:
 def silence(head: nn.Linear, rows: list[int], remaining: float = 0.0) -> None:
     """Make the tokens `rows` of an output head unlikely: their logits shrink to `remaining` of what they were.
 
-    At 0 they are never the best, beside hundreds that spread around 0.
+    At 0 they are never the best, beside hundreds that spread around 0; above 1 they are likelier than others.
     """
     with torch.no_grad():
         head.weight[rows] *= remaining
