@@ -1,8 +1,8 @@
-"""What talkers of the Qwen3 kind have in common: a decoder over codec frames that hears its text while it speaks.
+"""What talkers have in common: a decoder over codec frames that hears its text while it speaks.
 
 A step's input is the sum of the last frame's embeddings (all its codes) and of the next piece of text; when the text is
-over, of an end mark once, then of padding. The talker samples a frame's first code, a code predictor the others. So a
-request can go on only when its next piece of text is there, or when it is known that none will come.
+over, of an end mark once, then of padding. The talker samples a frame's first code, a code predictor the others, if it
+has more. So a request can go on only when its next piece of text is there, or when it is known that none will come.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from omni_actors.worker.engines.decoder import (
     Attention,
     AutoregressiveAdapter,
     Drawn,
+    Release,
     Span,
     StepInputs,
     StepOutput,
@@ -69,7 +70,8 @@ class TalkerDecoder:
     """Implements :class:`~omni_actors.worker.engines.decoder.Decoder`. ``requests`` is its owner's.
 
     ``embeddings`` [codes and marks, width] and ``head`` are of the first code; ids in ``suppressed`` are never chosen.
-    ``pad`` [width] goes with frames after the text. ``project`` brings pieces of text to the talker's width.
+    ``pad`` [width] goes with frames after the text. ``project`` brings pieces of text to the embeddings' width where it
+    is another, ``mix`` the sum of both to the layers'.
     """
 
     def __init__(
@@ -81,7 +83,8 @@ class TalkerDecoder:
         rotary: Rotary,
         suppressed: torch.Tensor,
         pad: torch.Tensor,
-        project: Linear,
+        project: Linear | None = None,
+        mix: Linear | None = None,
     ) -> None:
         self.device = embeddings.device
         self.vocab_size = embeddings.shape[0]
@@ -96,6 +99,8 @@ class TalkerDecoder:
         self._suppressed = suppressed
         self._pad = pad
         self._project = project
+        self._mix = mix
+        self.width = layers.width
 
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
         self._hear([s for span in inputs.spans if (s := self.requests.get(span.key)) is not None and s.pending])
@@ -111,6 +116,11 @@ class TalkerDecoder:
         """Project the text that has come since, of all requests at once."""
         if not requests:
             return
+        if self._project is None:
+            for s in requests:
+                s.text += s.pending
+                s.pending.clear()
+            return
         rows = self._project(torch.stack([row for s in requests for row in s.pending]))
         at = 0
         for s in requests:
@@ -125,7 +135,8 @@ class TalkerDecoder:
 
         def flush() -> None:
             if frames:
-                pieces.append(torch.stack(frames) + torch.stack(texts))
+                sums = torch.stack(frames) + torch.stack(texts)
+                pieces.append(sums if self._mix is None else self._mix(sums))
                 frames.clear()
                 texts.clear()
 
@@ -133,7 +144,7 @@ class TalkerDecoder:
             s = self.requests.get(span.key)
             if s is None or s.prompt is None:  # the engine warms up
                 flush()
-                pieces.append(self._pad.expand(span.count, -1))
+                pieces.append(torch.zeros(span.count, self.width, dtype=self.embeddings.dtype, device=self.device))
                 continue
             known, end = len(s.prompt), span.start + span.count
             if span.start < known:
@@ -147,12 +158,12 @@ class TalkerDecoder:
 
 
 class Talker(AutoregressiveAdapter):
-    """A family builds ``decoder`` and ``depth`` in ``load``, and says in ``open`` and ``feed`` what is spoken."""
+    """A family builds ``decoder`` in ``load``, and ``depth`` if a frame has more than one code; it says in ``open`` and
+    ``feed`` what is spoken."""
 
     decoder: TalkerDecoder
-    depth: DepthDecoder
+    depth: DepthDecoder | None = None
     vocabulary = None
-    penalize_prompt = False
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -188,23 +199,20 @@ class Talker(AutoregressiveAdapter):
         frames = [it for it in drawn if not it.ends]
         if not frames:
             return
-        assert output.hidden is not None
-        device = output.hidden.device
-        hidden = output.hidden
-        if [it.row for it in frames] != list(range(len(hidden))):
-            hidden = hidden.index_select(0, torch.tensor([it.row for it in frames], device=device))
-        first = torch.tensor([it.token for it in frames], device=device)
-        embedded = F.embedding(first, self.decoder.embeddings)
+        first = torch.tensor([it.token for it in frames], device=self.decoder.device)
+        total = F.embedding(first, self.decoder.embeddings)
+        codes = first.unsqueeze(1)
         requests = [self.requests[it.key] for it in frames]
-        draws = [Draw(s.depth, s.seed, it.position) for s, it in zip(requests, frames, strict=True)]
-        residuals, total = self.depth(hidden, embedded, draws)
-        total = total + embedded
-        codes = torch.cat((first.unsqueeze(1), residuals), 1).cpu()
+        if self.depth is not None:
+            draws = [Draw(s.depth, s.seed, it.position) for s, it in zip(requests, frames, strict=True)]
+            residuals, others = self.depth(_rows(output, frames), total, draws)
+            total, codes = total + others, torch.cat((codes, residuals), 1)
+        codes = codes.cpu()
         for i, s in enumerate(requests):
             s.frames.append(total[i])
             s.unsent.append(codes[i])
 
-    def output(self, release: Any) -> Payload | None:
+    def output(self, release: Release) -> Payload | None:
         s = self.requests[release.key]
         if not s.unsent:
             return None
@@ -215,6 +223,16 @@ class Talker(AutoregressiveAdapter):
     def close(self, key: int) -> None:
         self.requests.pop(key, None)
         self.decoder.features.pop(key, None)
+
+
+def _rows(output: StepOutput, frames: Sequence[Drawn]) -> torch.Tensor:
+    """The hidden states that these tokens were drawn from."""
+    hidden = output.hidden
+    assert hidden is not None
+    rows = [it.row for it in frames]
+    return (
+        hidden if rows == list(range(len(hidden))) else hidden.index_select(0, torch.tensor(rows, device=hidden.device))
+    )
 
 
 def speech_sampling(speech: Speech) -> Sampling:

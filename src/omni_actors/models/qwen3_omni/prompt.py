@@ -6,8 +6,7 @@ they take any mixture, also of videos with and without a sound track.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,12 +14,9 @@ import numpy as np
 import torch
 
 from omni_actors.models.causal_lm.prompts import render
+from omni_actors.models.common.multimodal import Expanded, Medium, Modality, Placement, root_of, with_media
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt
-
-Modality = Literal["image", "audio", "video"]
-
-MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -64,65 +60,6 @@ class Layout:
         return {"image": self.image, "video": self.video, "audio": self.audio}[modality]
 
 
-@dataclass(frozen=True, slots=True)
-class Medium:
-    """What the prompt must know of a medium: the meta of its "features" payload.
-
-    ``tokens`` is the number of rows of its features; ``grid`` the patches [time, height, width] of an image or video;
-    ``second_per_grid`` the seconds between a video's grids; ``audio_tokens`` the rows of its sound track, 0 without
-    one; ``digest`` names its bytes.
-    """
-
-    modality: Modality
-    index: int
-    tokens: int
-    grid: tuple[int, int, int] = (0, 0, 0)
-    second_per_grid: float = 0.0
-    audio_tokens: int = 0
-    digest: str = ""
-
-    @classmethod
-    def of(cls, meta: dict[str, Any]) -> Medium:
-        """Of a "features" payload's meta."""
-        t, h, w = meta.get("grid", (0, 0, 0))
-        return cls(
-            modality=meta["modality"],
-            index=meta["index"],
-            tokens=meta["tokens"],
-            grid=(t, h, w),
-            second_per_grid=meta.get("second_per_grid", 0.0),
-            audio_tokens=meta.get("audio_tokens", 0),
-            digest=meta.get("digest", ""),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a medium's rows go: row ``i`` of its tensor ``tensor`` ("features", "audio") is the prompt's token
-    ``places[i]``. ``places`` is int64 [rows], ascending."""
-
-    medium: Medium
-    tensor: Literal["features", "audio"]
-    places: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Expanded:
-    """The thinker's input.
-
-    ``positions`` are float32 [3, tokens]: temporal, vertical, horizontal. They are whole numbers as long as every
-    video's ``second_per_grid`` times the positions of a second is one. Token ``n`` behind the prompt has position
-    ``n + rope_delta`` on all three axes, ``n`` counted from the prompt's first token.
-    ``root`` names the media: prompts with equal tokens and different media have different ones; ``b""`` without media.
-    """
-
-    tokens: list[int]
-    positions: torch.Tensor
-    rope_delta: float
-    placements: tuple[Placement, ...] = ()
-    root: bytes = b""
-
-
 def expand(tokenizer: Any, layout: Layout, prompt: Prompt, media: Sequence[Medium] = ()) -> Expanded:
     """The input for a prompt whose media parts name, by ``index``, these media.
 
@@ -136,7 +73,7 @@ def expand(tokenizer: Any, layout: Layout, prompt: Prompt, media: Sequence[Mediu
     elif prompt.text is not None:
         ids = tokenizer.encode(prompt.text)
     else:
-        messages, parts = _with_media(prompt.messages or [], {medium.index: medium for medium in media})
+        messages, parts = with_media(prompt.messages or [], {medium.index: medium for medium in media})
         ids = tokenizer.encode(render(tokenizer, prompt, messages), add_special_tokens=False)
     return lay_out(layout, ids, parts)
 
@@ -199,7 +136,7 @@ def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium]) -> Expa
         torch.from_numpy(along),
         float(along.max() + np.float32(1)) - length,
         tuple(placements),
-        _root(media),
+        root_of(media),
     )
 
 
@@ -257,38 +194,3 @@ def _in_time(video: np.ndarray[Any, Any], sound: np.ndarray[Any, Any]) -> Ints:
     """The order of two ascending rows of times as one: places in their concatenation. Pictures come before the sound of
     the same time."""
     return np.argsort(np.concatenate((video, sound)), kind="stable")
-
-
-def _with_media(
-    messages: list[dict[str, Any]], media: Mapping[int, Medium]
-) -> tuple[list[dict[str, Any]], list[Medium]]:
-    """The messages with their media parts as chat templates know them, and the media in order."""
-    parts: list[Medium] = []
-
-    def convert(part: dict[str, Any]) -> dict[str, Any]:
-        kind = part.get("type")
-        if kind == "text":
-            return {"type": "text", "text": part.get("text", "")}
-        medium = media.get(part.get("index", -1)) if kind in MODALITIES else None
-        if medium is None or medium.modality != kind:
-            raise invalid_request(f"This model takes no content part of type {kind!r} here.", param="messages")
-        parts.append(medium)
-        return {"type": kind, kind: str(medium.index)}
-
-    converted = [
-        message | {"content": [convert(part) for part in message["content"]]}
-        if isinstance(message.get("content"), list)
-        else message
-        for message in messages
-    ]
-    return converted, parts
-
-
-def _root(media: Sequence[Medium]) -> bytes:
-    if not media:
-        return b""
-    digest = hashlib.blake2b(digest_size=16)
-    for medium in media:
-        facts = (medium.modality, medium.digest, medium.tokens, medium.grid, medium.second_per_grid)
-        digest.update(repr((*facts, medium.audio_tokens)).encode())
-    return digest.digest()

@@ -25,10 +25,11 @@ from omni_actors.models.common.depth import DepthDecoder
 from omni_actors.models.common.features import Features
 from omni_actors.models.common.layers import Layers, join, own
 from omni_actors.models.common.load import load_part, read_weights
+from omni_actors.models.common.multimodal import Medium
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp
 from omni_actors.models.common.text import Text, context_length, give_memory_back
-from omni_actors.models.qwen3_omni.prompt import Layout, Medium, collapse, lay_out
+from omni_actors.models.qwen3_omni.prompt import Layout, collapse, lay_out
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
@@ -57,6 +58,8 @@ class _Heard:
 
 class Qwen3OmniTalker(Talker):
     """``hello.model`` is the checkpoint's folder. Options: those of the autoregressive engine."""
+
+    penalize_prompt = False
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)

@@ -6,44 +6,22 @@ The talker hears what was said: of each token of text its embedding, of each fea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig, Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerTextModel
+from transformers import Qwen3OmniMoeThinkerTextModel
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerTextRotaryEmbedding
 
-from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.features import FeatureDecoder, Features
+from omni_actors.models.common.features import FeatureDecoder
 from omni_actors.models.common.layers import Layers, own
 from omni_actors.models.common.load import load_part, read_weights
+from omni_actors.models.common.multimodal import Expanded, Medium
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
-from omni_actors.models.common.text import Text, context_length, eos_ids, give_memory_back, sampling_defaults
-from omni_actors.models.qwen3_omni.prompt import Expanded, Layout, Medium, expand
-from omni_actors.protocol.errors import invalid_request
-from omni_actors.protocol.frames import Hello
-from omni_actors.protocol.params import Prompt, Sampling, Speech
-from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.ar_options import OPTIONS
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput, Release
+from omni_actors.models.common.thinker import Thinker
+from omni_actors.models.qwen3_omni.prompt import Layout, expand
+from omni_actors.protocol.params import Prompt
 from omni_actors.worker.engines.linear import linear
-from omni_actors.worker.tensors import tensor_of, tensor_payload
-
-FEATURES = "features"
-"""The port on which the encoder's features come."""
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request as the thinker knows it. ``facts`` are the metadata of its media, for the talker's positions."""
-
-    prompt: Prompt
-    spoken: str | None
-    tensors: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
-    media: list[Medium] = field(default_factory=list)
-    facts: list[dict[str, Any]] = field(default_factory=list)
 
 
 class ThinkerDecoder(FeatureDecoder):
@@ -55,149 +33,30 @@ class ThinkerDecoder(FeatureDecoder):
         return embedded.index_copy(0, rows, captured.index_select(0, rows))
 
 
-class Thinker(AutoregressiveAdapter):
-    """``hello.model`` is the checkpoint's folder. Options: those of the autoregressive engine.
+class Qwen3OmniThinker(Thinker):
+    """See :class:`~omni_actors.models.common.thinker.Thinker`."""
 
-    A request of task "speech" brings no prompt but a text: the thinker reads it as its own answer, and says no more.
-    """
+    _layout: Layout
 
-    def __init__(self, hello: Hello) -> None:
-        super().__init__(hello)
-        self._options = OPTIONS | hello.options
-        self._requests: dict[int, _Request] = {}
-        self._text: Text
-        self._layout: Layout
-        self.decoder: FeatureDecoder
-        self.sampling_defaults: Mapping[str, Any] = {}
+    def prepare(self, config: Any) -> None:
+        self._layout = Layout.of(config.thinker_config, self.text.tokenizer)
 
-    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        folder = self.hello.model
-        assert folder is not None
-        progress("loading the tokenizer", None)
-        self._text = Text(folder)
-        self.vocabulary = self._text.vocabulary
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-        self.eos = eos_ids(generation, config, self._text.tokenizer)
-        self.sampling_defaults = sampling_defaults(generation)
-        self._layout = Layout.of(config.thinker_config, self._text.tokenizer)
-        text_config = config.thinker_config.text_config
-        self.max_model_len = context_length(text_config.max_position_embeddings, self._options["max_model_len"])
-        progress("loading the weights", None)
-        self.decoder = self._decoder(folder, config)
-        give_memory_back()
-        return {"architecture": config.architectures[0], "dtype": self.hello.dtype, "chat": self._text.chats}
+    def expand(self, prompt: Prompt, media: Sequence[Medium]) -> Expanded:
+        return expand(self.text.tokenizer, self._layout, prompt, media)
 
-    def _decoder(self, folder: str, config: Any) -> FeatureDecoder:
-        thinker: Qwen3OmniMoeThinkerConfig = config.thinker_config
-        text = thinker.text_config
-        device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
-        model = load_part(Qwen3OmniMoeThinkerTextModel, text, folder, "thinker.model.", dtype, device)
-        head = read_weights(folder, "thinker.lm_head.")["weight"].to(device, dtype)
-        rotary = Rotary(
-            Qwen3OmniMoeThinkerTextRotaryEmbedding(text),
-            self.max_model_len,
-            dtype,
-            device,
-            interleaved_axes(text.rope_parameters["mrope_section"], text.head_dim),
-        )
-        hands_on = bool(self.hello.outputs) and config.enable_audio_output
+    def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
+        text = config.thinker_config.text_config
+        model = load_part(Qwen3OmniMoeThinkerTextModel, text, self.folder, "thinker.model.", dtype, device)
+        head = read_weights(self.folder, "thinker.lm_head.")["weight"].to(device, dtype)
+        axes = interleaved_axes(text.rope_parameters["mrope_section"], text.head_dim)
+        hands_on = self.hands_on and config.enable_audio_output
         return ThinkerDecoder(
             own(model.embed_tokens),
             Layers(model.layers, text.rms_norm_eps),
             own(model.norm),
             linear(head),
-            rotary,
+            Rotary(Qwen3OmniMoeThinkerTextRotaryEmbedding(text), self.max_model_len, dtype, device, axes),
             text.vocab_size,
             side=text.hidden_size if hands_on else 0,
             capture=config.talker_config.accept_hidden_layer if hands_on else None,
         )
-
-    # ---- requests
-
-    def open(self, work: Work) -> PromptInput:
-        request = _Request(*self._asked(work))
-        self._requests[work.key] = request
-        return PromptInput() if FEATURES in work.ports else self._begin(work.key, request)
-
-    def _asked(self, work: Work) -> tuple[Prompt, str | None]:
-        prompt, speech = work.params.get("prompt"), work.params.get("speech")
-        if isinstance(prompt, Prompt):
-            return prompt, None
-        if not isinstance(speech, Speech) or not (speech.text or "").strip():
-            raise invalid_request("There is no text to say.", param="input")
-        messages = [{"role": "user", "content": speech.text}]
-        return Prompt(messages=messages), speech.text
-
-    def sampling(self, work: Work) -> Sampling:
-        return super().sampling(work) if "prompt" in work.params else Sampling(temperature=0.0)
-
-    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
-        request = self._requests[key]
-        if payload is not None:
-            medium = Medium.of(payload.meta)
-            request.media.append(medium)
-            request.facts.append(payload.meta)
-            decoder = self.decoder
-            request.tensors[medium.index] = {
-                name: tensor_of(payload, name, device=decoder.device, dtype=decoder.embeddings.dtype)
-                for name in payload.tensors
-            }
-        return self._begin(key, request) if end else PromptInput()
-
-    def _begin(self, key: int, request: _Request) -> PromptInput:
-        """The whole prompt is known."""
-        prompt, spoken = request.prompt, request.spoken
-        self._check_length(prompt)
-        made = expand(self._text.tokenizer, self._layout, prompt, request.media)
-        if made.placements:
-            self.decoder.requests[key] = self._features(made, request.tensors)
-        request.tensors = {}
-        tokens = made.tokens
-        if spoken is not None:
-            tokens = tokens + self._text.encode(spoken, self.max_model_len, "input", add_special_tokens=False)
-        return PromptInput(
-            tokens, root=made.root, continued=prompt.messages is None, complete=True, final=spoken is not None
-        )
-
-    def _check_length(self, prompt: Prompt) -> None:
-        """Raises 400 for a prompt that cannot fit, before it is encoded."""
-        if prompt.messages is None:
-            if prompt.text is not None:
-                self._text.check_length(prompt.text, self.max_model_len, "prompt")
-            return
-        for message in prompt.messages:
-            content = message.get("content")
-            parts = content if isinstance(content, list) else [{"text": content}]
-            for part in parts:
-                self._text.check_length(part.get("text") or "", self.max_model_len, "messages")
-
-    def _features(self, made: Expanded, tensors: Mapping[int, Mapping[str, torch.Tensor]]) -> Features:
-        rows = [tensors[at.medium.index][at.tensor] for at in made.placements]
-        places = torch.cat([at.places for at in made.placements])
-        order = places.argsort()
-        deepstack = [
-            tensors[at.medium.index].get("deepstack") if at.tensor == "features" else None for at in made.placements
-        ]
-        levels = max((len(d) for d in deepstack if d is not None), default=0)
-        deep = None
-        if levels:
-            pieces = [r.new_zeros(levels, *r.shape) if d is None else d for d, r in zip(deepstack, rows, strict=True)]
-            deep = torch.cat(pieces, 1)[:, order]
-        ascending: np.ndarray[Any, np.dtype[np.int64]] = places[order].numpy()
-        return Features(
-            ascending, torch.cat(rows)[order], made.positions.to(self.decoder.device), made.rope_delta, deep
-        )
-
-    def output(self, release: Release) -> Payload | None:
-        if release.states is None:
-            return None
-        meta: dict[str, Any] = {"start": release.start, "tokens": list(release.tokens), "prompt": release.prompt_len}
-        if facts := self._requests[release.key].facts:
-            meta["media"] = list(facts)
-            facts.clear()
-        return tensor_payload("hidden", meta, {"states": release.states})
-
-    def close(self, key: int) -> None:
-        self._requests.pop(key, None)
-        self.decoder.requests.pop(key, None)

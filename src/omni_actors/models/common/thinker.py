@@ -1,0 +1,188 @@
+"""What thinkers of omni models have in common: text and features of images, sound and video in, text out, and states
+for the talker as their side output."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, GenerationConfig
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.features import FeatureDecoder, Features
+from omni_actors.models.common.multimodal import Expanded, Medium
+from omni_actors.models.common.text import Text, context_length, eos_ids, give_memory_back, sampling_defaults
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.params import Prompt, Sampling, Speech
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.ar_options import OPTIONS
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput, Release
+from omni_actors.worker.tensors import tensor_of, tensor_payload
+
+FEATURES = "features"
+"""The port on which the encoder's features come."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request as the thinker knows it. ``facts`` are the metadata of its media, for the talker's positions."""
+
+    prompt: Prompt
+    spoken: str | None
+    tensors: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    media: list[Medium] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    answer: int = 0
+    """Tokens at the prompt's end that are the answer already."""
+
+
+class Thinker(AutoregressiveAdapter):
+    """A family says how its prompts are laid out (:meth:`expand`) and builds its decoder. ``hello.model`` is the
+    checkpoint's folder. Options: those of the autoregressive engine.
+
+    A request of task "speech" brings no prompt but a text: the thinker reads it as its own answer, and says no more.
+    """
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self.options = OPTIONS | hello.options
+        self._requests: dict[int, _Request] = {}
+        self.text: Text
+        self.decoder: FeatureDecoder
+        self.sampling_defaults: Mapping[str, Any] = {}
+
+    @abstractmethod
+    def prepare(self, config: Any) -> None:
+        """The tokenizer is loaded: keep what :meth:`expand` needs of the checkpoint's config."""
+
+    @abstractmethod
+    def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
+        """The decoder, with a side output if this stage hands its states on (:attr:`hands_on`)."""
+
+    @abstractmethod
+    def expand(self, prompt: Prompt, media: Sequence[Medium]) -> Expanded:
+        """The input for a prompt and its media. Raises :class:`OmniError` (400) for one that cannot be."""
+
+    @property
+    def hands_on(self) -> bool:
+        return bool(self.hello.outputs)
+
+    @property
+    def folder(self) -> str:
+        assert self.hello.model is not None
+        return self.hello.model
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        progress("loading the tokenizer", None)
+        self.text = Text(self.folder)
+        self.vocabulary = self.text.vocabulary
+        config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        generation = GenerationConfig.from_pretrained(self.folder, local_files_only=True)
+        self.eos = eos_ids(generation, config, self.text.tokenizer)
+        self.sampling_defaults = sampling_defaults(generation)
+        text_config = config.thinker_config.text_config
+        self.max_model_len = context_length(text_config.max_position_embeddings, self.options["max_model_len"])
+        self.prepare(config)
+        progress("loading the weights", None)
+        self.decoder = self.build(config, torch.device(self.hello.device), getattr(torch, self.hello.dtype))
+        give_memory_back()
+        return {"architecture": config.architectures[0], "dtype": self.hello.dtype, "chat": self.text.chats}
+
+    # ---- requests
+
+    def open(self, work: Work) -> PromptInput:
+        request = _Request(*self._asked(work))
+        self._requests[work.key] = request
+        return PromptInput() if FEATURES in work.ports else self._begin(work.key, request)
+
+    def _asked(self, work: Work) -> tuple[Prompt, str | None]:
+        prompt, speech = work.params.get("prompt"), work.params.get("speech")
+        if isinstance(prompt, Prompt):
+            return prompt, None
+        if not isinstance(speech, Speech) or not (speech.text or "").strip():
+            raise invalid_request("There is no text to say.", param="input")
+        messages = [{"role": "user", "content": speech.text}]
+        return Prompt(messages=messages), speech.text
+
+    def sampling(self, work: Work) -> Sampling:
+        return super().sampling(work) if "prompt" in work.params else Sampling(temperature=0.0)
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
+        request = self._requests[key]
+        if payload is not None:
+            medium = Medium.of(payload.meta)
+            request.media.append(medium)
+            request.facts.append(payload.meta)
+            decoder = self.decoder
+            request.tensors[medium.index] = {
+                name: tensor_of(payload, name, device=decoder.device, dtype=decoder.embeddings.dtype)
+                for name in payload.tensors
+            }
+        return self._begin(key, request) if end else PromptInput()
+
+    def _begin(self, key: int, request: _Request) -> PromptInput:
+        """The whole prompt is known."""
+        prompt, spoken = request.prompt, request.spoken
+        self._check_length(prompt)
+        made = self.expand(prompt, request.media)
+        if made.placements:
+            self.decoder.requests[key] = self._features(made, request.tensors)
+        request.tensors = {}
+        tokens = made.tokens
+        if spoken is not None:
+            answer = self.text.encode(spoken, self.max_model_len, "input", add_special_tokens=False)
+            tokens = tokens + answer
+            request.answer = len(answer)
+        return PromptInput(
+            tokens, root=made.root, continued=prompt.messages is None, complete=True, final=spoken is not None
+        )
+
+    def _check_length(self, prompt: Prompt) -> None:
+        """Raises 400 for a prompt that cannot fit, before it is encoded."""
+        if prompt.messages is None:
+            if prompt.text is not None:
+                self.text.check_length(prompt.text, self.max_model_len, "prompt")
+            return
+        for message in prompt.messages:
+            content = message.get("content")
+            parts = content if isinstance(content, list) else [{"text": content}]
+            for part in parts:
+                self.text.check_length(part.get("text") or "", self.max_model_len, "messages")
+
+    def _features(self, made: Expanded, tensors: Mapping[int, Mapping[str, torch.Tensor]]) -> Features:
+        rows = [tensors[at.medium.index][at.tensor] for at in made.placements]
+        places = torch.cat([at.places for at in made.placements])
+        order = places.argsort()
+        deepstack = [
+            tensors[at.medium.index].get("deepstack") if at.tensor == "features" else None for at in made.placements
+        ]
+        levels = max((len(d) for d in deepstack if d is not None), default=0)
+        deep = None
+        if levels:
+            pieces = [r.new_zeros(levels, *r.shape) if d is None else d for d, r in zip(deepstack, rows, strict=True)]
+            deep = torch.cat(pieces, 1)[:, order]
+        ascending: np.ndarray[Any, np.dtype[np.int64]] = places[order].numpy()
+        return Features(
+            ascending, torch.cat(rows)[order], made.positions.to(self.decoder.device), made.rope_delta, deep
+        )
+
+    def output(self, release: Release) -> Payload | None:
+        if release.states is None:
+            return None
+        meta: dict[str, Any] = {"start": release.start, "tokens": list(release.tokens), "prompt": release.prompt_len}
+        request = self._requests[release.key]
+        if request.answer:
+            meta["answer"] = request.answer
+        if facts := request.facts:
+            meta["media"] = list(facts)
+            facts.clear()
+        return tensor_payload("hidden", meta, {"states": release.states})
+
+    def close(self, key: int) -> None:
+        self._requests.pop(key, None)
+        self.decoder.requests.pop(key, None)

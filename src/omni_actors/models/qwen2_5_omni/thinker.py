@@ -1,0 +1,64 @@
+"""The thinker: text, and the features of images, sound and video, to text; its states go to the talker.
+
+Of each token the talker hears the sum of its embedding (nothing for a feature) and of the last layer's normed output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import Qwen2_5OmniThinkerTextModel
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniRotaryEmbedding
+
+from omni_actors.models.common.features import FeatureDecoder
+from omni_actors.models.common.layers import Layers, own
+from omni_actors.models.common.load import load_part, read_weights
+from omni_actors.models.common.multimodal import Expanded, Medium
+from omni_actors.models.common.rotary import Rotary, sectioned_axes
+from omni_actors.models.common.thinker import Thinker
+from omni_actors.models.qwen2_5_omni.prompt import Layout, expand
+from omni_actors.protocol.params import Prompt
+from omni_actors.worker.engines.linear import linear
+
+
+class ThinkerDecoder(FeatureDecoder):
+    """Hands on the sum of embeddings (features count as zero) and the last layer's output."""
+
+    def side(self, embedded: torch.Tensor, captured: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        return captured + (embedded if rows is None else embedded.index_fill(0, rows, 0))
+
+
+class Qwen25OmniThinker(Thinker):
+    """See :class:`~omni_actors.models.common.thinker.Thinker`."""
+
+    _layout: Layout
+
+    def prepare(self, config: Any) -> None:
+        self._layout = Layout.of(config.thinker_config, self.text.tokenizer)
+
+    def expand(self, prompt: Prompt, media: Sequence[Medium]) -> Expanded:
+        return expand(self.text.tokenizer, self._layout, prompt, media)
+
+    def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
+        text = config.thinker_config.text_config
+        model = load_part(Qwen2_5OmniThinkerTextModel, text, self.folder, "thinker.model.", dtype, device)
+        embeddings = own(model.embed_tokens)
+        if text.tie_word_embeddings:
+            head = embeddings
+        else:
+            head = read_weights(self.folder, "thinker.lm_head.")["weight"].to(device, dtype)
+        layers = Layers(model.layers, text.rms_norm_eps)
+        axes = sectioned_axes(text.rope_parameters["mrope_section"])
+        hands_on = self.hands_on and config.enable_audio_output
+        return ThinkerDecoder(
+            embeddings,
+            layers,
+            own(model.norm),
+            linear(head),
+            Rotary(Qwen2_5OmniRotaryEmbedding(text), self.max_model_len, dtype, device, axes),
+            text.vocab_size,
+            side=text.hidden_size if hands_on else 0,
+            capture=len(layers) if hands_on else None,
+        )
