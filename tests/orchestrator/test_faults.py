@@ -14,6 +14,7 @@ from omni_actors import Omni
 from omni_actors.orchestrator import open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.frames import INLINE_LIMIT
 from omni_actors.stages.replica import StageReplica
 
 from .spine import collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
@@ -66,15 +67,15 @@ async def test_a_producer_that_dies_with_output_in_its_hands_fails_the_request_a
 
         async def victim() -> None:
             try:
-                await collect(orchestrator, stub(text="x", pieces=200, bytes=60_000))
+                await collect(orchestrator, stub(text="x", pieces=800, bytes=INLINE_LIMIT))
             except OmniError as caught:
                 error.append(caught)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(victim)
-            # Its steps are over (12 MB wait for b, more than a socket takes), so it would be done if b listened.
+            # Its steps are over (13 MB wait for b, more than a socket takes), so it would be done if b listened.
             with trio.fail_after(10):
-                while (await a.query("counters"))["steps_total"] < 200:
+                while (await a.query("counters"))["steps_total"] < 800:
                     await trio.sleep(0.01)
             kill(a.pid)
             with trio.fail_after(5):

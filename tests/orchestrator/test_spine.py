@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.frames import INLINE_LIMIT
 from omni_actors.protocol.request import Completed, Request, TextDelta
 
 from .spine import checksum, collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
@@ -33,7 +34,7 @@ async def test_concurrent_requests_get_their_own_results() -> None:
         assert results == {i: f"request {i}" + (f" {checksum(i * 1000)}" if i else "") for i in range(100)}
 
 
-@pytest.mark.parametrize("size", [1, 4096, 64 << 10, (64 << 10) + 1, 1 << 20, (5 << 20) + 7])
+@pytest.mark.parametrize("size", [1, 4096, INLINE_LIMIT, INLINE_LIMIT + 1, 1 << 20, (5 << 20) + 7])
 async def test_tensors_arrive_bit_for_bit_inline_and_in_slabs(size: int) -> None:
     async with stub_orchestrator() as orchestrator:
         for _ in range(3):  # the second and third reuse the first one's slot

@@ -15,7 +15,7 @@ from omni_actors.connectors.unix import UnixLink
 from omni_actors.pipelines.declaration import Mode
 from omni_actors.protocol.codec import frame, peer_reader, up_reader
 from omni_actors.protocol.errors import ErrorInfo
-from omni_actors.protocol.frames import Ack, Chunk, EdgeSpec, Reply, Step, Up, Wire
+from omni_actors.protocol.frames import INLINE_LIMIT, Ack, Chunk, EdgeSpec, Reply, Step, Up, Wire
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.control import Control
 from omni_actors.worker.jobs import Job, Route
@@ -173,7 +173,7 @@ def test_much_media_of_one_step_goes_in_several_frames_in_order(bench: Bench) ->
 def test_a_stage_is_not_done_before_its_output_is_written(bench: Bench) -> None:
     bench.sockets[2].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     for _ in range(8):
-        bench.outlet.emit(1, Payload("text", {}, {"a": np.zeros(60_000, dtype=np.uint8)}))
+        bench.outlet.emit(1, Payload("text", {}, {"a": np.zeros(INLINE_LIMIT, dtype=np.uint8)}))
     bench.outlet.finish(1, Usage())
     assert bench.turn() == []
     reader = peer_reader()

@@ -9,7 +9,7 @@ import os
 import socket
 from collections import deque
 
-from omni_actors.connectors.descriptors import receive
+from omni_actors.connectors.descriptors import Receiver
 from omni_actors.connectors.link import Link, LinkClosed
 from omni_actors.connectors.packing import size_of, unpack
 from omni_actors.connectors.payload import Payload
@@ -29,6 +29,7 @@ class UnixLink(Link):
         super().__init__(id, peer)
         sock.setblocking(False)
         self._sock = sock
+        self._incoming = Receiver(sock)
         self._views = SlabViews()
         self._reader = peer_reader()
         self._out: deque[tuple[bytes | memoryview, int | None]] = deque()
@@ -117,7 +118,7 @@ class UnixLink(Link):
         messages: list[Chunk | Ack] = []
         while True:
             try:
-                data, fds, more = receive(self._sock)
+                data, fds, more = self._incoming.receive()
             except (BlockingIOError, InterruptedError):
                 return messages
             except OSError as error:

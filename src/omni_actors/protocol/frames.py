@@ -50,7 +50,7 @@ MAX_CONTROL_FRAME = 16 << 20
 MAX_PEER_FRAME = 4 << 20
 """Bytes. A chunk over :data:`INLINE_LIMIT` travels in a slab."""
 
-INLINE_LIMIT = 64 << 10
+INLINE_LIMIT = 16 << 10
 """Payloads of up to so many bytes travel in the frame itself (measured: a socket is as fast as memory up to here)."""
 
 

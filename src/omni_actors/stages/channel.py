@@ -8,9 +8,7 @@ from collections import deque
 
 import trio
 
-
-class ChannelClosed(Exception):
-    """The worker is gone or broke the protocol; whoever reads the channel handles it."""
+_RECV_BYTES = 256 << 10
 
 
 class Channel:
@@ -21,6 +19,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._incoming = memoryview(bytearray(_RECV_BYTES))  # one for all reads: a new one each time costs page faults
         self._out: deque[tuple[bytes | bytearray, int | None]] = deque()
         self._writer: trio.lowlevel.Task | None = None
         self._closed = False
@@ -61,7 +60,7 @@ class Channel:
         while True:
             await trio.lowlevel.wait_readable(self._sock)
             try:
-                return self._sock.recv(256 << 10)
+                return bytes(self._incoming[: self._sock.recv_into(self._incoming)])
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError:

@@ -7,7 +7,7 @@ from collections import deque
 
 import msgspec
 
-from omni_actors.connectors.descriptors import receive
+from omni_actors.connectors.descriptors import Receiver
 from omni_actors.protocol.codec import ProtocolError, down_reader, frame
 from omni_actors.protocol.frames import Down
 
@@ -24,6 +24,7 @@ class Control:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._incoming = Receiver(sock)
         self._reader = down_reader()
         self._fds: deque[int] = deque()
         self._unsent = bytearray()
@@ -43,7 +44,7 @@ class Control:
         messages: list[Down] = []
         while True:
             try:
-                data, fds, more = receive(self._sock)
+                data, fds, more = self._incoming.receive()
             except (BlockingIOError, InterruptedError):
                 return messages
             except OSError as error:
