@@ -99,7 +99,8 @@ def test_a_seed_repeats_whatever_runs_beside(drawn: Room) -> None:
 
 @pytest.mark.parametrize(("first", "longest"), [(1, 1), (3, 5), (100, 100)])
 def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: Room, first: int, longest: int) -> None:
-    cut = Room(PIPELINE, folder, codec={"first_frames": first, "chunk_frames": longest}, temperature=0.0, max_frames=30)
+    codec = {"first_chunk_frames": first, "min_chunk_frames": 1, "chunk_frames": longest}
+    cut = Room(PIPELINE, folder, codec=codec, temperature=0.0, max_frames=30)
     spoken = cut.say(TEXTS[1])
     with torch.inference_mode():
         whole = greedy.talker.adapter._model  # the talker has dropped its decoder: the codec's own is whole

@@ -1,12 +1,15 @@
-"""The stage that turns a talker's frames into samples while they come.
+"""The stage that turns a talker's frames into samples while they come, for codecs that remember.
 
-Each request has a :class:`SampleStream` of its own, which keeps what the codec must remember between chunks. Chunks
-begin small, so that sound is heard early, and double up to a bound, so that the codec works with little overhead.
+Each request has a :class:`SampleStream` of its own, which keeps what the codec must know of the frames before (keys and
+values, the past of its convolutions). So a frame is decoded once, and however far the codec looks back, the samples are
+those of the whole. For codecs that only look a few frames around see :mod:`omni_actors.worker.engines.codec`, which
+decodes windows of several requests at once.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,108 +19,128 @@ import numpy as np
 import torch
 
 from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.codec_options import CODEC_DEFAULTS
 from omni_actors.models.common.speech import BREAK, Frames, Samples, folder_of, prepare_torch
 from omni_actors.protocol.errors import OmniError
-from omni_actors.protocol.params import Speech
+from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import OutputError, Result, audio_piece
+from omni_actors.worker.engines.ramp import Ramp
 
 
 class SampleStream(Protocol):
-    """Decodes one utterance from its begin to its end. What comes out does not depend on how it is cut, within 1e-4 of
-    full scale."""
+    """Decodes frames from the first to the last. What comes out does not depend on how it is cut, within 1e-4 of full
+    scale."""
 
-    def push(self, frames: torch.Tensor | None, end: bool) -> torch.Tensor:
-        """The next frames [n, width] (none, perhaps, at the end) → the samples [m] that are certain now; all with
-        ``end``. Nothing comes after the end."""
+    def push(self, frames: torch.Tensor) -> torch.Tensor:
+        """The next frames [n, width], n > 0, on the stage's device → their samples [m]."""
         ...
 
 
 @dataclass(slots=True)
-class Decoding:
-    """One request's state. ``held`` are frames of a chunk that is not whole yet, which will be ``wanted`` frames."""
+class Segment:
+    """Frames that belong together. Those that wait are in ``held``."""
 
-    work: Work
     stream: SampleStream
-    wanted: int
     held: list[Frames] = field(default_factory=list)
-    begun: bool = False
+    ended: bool = False
 
     @property
-    def count(self) -> int:
+    def waiting(self) -> int:
         return sum(map(len, self.held))
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """An item: consecutive frames [n, width] of one request, ``None`` for an end without any."""
+@dataclass(slots=True)
+class Decoding:
+    """One request's state. The last of ``segments`` is the one that frames are added to."""
 
-    request: Decoding
-    stream: SampleStream
-    frames: Frames | None
-    end: bool
+    work: Work
+    ramp: Ramp
+    segments: deque[Segment]
+    busy: bool = False
 
 
-class CodecStage(GenerationAdapter[Decoding, Chunk]):
-    """A family gives :meth:`start` (load) and :meth:`stream`. Options: ``first_frames`` of an utterance's first chunk,
-    ``chunk_frames`` of its longest."""
+class CodecStage(GenerationAdapter[Decoding, Decoding]):
+    """A family gives :meth:`start` (load) and :meth:`stream`. Options: those of
+    :mod:`omni_actors.models.common.codec_options`, but for the context."""
 
     frames: ClassVar[str]
     """The name of the payloads' one tensor, [frames, width]."""
 
     sample_rate: int
+    samples_per_frame: int
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self._options = CODEC_DEFAULTS | hello.options
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         prepare_torch(self.hello)
         progress("loading the codec", None)
         self.start(folder_of(self.hello))
-        return {"sample_rate": self.sample_rate, "channels": 1}
+        return {"sample_rate": self.sample_rate, "channels": 1, "samples_per_frame": self.samples_per_frame}
 
     @abstractmethod
     def start(self, folder: Path) -> None:
-        """Load the codec and set :attr:`sample_rate`."""
+        """Load the codec and set :attr:`sample_rate` and :attr:`samples_per_frame`."""
 
     @abstractmethod
     def stream(self) -> SampleStream:
-        """The decoder of a new utterance."""
+        """The decoder of frames that begin anew."""
 
-    def open(self, work: Work) -> tuple[Decoding, Sequence[Chunk]]:
-        speech: Speech = work.params.get("speech") or Speech()
-        first = speech.initial_chunk_frames or int(self.hello.options["first_frames"])
-        return Decoding(work, self.stream(), first), ()
+    def open(self, work: Work) -> tuple[Decoding, Sequence[Decoding]]:
+        options, speech = self._options, work.params.get("speech")
+        most = options["chunk_frames"]
+        ramp = Ramp(
+            self.samples_per_frame / self.sample_rate,
+            (speech and speech.initial_chunk_frames) or (options["first_chunk_frames"] if options["ramp"] else most),
+            options["min_chunk_frames"],
+            most,
+            options["ramp"],
+        )
+        return Decoding(work, ramp, deque([Segment(self.stream())])), ()
 
-    def feed(self, state: Decoding, port: str, payload: Payload | None, end: bool) -> Sequence[Chunk]:
-        anew = payload is not None and BREAK in payload.meta
-        if payload is not None and not anew:
-            state.held.append(payload.tensors[self.frames])
-        if not (end or anew or state.count >= state.wanted):
+    def feed(self, state: Decoding, port: str, payload: Payload | None, end: bool) -> Sequence[Decoding]:
+        last = state.segments[-1]
+        if payload is not None and BREAK in payload.meta:
+            last.ended = True
+            state.segments.append(Segment(self.stream()))
+        elif payload is not None:
+            last.held.append(payload.tensors[self.frames])
+        state.segments[-1].ended |= end
+        return self.more(state)
+
+    def more(self, state: Decoding) -> Sequence[Decoding]:
+        head = state.segments[0]
+        while head.ended and not head.held and len(state.segments) > 1:
+            state.segments.popleft()
+            head = state.segments[0]
+        due = head.waiting >= (1 if head.ended else state.ramp.wanted)
+        if state.busy or not due:
             return ()
-        if not state.held and not state.begun:
-            return ()
-        frames = np.concatenate(state.held) if state.held else None
-        chunk = Chunk(state, state.stream, frames, end or anew)
-        state.held = []
-        state.begun = not anew
-        state.wanted = min(2 * state.wanted, int(self.hello.options["chunk_frames"]))
-        if anew:
-            state.stream = self.stream()
-        return (chunk,)
+        state.busy = True
+        return (state,)
 
-    def batch_key(self, item: Chunk) -> Hashable:
+    def batch_key(self, item: Decoding) -> Hashable:
         return id(item)  # each stream has its own memory
 
-    def run(self, items: Sequence[Chunk]) -> Sequence[Result | OmniError]:
+    def run(self, items: Sequence[Decoding]) -> Sequence[Result | OmniError]:
         return [self._decode(item) for item in items]
 
     @torch.inference_mode()
-    def _decode(self, chunk: Chunk) -> Result:
-        frames = None if chunk.frames is None else torch.from_numpy(chunk.frames).to(self.hello.device)
-        made: Samples = chunk.stream.push(frames, chunk.end).to("cpu", torch.float32).numpy()
+    def _decode(self, state: Decoding) -> Result:
+        head = state.segments[0]
+        count = state.ramp.take(head.waiting)
+        held = np.concatenate(head.held)
+        frames = torch.from_numpy(held[:count]).to(self.hello.device)
+        made: Samples = head.stream.push(frames).to("cpu", torch.float32).numpy()
         if made.ndim != 1:
             raise OutputError(f"the codec gave samples of shape {list(made.shape)}, not [n]")
-        if not len(made):
-            return Result()
-        usage = Usage(audio_output_s=len(made) / self.sample_rate)
-        return Result([audio_piece(chunk.request.work, np.ascontiguousarray(made), self.sample_rate)], usage)
+        head.held = [held[count:]] if count < len(held) else []
+        seconds = len(made) / self.sample_rate
+        state.ramp.cut(count, seconds)
+        state.busy = False
+        pieces = [audio_piece(state.work, np.ascontiguousarray(made), self.sample_rate)] if len(made) else []
+        return Result(pieces, Usage(audio_output_s=seconds))

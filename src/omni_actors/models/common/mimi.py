@@ -26,9 +26,7 @@ class MimiStream:
         self._upsample = Window(decoder.upsample)
         self._seanet = Window(decoder.decoder_seanet)
 
-    def push(self, frames: torch.Tensor | None, end: bool) -> torch.Tensor:
-        if frames is None:
-            return torch.empty(0)
+    def push(self, frames: torch.Tensor) -> torch.Tensor:
         hidden = self._upsample(self._latents(frames))
         hidden = self._decoder.decoder_transformer(
             hidden.transpose(1, 2), past_key_values=self._cache, use_cache=True

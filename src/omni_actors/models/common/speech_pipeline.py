@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC, CODEC_LEAST, CODEC_TYPES
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 
 Options = Mapping[str, tuple[Any, str]]
@@ -20,11 +21,8 @@ _SAMPLING: Options = {
     "top_k": (int, "Draw among so many best codes. The model's own, if not set."),
     "top_p": (float, "Draw among the best codes with so much probability. The model's own, if not set."),
 }
-_CODEC: Options = {
-    "first_frames": (1, "Frames of an utterance's first piece of sound; each piece after it has twice as many."),
-    "chunk_frames": (16, "Most frames of a piece of sound."),
-}
-_LEAST: dict[str, float] = {"temperature": 0, "top_k": 0, "top_p": 0}
+_CODEC: Options = {name: (CODEC_TYPES.get(name, default), CODEC_DOC[name]) for name, default in CODEC_DEFAULTS.items()}
+_LEAST: dict[str, float] = {"temperature": 0, "top_k": 0, "top_p": 0, **CODEC_LEAST}
 
 
 def speech_pipeline(
@@ -41,14 +39,17 @@ def speech_pipeline(
     languages: tuple[str, ...] = (),
     speech_fields: tuple[str, ...] = (),
     talker: Options | None = None,
-    codec: Options | None = None,
+    windows: bool = False,
     describe: str | None = None,
     doc: str = "",
 ) -> Pipeline:
-    """A pipeline ``talker → codec`` with the task ``speech``. ``family`` is the package that has ``talker:Talker`` and
-    ``codec:Codec``; ``frames`` is what a frame is made of. ``sampling`` are the settings of its draws, ``clones`` says
-    that a request may bring clips of a voice. ``speech_fields`` are what a request may set beside the fields of every family
-    (how long, how to draw, the first piece)."""
+    """A pipeline ``talker → codec`` with the task ``speech``.
+
+    ``family`` is the package that has ``talker:Talker`` and ``codec:Codec``; ``frames`` is what a frame is made of.
+    ``sampling`` are the settings of its draws, ``clones`` says that a request may bring clips of a voice,
+    ``speech_fields`` what it may say beside what every family knows (how long, how to draw, the first piece), and
+    ``windows`` that the codec decodes windows with a context.
+    """
     fields = ("max_tokens", "initial_chunk_frames", *sampling)
     draws = {option: _SAMPLING[option] for option in sampling}
     options = {**_TALKER, **draws, **(_CLONING if clones else {}), **(talker or {})}
@@ -66,7 +67,7 @@ def speech_pipeline(
                 doc="Makes the frames of an utterance, one after the other.",
             ),
             _stage(
-                {**_CODEC, **(codec or {})},
+                {name: option for name, option in _CODEC.items() if windows or name != "left_context_frames"},
                 name="codec",
                 adapter=f"{family}.codec:Codec",
                 ports=(Port(frames, frames, mode="chunk", doc="Frames, as they are made."),),

@@ -18,7 +18,7 @@ class Codec(codec_stage.CodecStage):
         config = CsmConfig.from_pretrained(folder, local_files_only=True).codec_config
         config.encoder_config = None
         self._model = part(MimiModel, self.hello, "codec_model.", config)
-        self.sample_rate = config.sampling_rate
+        self.sample_rate, self.samples_per_frame = config.sampling_rate, config.frame_size
 
     def stream(self) -> MimiStream:
         quantizer = self._model.quantizer

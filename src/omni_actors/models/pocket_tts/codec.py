@@ -25,7 +25,7 @@ class Codec(codec_stage.CodecStage):
         config = PocketTTSAudioTokenizerConfig.from_pretrained(place, local_files_only=True)
         config.encoder_config = None
         self._model = load_model(PocketTTSAudioTokenizerModel, self.hello, place, config=config)
-        self.sample_rate = config.sampling_rate
+        self.sample_rate, self.samples_per_frame = config.sampling_rate, config.frame_size
         settings = json.loads((folder / "processor_config.json").read_text(encoding="utf-8"))
         self._fade = int(settings.get("fade_in_duration", FADE_IN_S) * self.sample_rate)
 
@@ -40,8 +40,8 @@ class FadedStream:
         self._stream = MimiStream(model.decoder, lambda latents: model.latent_proj(latents.to(model.dtype).T[None]))
         self._fade = torch.linspace(0, 1, fade, device=model.device)
 
-    def push(self, frames: torch.Tensor | None, end: bool) -> torch.Tensor:
-        samples = self._stream.push(frames, end)
+    def push(self, frames: torch.Tensor) -> torch.Tensor:
+        samples = self._stream.push(frames)
         count = min(len(samples), len(self._fade))
         if count:
             samples = torch.cat([samples[:count] * self._fade[:count], samples[count:]])
