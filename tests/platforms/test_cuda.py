@@ -117,6 +117,7 @@ def test_a_machine_without_devices_is_not_claimed() -> None:
         ("1", ["1"]),
         ("1, 0", ["1", "0"]),
         ("0,5,1", ["0"]),
+        ("0,0", []),
         ("", []),
         ("-1", []),
         ("GPU-b", ["GPU-b"]),

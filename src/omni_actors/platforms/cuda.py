@@ -89,8 +89,8 @@ class CudaPlatform(OmniPlatform):
 def visible(gpus: list[Gpu], setting: str | None) -> list[tuple[str, Gpu]]:
     """What CUDA would show of ``gpus`` under this ``CUDA_VISIBLE_DEVICES``, each with the entry that stands for it.
 
-    By CUDA's rules: entries are indices or the beginning of a UUID (also of a MIG slice), and the first one that is
-    no device ends the list.
+    By CUDA's rules: entries are indices or the beginning of a UUID (also of a MIG slice), the first one that is no device
+    ends the list, and a list with one twice shows nothing.
     """
     if setting is None:
         return [(str(index), gpu) for index, gpu in enumerate(gpus)]
@@ -109,7 +109,8 @@ def visible(gpus: list[Gpu], setting: str | None) -> list[tuple[str, Gpu]]:
             found.append((entry, Gpu(entry, "MIG slice", None)))
         else:
             break
-    return found
+    entries = [entry for entry, _ in found]
+    return found if len(set(entries)) == len(entries) else []
 
 
 def machine_gpus(root: Path = Path("/")) -> list[Gpu]:
