@@ -70,6 +70,8 @@ def shown(name: str, value: Any) -> str:
     """A default as the README writes it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
     if name.endswith("_bytes") and value:
         return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB"
     if name.endswith("_s"):

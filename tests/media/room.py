@@ -15,7 +15,7 @@ import trio
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.media import questions as q
-from omni_actors.media.bridge import JoinClips
+from omni_actors.media.bridge import JoinMedia
 from omni_actors.media.engine import MediaEngine
 from omni_actors.media.limits import PIECE
 from omni_actors.media.wav import wav_header
@@ -53,6 +53,9 @@ class Room:
 
     def consumed(self, key: int, port: str) -> None:
         raise AssertionError("the media engine has no ports")
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: Any) -> Payload:
+        raise AssertionError("the media engine writes nothing in place")
 
     def emit(self, key: int, payload: Payload) -> None:
         self.emitted.append((key, payload))
@@ -109,10 +112,10 @@ class Room:
 
     def decode(self, data: bytes, owner: str = "o", **hints: Any) -> npt.NDArray[np.float32]:
         """A file's samples, by way of a clip that is delivered."""
-        return self.deliver([self.keep(data, owner, **hints).clip])[0]
+        return self.deliver([self.keep(data, owner, **hints).id])[0]
 
-    def keep(self, data: bytes, owner: str = "o", **hints: Any) -> q.ClipInfo:
-        return q.parse(self.ask(q.DecodeAudio(owner=owner, blob=self.blob(data, owner), **hints)), q.ClipInfo)
+    def keep(self, data: bytes, owner: str = "o", **hints: Any) -> q.MediumInfo:
+        return q.parse(self.ask(q.Decode(owner=owner, blob=self.blob(data, owner), **hints)), q.MediumInfo)
 
     def blob(self, data: bytes, owner: str = "o", param: str | None = None) -> int:
         blob: int = self.ask(q.BlobOpen(owner=owner, param=param))
@@ -120,17 +123,22 @@ class Room:
             self.ask(q.BlobAppend(blob=blob, data=data[at : at + PIECE]))
         return blob
 
-    def deliver(self, clips: list[int], key: int = 7) -> list[npt.NDArray[np.float32]]:
-        self.engine.admit(Work(key, "request", {"clips": clips}, routed=True))
+    def deliver(self, media: list[int], key: int = 7) -> list[npt.NDArray[np.float32]]:
+        """The samples of clips."""
+        return [payload.tensors["samples"] for payload in self.payloads(media, key)]
+
+    def payloads(self, media: list[int], key: int = 7) -> list[Payload]:
+        """What a stage gets of a request with these media."""
+        self.engine.admit(Work(key, "request", {"clips": media}, routed=True))
         while key not in self.finished:
             assert self.engine.step(self)
         del self.finished[key]
-        bridge = JoinClips()
+        bridge = JoinMedia()
         sent = [whole for key_, payload in self.emitted if key_ == key for whole in bridge.feed(payload, False)]
         assert bridge.feed(None, True) == []
-        assert [payload.meta["index"] for payload in sent] == list(range(len(clips)))
+        assert [payload.meta["index"] for payload in sent] == list(range(len(media)))
         self.emitted.clear()
-        return [payload.tensors["samples"] for payload in sent]
+        return sent
 
     def gauges(self) -> dict[str, float]:
         counters = self.engine.counters()

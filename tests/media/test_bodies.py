@@ -31,12 +31,12 @@ def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": list(parts)}], **fields}
 
 
-def parse(room: Room, body: dict[str, Any] | bytes, **options: Any) -> tuple[dict[str, Any], q.ChatInfo]:
+def parse(room: Room, body: dict[str, Any] | bytes, **options: Any) -> tuple[dict[str, Any], list[q.MediumInfo]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     question = q.ParseChat(owner="o", blob=room.blob(data), **options)
     info = q.parse(room.ask(question), q.ChatInfo)
     clean: dict[str, Any] = json.loads(info.body)
-    return clean, info
+    return clean, [medium for medium in info.media if isinstance(medium, q.MediumInfo)]
 
 
 def refused(body: dict[str, Any] | bytes, status: int = 400, room: Room | None = None, **options: Any) -> OmniError:
@@ -54,7 +54,7 @@ def test_audio_parts_become_indices_and_clips_in_order() -> None:
     room = Room()
     first, second = wav(tone(0.1, 16_000), 16_000), container("webm", "libopus", tone(0.5, 48_000))
     text = {"type": "text", "text": "which is longer?"}
-    clean, info = parse(
+    clean, media = parse(
         room,
         chat(
             audio_part(b64(first)),
@@ -66,17 +66,17 @@ def test_audio_parts_become_indices_and_clips_in_order() -> None:
     )
     content = [{"type": "audio", "index": 0}, text, {"type": "audio", "index": 1}]
     assert clean == {"model": "m", "messages": [{"role": "user", "content": content}], "stream": True, "n": 1}
-    assert [clip.seconds for clip in info.clips] == pytest.approx([0.1, 0.5], abs=0.03)
-    samples = room.deliver([clip.clip for clip in info.clips])
+    assert [clip.seconds for clip in media] == pytest.approx([0.1, 0.5], abs=0.03)
+    samples = room.deliver([clip.id for clip in media])
     assert np.array_equal(samples[0], np.frombuffer(tone(0.1, 16_000), "<i2") / np.float32(32_768))
     room.assert_empty()
 
 
 def test_a_transcriptions_json_body_has_one_clip() -> None:
     room = Room()
-    clean, info = parse(room, {"model": "m", "input_audio": {"data": b64(wav(tone(0.5))), "format": "wav"}})
+    clean, media = parse(room, {"model": "m", "input_audio": {"data": b64(wav(tone(0.5))), "format": "wav"}})
     assert clean == {"model": "m", "input_audio": {"type": "audio", "index": 0}}
-    assert [clip.seconds for clip in info.clips] == [0.5]
+    assert [clip.seconds for clip in media] == [0.5]
     assert refused({"input_audio": {"data": "????"}}).info.param == "input_audio.data"
     assert refused({"input_audio": {}}).info.param == "input_audio.data"
 
@@ -85,9 +85,9 @@ def test_a_body_without_audio_comes_back_equal() -> None:
     body = chat({"type": "text", "text": 'héllo \u2028 "quoted" \\ back'}, temperature=0.5, stop=["\n"], seed=2**53)
     body["messages"].append({"role": "assistant", "content": "a" * 300_000})
     body["messages"].append({"role": "user", "content": "日本語\n" * 50_000})
-    clean, info = parse(Room(), body)
+    clean, media = parse(Room(), body)
     assert clean == body
-    assert info.clips == ()
+    assert media == []
 
 
 @pytest.mark.parametrize("escape", ["plain", "slashes", "unicode", "breaks", "no padding"])
@@ -105,8 +105,8 @@ def test_base64_as_other_languages_write_it(escape: str) -> None:
     if escape == "unicode":
         body = body.replace("+", "\\u002B").replace("/", "\\u002f")
     room = Room()
-    _, info = parse(room, body.encode())
-    assert room.deliver([info.clips[0].clip])[0].shape == (90_001,)
+    _, media = parse(room, body.encode())
+    assert room.deliver([media[0].id])[0].shape == (90_001,)
 
 
 BAD_AUDIO: dict[str, tuple[Any, str]] = {
@@ -131,10 +131,6 @@ BAD_AUDIO: dict[str, tuple[Any, str]] = {
     "format is a number": (audio_part("AAAA", format=1), "messages[0].content[0].input_audio.format"),
     "no data": ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0].input_audio.data"),
     "no object": ({"type": "input_audio", "input_audio": "x"}, "messages[0].content[0].input_audio.data"),
-    "a host": (
-        {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/x.wav"}},
-        "messages[0].content[0].audio_url.url",
-    ),
     "a file": ({"type": "audio_url", "audio_url": {"url": "file:///x.wav"}}, "messages[0].content[0].audio_url.url"),
     "the inner form": ({"type": "audio", "index": 0}, "messages[0].content[0].type"),
 }
@@ -177,8 +173,8 @@ def test_the_number_of_clips_and_their_sum_are_bounded() -> None:
     part = audio_part(b64(wav(tone(0.4))))
     refused(chat(part, part, part), room=Room(max_clips_per_body=2))
     assert refused(chat(part, part, part), max_seconds=1.0).info.param == "messages[0].content[2].input_audio.data"
-    _, info = parse(Room(), chat(part, part), max_seconds=1.0)
-    assert sum(clip.seconds for clip in info.clips) == pytest.approx(0.8)
+    _, media = parse(Room(), chat(part, part), max_seconds=1.0)
+    assert sum(clip.seconds for clip in media) == pytest.approx(0.8)
 
 
 STRINGS = st.one_of(
@@ -225,5 +221,5 @@ def test_base64_decodes_the_same_in_any_slices(data: bytes, step: int) -> None:
 
 def test_a_long_clip_in_a_body_is_whole() -> None:
     room = Room()
-    _, info = parse(room, chat(audio_part(b64(wav(tone(60.0, 16_000), 16_000)))))
-    assert len(room.deliver([info.clips[0].clip])[0]) == 60 * CLIP_RATE
+    _, media = parse(room, chat(audio_part(b64(wav(tone(60.0, 16_000), 16_000)))))
+    assert len(room.deliver([media[0].id])[0]) == 60 * CLIP_RATE

@@ -14,8 +14,8 @@ from tests.media.room import Room, tone, wav
 
 from omni_actors.connectors.payload import pcm_payload
 from omni_actors.media import questions as q
-from omni_actors.media.bridge import JoinClips
-from omni_actors.media.engine import PIECE_SAMPLES, MediaEngine
+from omni_actors.media.bridge import JoinMedia
+from omni_actors.media.engine import MediaEngine
 from omni_actors.media.limits import CLIP_RATE, PIECE
 from omni_actors.media.stage import STAGE
 from omni_actors.protocol.errors import OmniError
@@ -51,7 +51,7 @@ def test_an_unknown_option_is_refused_by_name() -> None:
 
 def test_clips_go_out_one_payload_each_in_the_order_asked_for() -> None:
     room = Room()
-    ids = [room.keep(wav(tone(seconds, 16_000), 16_000)).clip for seconds in (0.1, 0.2, 0.3)]
+    ids = [room.keep(wav(tone(seconds, 16_000), 16_000)).id for seconds in (0.1, 0.2, 0.3)]
     room.engine.admit(Work(5, "r", {"clips": [ids[2], ids[0]]}, routed=True))
     while room.engine.runnable:
         assert room.engine.step(room)
@@ -70,9 +70,9 @@ def test_clips_go_out_one_payload_each_in_the_order_asked_for() -> None:
 
 def test_a_long_clip_leaves_in_pieces_one_per_step_and_credit() -> None:
     room = Room()
-    samples = np.random.default_rng(4).integers(-32768, 32768, 3 * PIECE_SAMPLES + 5, dtype="<i2")
-    long = room.keep(wav(samples.tobytes(), 16_000)).clip
-    before, after = room.keep(CLIP).clip, room.keep(CLIP).clip
+    samples = np.random.default_rng(4).integers(-32768, 32768, 3 * (PIECE // 4) + 5, dtype="<i2")
+    long = room.keep(wav(samples.tobytes(), 16_000)).id
+    before, after = room.keep(CLIP).id, room.keep(CLIP).id
     room.engine.admit(Work(1, "r", {"clips": [before, long, after]}))
     for step in range(6):
         room.without_credit = {1}
@@ -83,7 +83,7 @@ def test_a_long_clip_leaves_in_pieces_one_per_step_and_credit() -> None:
     assert list(room.finished) == [1]
     assert [payload.meta["index"] for _, payload in room.emitted] == [0, 1, 1, 1, 1, 2]
     assert max(payload.nbytes for _, payload in room.emitted) == PIECE
-    bridge = JoinClips()
+    bridge = JoinMedia()
     whole = [clip for place, (_, payload) in enumerate(room.emitted) for clip in bridge.feed(payload, place == 5)]
     assert [clip.meta["length"] for clip in whole] == [1_600, len(samples), 1_600]
     assert np.array_equal(whole[1].tensors["samples"], samples / np.float32(32_768))
@@ -91,7 +91,7 @@ def test_a_long_clip_leaves_in_pieces_one_per_step_and_credit() -> None:
 
 
 def test_a_clip_that_breaks_off_is_no_clip() -> None:
-    bridge = JoinClips()
+    bridge = JoinMedia()
     assert bridge.feed(pcm_payload(np.zeros(3, np.float32), CLIP_RATE, length=4), False) == []
     with pytest.raises(ValueError, match="incomplete"):
         bridge.feed(None, True)
@@ -99,7 +99,7 @@ def test_a_clip_that_breaks_off_is_no_clip() -> None:
 
 def test_without_credit_nothing_runs_and_nothing_is_lost() -> None:
     room = Room()
-    first, second = room.keep(CLIP).clip, room.keep(CLIP).clip
+    first, second = room.keep(CLIP).id, room.keep(CLIP).id
     room.without_credit = {1}
     room.engine.admit(Work(1, "r", {"clips": [first]}))
     assert not room.engine.step(room)
@@ -116,7 +116,7 @@ def test_without_credit_nothing_runs_and_nothing_is_lost() -> None:
 def test_an_aborted_request_frees_its_clips() -> None:
     room = Room()
     room.without_credit = {1}
-    room.engine.admit(Work(1, "r", {"clips": [room.keep(CLIP).clip]}))
+    room.engine.admit(Work(1, "r", {"clips": [room.keep(CLIP).id]}))
     room.engine.step(room)
     room.engine.abort(1)
     room.engine.abort(1)
@@ -127,7 +127,7 @@ def test_an_aborted_request_frees_its_clips() -> None:
 
 def test_a_clip_can_be_used_once() -> None:
     room = Room()
-    clip = room.keep(CLIP).clip
+    clip = room.keep(CLIP).id
     room.deliver([clip])
     with pytest.raises(OmniError) as caught:
         room.engine.admit(Work(1, "r", {"clips": [clip]}))
@@ -180,14 +180,14 @@ def test_ids_of_an_earlier_life_mean_nothing() -> None:
 def test_a_body_is_used_up_also_by_a_failure() -> None:
     room = Room()
     blob = room.blob(b"not a sound")
-    assert refused(room, q.DecodeAudio(owner="o", blob=blob)) == 400
-    assert refused(room, q.DecodeAudio(owner="o", blob=blob)) == 503
+    assert refused(room, q.Decode(owner="o", blob=blob)) == 400
+    assert refused(room, q.Decode(owner="o", blob=blob)) == 503
     room.assert_empty()
 
 
 def test_a_small_body_comes_in_the_question_itself() -> None:
     room = Room()
-    info = q.parse(room.ask(q.DecodeAudio(owner="o", data=CLIP)), q.ClipInfo)
+    info = q.parse(room.ask(q.Decode(owner="o", data=CLIP)), q.MediumInfo)
     assert info.seconds == pytest.approx(0.1)
 
 
@@ -201,9 +201,9 @@ def test_every_table_is_bounded() -> None:
         room.ask(question)
         room.ask(question)
         assert refused(room, question) == 429
-    room.ask(q.DecodeAudio(owner="o", data=CLIP))
-    room.ask(q.DecodeAudio(owner="o", data=CLIP))
-    assert refused(room, q.DecodeAudio(owner="o", data=CLIP)) == 429
+    room.ask(q.Decode(owner="o", data=CLIP))
+    room.ask(q.Decode(owner="o", data=CLIP))
+    assert refused(room, q.Decode(owner="o", data=CLIP)) == 429
     room.ask(q.Discard(owners=("o",)))
     room.assert_empty()
 
@@ -222,7 +222,7 @@ def test_one_body_is_bounded_and_gone_when_it_is_too_large() -> None:
 def test_a_piece_is_bounded() -> None:
     room = Room()
     assert refused(room, q.BlobAppend(blob=room.ask(q.BlobOpen(owner="o")), data=bytes(PIECE + 1))) == 400
-    assert refused(room, q.DecodeAudio(owner="o", data=bytes(PIECE + 1))) == 400
+    assert refused(room, q.Decode(owner="o", data=bytes(PIECE + 1))) == 400
     stream = room.ask(q.EncodeOpen(owner="o", format="flac", sample_rate=24_000))
     assert refused(room, q.EncodeFeed(stream=stream, data=bytes(PIECE + 1))) == 400
     room.ask(q.Discard(owners=("o",)))
@@ -234,10 +234,10 @@ def test_all_bytes_together_are_bounded() -> None:
     blob = room.ask(q.BlobOpen(owner="o"))
     room.ask(q.BlobAppend(blob=blob, data=bytes(PIECE)))
     room.ask(q.BlobAppend(blob=blob, data=bytes(PIECE)))
-    assert refused(room, q.DecodeAudio(owner="p", data=CLIP)) == 429
+    assert refused(room, q.Decode(owner="p", data=CLIP)) == 429
     assert refused(room, q.BlobAppend(blob=blob, data=b"x")) == 429
     room.assert_empty()
-    room.ask(q.DecodeAudio(owner="o", data=CLIP))
+    room.ask(q.Decode(owner="o", data=CLIP))
 
 
 def test_a_clip_that_outgrows_the_bytes_is_refused_while_it_grows() -> None:
@@ -247,7 +247,7 @@ def test_a_clip_that_outgrows_the_bytes_is_refused_while_it_grows() -> None:
     silence = b"".join(room.ask(q.EncodeFeed(stream=stream, data=bytes(960_000)))["data"] for _ in range(2))
     silence += room.ask(q.EncodeFinish(stream=stream))["data"]
     assert len(silence) < 20_000
-    assert refused(room, q.DecodeAudio(owner="o", data=silence)) == 429
+    assert refused(room, q.Decode(owner="o", data=silence)) == 429
     room.assert_empty()
 
 
@@ -256,12 +256,12 @@ def test_a_clip_that_outgrows_the_bytes_is_refused_while_it_grows() -> None:
 
 def test_a_discard_frees_everything_of_its_owners_and_nothing_else() -> None:
     room = Room()
-    kept = room.keep(CLIP, "kept").clip
+    kept = room.keep(CLIP, "kept").id
     for owner in ("a", "b"):
         room.blob(CLIP, owner)
         room.keep(CLIP, owner)
         room.ask(q.EncodeOpen(owner=owner, format="mp3", sample_rate=24_000))
-    job = room.put(q.DecodeAudio(owner="a", blob=room.blob(wav(tone(30.0)), "a")))
+    job = room.put(q.Decode(owner="a", blob=room.blob(wav(tone(30.0)), "a")))
     room.engine.step(room)
     room.ask(q.Discard(owners=("a", "b", "nobody"), clips=(12345,)))
     with pytest.raises(OmniError):
@@ -282,7 +282,7 @@ def test_what_nobody_touches_expires_and_what_is_used_does_not() -> None:
     now = 0.0
     room = Room(lambda: now, idle_s=10.0)
     blob, idle = room.ask(q.BlobOpen(owner="o")), room.ask(q.BlobOpen(owner="o"))
-    clip = room.keep(CLIP).clip
+    clip = room.keep(CLIP).id
     stream = room.ask(q.EncodeOpen(owner="o", format="mp3", sample_rate=24_000))
     for _ in range(5):
         now += 6.0
@@ -301,7 +301,7 @@ def test_a_request_under_way_does_not_expire() -> None:
     now = 0.0
     room = Room(lambda: now, idle_s=10.0)
     room.without_credit = {1}
-    room.engine.admit(Work(1, "r", {"clips": [room.keep(CLIP).clip]}))
+    room.engine.admit(Work(1, "r", {"clips": [room.keep(CLIP).id]}))
     now = 1_000.0
     room.engine.step(room)
     room.without_credit.clear()
@@ -315,7 +315,7 @@ def test_one_poisonous_job_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("a bug")
 
-    long = room.put(q.DecodeAudio(owner="o", blob=room.blob(wav(tone(5.0)))))
+    long = room.put(q.Decode(owner="o", blob=room.blob(wav(tone(5.0)))))
     room.engine.step(room)
     with monkeypatch.context() as patch:
         patch.setattr("omni_actors.media.engine.ChatBody", broken)
@@ -332,8 +332,8 @@ def test_thousand_operations_leave_nothing() -> None:
     room = Room()
     bad = b"RIFF" + bytes(100)
     for number in range(250):
-        room.deliver([room.keep(CLIP).clip])
-        refused(room, q.DecodeAudio(owner="o", data=bad))
+        room.deliver([room.keep(CLIP).id])
+        refused(room, q.Decode(owner="o", data=bad))
         stream = room.ask(q.EncodeOpen(owner="o", format="opus", sample_rate=24_000))
         room.ask(q.EncodeFeed(stream=stream, data=PCM))
         if number % 2:
@@ -363,7 +363,7 @@ def test_an_encode_never_waits_for_a_long_decode() -> None:
     """While minutes are decoded, twenty chunks of speech are encoded: 5 blocks of 20 ms and an end, turn and turn about
     with the decoder, however short a step is."""
     room = Room(slice_s=0.001)
-    long = room.put(q.DecodeAudio(owner="o", blob=room.blob(wav(tone(200.0, 48_000), 48_000))))
+    long = room.put(q.Decode(owner="o", blob=room.blob(wav(tone(200.0, 48_000), 48_000))))
     stream = room.ask(q.EncodeOpen(owner="p", format="opus", sample_rate=24_000))
     watch = Watch(room)
     for _ in range(20):
@@ -389,7 +389,7 @@ def test_a_25_mib_upload_holds_nobody_up() -> None:
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode()}}
     body = json.dumps({"messages": [{"content": [part]}]}).encode()
     room = Room()
-    for question, data in ((q.DecodeAudio, sound), (q.ParseChat, body)):
+    for question, data in ((q.Decode, sound), (q.ParseChat, body)):
         durations: list[float] = []
         watch = Watch(room)
         blob = room.ask(q.BlobOpen(owner="o"))
@@ -410,7 +410,7 @@ def test_a_25_mib_upload_holds_nobody_up() -> None:
 def test_many_jobs_take_turns() -> None:
     """Jobs of equal size that start together end together, whatever their number."""
     room = Room()
-    jobs = deque(room.put(q.DecodeAudio(owner="o", blob=room.blob(wav(tone(20.0))))) for _ in range(8))
+    jobs = deque(room.put(q.Decode(owner="o", blob=room.blob(wav(tone(20.0))))) for _ in range(8))
     steps = 0
     ended: dict[int, int] = {}
     while len(ended) < 8:

@@ -12,14 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 from tests.pipelines import builders
-from tests.pipelines.builders import ASSISTANT, plan_of
+from tests.pipelines.builders import ASSISTANT, may, plan_of, stage
 
 from omni_actors.models.weights import demo_folder
-from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.declaration import Edge, Pipeline, Task
 from omni_actors.pipelines.explain import facts
 from omni_actors.pipelines.factory import missing_weights, resolve
 from omni_actors.pipelines.plan import DeploymentLimits, PlanError
 from omni_actors.pipelines.registry import Registry
+from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import Device
 
@@ -104,6 +105,35 @@ def test_threads_are_shared_by_weight() -> None:
     assert {s.name: s.threads for s in plan.stages} == {"asr": 1, "llm": 4, "acoustic": 1, "vocoder": 1, "media": 1}
     assert plan.stage("llm").environment_of(0)["OMP_NUM_THREADS"] == "4"
     assert "8 cores" in str(plan.provenance["stages.llm.threads"])
+
+
+def test_modalities_that_enter_at_one_port_share_an_edge() -> None:
+    plan = plan_of(
+        Pipeline(
+            name="omni",
+            stages=(
+                stage("encoder", may("media", "media")),
+                stage("thinker", may("features", "features"), emits="text"),
+                stage("talker", may("reference", "pcm"), emits="audio"),
+            ),
+            edges=(Edge("encoder", "thinker.features", "features"),),
+            tasks=(
+                Task(
+                    "chat",
+                    {"text": "thinker", **dict.fromkeys(("audio", "image", "video"), "encoder.media")},
+                    {"text": "thinker"},
+                ),
+                Task("speech", {"text": "talker", "audio": "talker.reference"}, {"audio": "talker"}),
+            ),
+        )
+    )
+    media = [(edge.target, edge.port, edge.kind) for edge in plan.edges if edge.source == "media"]
+    assert media == [("encoder", "media", "media"), ("talker", "reference", "pcm")]
+    for inputs in (("text", "image"), ("text", "video", "audio"), ("text", "audio", "image", "video")):
+        found = subgraph(plan, "chat", inputs, ("text",))
+        assert [part.stage.name for part in found.parts] == ["media", "encoder", "thinker"]
+        assert len(found.edges) == 2
+    assert [part.stage.name for part in subgraph(plan, "chat", ("text",), ("text",)).parts] == ["thinker"]
 
 
 def test_the_media_stage_and_its_edges_are_added() -> None:

@@ -136,7 +136,7 @@ def decode(
     if not source.size:
         raise unreadable("it is empty", param)
     raw = _raw_pcm(source, content_type, filename, limits, param)
-    yield from _decode_raw(source, samples, *raw, param) if raw else _decode_file(source, samples, limits, param)
+    yield from _decode_raw(source, samples, *raw, param) if raw else decode_track(source, samples, limits, param)
     if not samples.nbytes:
         raise unreadable("it holds no samples", param)
 
@@ -175,7 +175,8 @@ def _decode_raw(source: Source, samples: Samples, dtype: str, rate: int, channel
     resampler.finish()
 
 
-def _decode_file(source: Source, samples: Samples, limits: Limits, param: str | None) -> Slices:
+def decode_track(source: Source, samples: Samples, limits: Limits, param: str | None) -> Slices:
+    """The first audio stream of a file that lies at its beginning."""
     try:
         container = av.open(source, "r", options=_options(), metadata_errors="ignore", buffer_size=1 << 16)
     except (av.FFmpegError, ValueError, OSError):
@@ -193,7 +194,7 @@ def _decode_file(source: Source, samples: Samples, limits: Limits, param: str | 
             raise too_long(samples.max_seconds, param)
         yield
         resampler: Resampler | None = None
-        for frame in _frames(container, stream):
+        for frame in frames_of(container, stream):
             if frame is None:
                 yield
                 continue
@@ -210,8 +211,8 @@ def _decode_file(source: Source, samples: Samples, limits: Limits, param: str | 
         resampler.finish()
 
 
-def _frames(container: Any, stream: Any) -> Iterator[Any]:
-    """The decodable frames, with a ``None`` after each packet."""
+def packets_of(container: Any, stream: Any) -> Iterator[Any]:
+    """A stream's packets up to its end, also of a file that was cut short, with ``None`` where others interrupt."""
     packets = container.demux(stream)
     while True:
         try:
@@ -222,9 +223,15 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
             yield None
             continue
         except (StopIteration, av.FFmpegError, ValueError, OSError):
-            return  # The end, also of a file that was cut short.
+            return
+        yield packet
+
+
+def frames_of(container: Any, stream: Any) -> Iterator[Any]:
+    """The decodable frames, with a ``None`` after each packet."""
+    for packet in packets_of(container, stream):
         try:
-            yield from packet.decode()
+            yield from packet.decode() if packet is not None else ()
         except (av.FFmpegError, ValueError):
             pass  # A damaged packet.
         yield None

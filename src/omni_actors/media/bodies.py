@@ -1,8 +1,8 @@
 """Big JSON bodies: a chat request of tens of megabytes is one huge base64 string with a little JSON around it.
 
 A JSON parser would copy and check that string in one call of 50 ms and more. So the long strings are cut out first (a
-search for a quote is fast), the rest is parsed in no time, and the audio among the strings is decoded piece by piece. A
-long string that is not audio is put back as it was.
+search for a quote is fast), the rest is parsed in no time, and the media among the strings are decoded piece by piece.
+A long string that is no medium is put back as it was.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from omni_actors.media.limits import Limits
+from omni_actors.media.questions import How
 from omni_actors.protocol.errors import OmniError, invalid_request, too_large
 
 LONG = 64 << 10
@@ -28,22 +29,36 @@ _ESCAPES = ((b"\\/", b"/"), (b"\\u002B", b"+"), (b"\\u002b", b"+"), (b"\\u002F",
 _BREAKS = ((b"\\r", b""), (b"\\n", b""))
 
 
+_URLS = {"audio_url": "audio", "image_url": "image", "video_url": "video"}
+"""Content parts that name a medium by URL → its modality. (vLLM's extensions of OpenAI's ``image_url``.)"""
+_LOW_DETAIL = 512
+"""OpenAI's ``"detail": "low"``: the image is looked at in a square of so many pixels a side."""
+_MAX_URL = 8 << 10
+_NOTHING = memoryview(b"")
+
+
 @dataclass(frozen=True, slots=True)
-class AudioPart:
-    """Audio in a chat body: ``text`` is its base64, ``param`` the path of the field, ``hint`` its declared type."""
+class MediaPart:
+    """A medium in a chat body. ``param`` is the path of the field that brings it: its base64 (``text``) with its
+    declared type (``hint``), or its ``url``."""
 
     part: dict[str, Any]
-    text: memoryview
+    modality: str
     param: str
-    hint: str | None
+    how: How
+    text: memoryview = _NOTHING
+    hint: str | None = None
+    url: str | None = None
 
 
 class ChatBody:
-    """A parsed chat body. ``parts`` are its audio parts in order; :meth:`render` is the JSON without them."""
+    """A parsed chat body. ``parts`` are its media in order; :meth:`render` is the JSON without them."""
 
-    def __init__(self, body: bytes | bytearray, limits: Limits) -> None:
-        """Raises :class:`OmniError`: 400 for what is not a JSON object, 413 for too much of it."""
+    def __init__(self, body: bytes | bytearray, limits: Limits, modalities: tuple[str, ...] | None = None) -> None:
+        """Raises :class:`OmniError`: 400 for what is not a JSON object and for media of a modality that is not among
+        ``modalities``, 413 for too much of it."""
         self._limits = limits
+        self._modalities = modalities
         self._nonce = secrets.token_hex(16)
         skeleton, self._long = _cut(body, self._nonce)
         if len(skeleton) > limits.max_json_bytes:
@@ -54,15 +69,16 @@ class ChatBody:
             raise invalid_request("The body is not valid JSON.", code="invalid_json") from None
         if not isinstance(self._tree, dict):
             raise invalid_request("The body must be a JSON object.", code="invalid_json")
+        self._video = _video_kwargs(self._tree)
         self.parts = list(self._find())
         if len(self.parts) > limits.max_clips_per_body:
-            raise invalid_request(f"The request has more than {limits.max_clips_per_body} audio parts.", "messages")
+            raise invalid_request(f"The request has more than {limits.max_clips_per_body} media parts.", "messages")
 
     def render(self) -> bytes:
         """The body as small JSON; call it once, when the parts' texts are no longer needed."""
         for index, part in enumerate(self.parts):
             part.part.clear()
-            part.part.update(type="audio", index=index)
+            part.part.update(type=part.modality, index=index)
         text: bytes = msgspec.json.encode(self._tree)
         mark = re.compile(rb'"%s:(\d+)"' % self._nonce.encode())
         size = len(text) + sum(len(self._long[int(number)]) for number in mark.findall(text))
@@ -70,54 +86,91 @@ class ChatBody:
             raise self._too_large()
         return mark.sub(lambda found: b'"' + self._long[int(found[1])] + b'"', text)
 
-    def _find(self) -> Iterator[AudioPart]:
-        """Chat's parts, and the one of a transcription's JSON body."""
+    def _find(self) -> Iterator[MediaPart]:
+        """Chat's parts, and the one of a transcription's or a speech's JSON body."""
         if isinstance(alone := self._tree.get("input_audio"), dict):
-            yield self._audio(alone, alone, "data", "input_audio")
+            yield self._input_audio(alone, alone, "input_audio")
+        if (reference := self._tree.get("ref_audio")) is not None:
+            yield self._reference(reference)
         messages = self._tree.get("messages")
         for i, message in enumerate(messages if isinstance(messages, list) else ()):
             content = message.get("content") if isinstance(message, dict) else None
             for j, part in enumerate(content if isinstance(content, list) else ()):
                 kind = part.get("type") if isinstance(part, dict) else None
                 path = f"messages[{i}].content[{j}]"
-                if kind in ("input_audio", "audio_url"):
+                if kind == "input_audio":
+                    self._takes("audio", path)
                     _only(part, ("type", kind), path)
-                    yield self._audio(
-                        part, part.get(kind), "data" if kind == "input_audio" else "url", f"{path}.{kind}"
-                    )
-                elif kind == "audio":
-                    # The form that this server uses inside: from outside it would point at another part's sound.
-                    raise invalid_request("Unknown content part type 'audio'.", f"{path}.type")
+                    yield self._input_audio(part, part.get(kind), f"{path}.{kind}")
+                elif isinstance(kind, str) and kind in _URLS:
+                    self._takes(_URLS[kind], path)
+                    _only(part, ("type", kind), path)
+                    yield self._by_url(part, part.get(kind), _URLS[kind], f"{path}.{kind}")
+                elif kind in _URLS.values():
+                    # The form that this server uses inside: from outside it would point at another part's medium.
+                    raise invalid_request(f"Unknown content part type '{kind}'.", f"{path}.type")
 
-    def _audio(self, part: dict[str, Any], inner: Any, field: str, path: str) -> AudioPart:
-        param = f"{path}.{field}"
-        value = inner.get(field) if isinstance(inner, dict) else None
-        if not isinstance(value, str):
-            raise invalid_request(f"The audio part needs the string '{field}'.", param)
-        _only(inner, (field, "format"), path)
+    def _takes(self, modality: str, path: str) -> None:
+        if self._modalities is not None and modality not in self._modalities:
+            raise invalid_request(f"This model takes no {modality}.", f"{path}.type", "unsupported_modality")
+
+    def _input_audio(self, part: dict[str, Any], inner: Any, path: str) -> MediaPart:
+        param = f"{path}.data"
+        text, hint = self._base64(_string(inner, "data", param), param)
+        _only(inner, ("data", "format"), path)
         format = inner.get("format")
         if format is not None and not isinstance(format, str):
             raise invalid_request("The audio format must be a string.", f"{path}.format")
-        return AudioPart(part, *self._base64(value, param, field == "url"), _hint(format))
+        return MediaPart(part, "audio", param, How(), text, f"audio/{format}" if format else hint)
 
-    def _base64(self, value: str, param: str, url: bool) -> tuple[memoryview, str]:
+    def _reference(self, value: Any) -> MediaPart:
+        """A speech body's clip: base64 or a URL in one text."""
+        param = "ref_audio"
+        if not isinstance(value, str):
+            raise invalid_request("'ref_audio' is a text: base64, or a URL of data, https or http.", param)
+        holder: dict[str, Any] = {}
+        self._tree[param] = holder
+        if value[:5].lower() in ("http:", "https"):
+            return self._by_url(holder, {"url": value}, "audio", param)
+        return MediaPart(holder, "audio", param, How(), *self._base64(value, param))
+
+    def _by_url(self, part: dict[str, Any], inner: Any, modality: str, path: str) -> MediaPart:
+        param = f"{path}.url"
+        value = _string(inner, "url", param)
+        how = self._video if modality == "video" else How()
+        _only(inner, ("url", "detail") if modality == "image" else ("url",), path)
+        if (detail := inner.get("detail")) is not None:
+            if detail not in ("auto", "low", "high"):
+                raise invalid_request("The detail is 'auto', 'low' or 'high'.", f"{path}.detail", "invalid_value")
+            how = How(within=_LOW_DETAIL if detail == "low" else None)
+        if value[:5].lower() == "data:" or self._number(value) is not None:
+            text, hint = self._base64(value, param, url=True)
+            return MediaPart(part, modality, param, how, text, hint)
+        scheme = value.partition(":")[0].lower()
+        if scheme not in ("http", "https") or len(value) > _MAX_URL:
+            raise invalid_request("A URL here begins with 'data:', 'https:' or 'http:'.", param, "invalid_url")
+        return MediaPart(part, modality, param, how, url=value)
+
+    def _base64(self, value: str, param: str, url: bool = False) -> tuple[memoryview, str | None]:
+        """The base64 in a field, and the type that a data URL (RFC 2397) declares."""
         number = self._number(value)
         text = self._long[number] if number is not None else memoryview(value.encode())
         start = bytes(text[:1024])
         if start[:5].lower() == b"data:":
             head, comma, _ = start.partition(b",")
             if not comma or not head.lower().endswith(b";base64"):
-                raise invalid_request("A data URL must be 'data:<type>;base64,<data>'.", param)
-            text = text[len(head) + 1 :]
-        elif url:
-            raise invalid_request("Only data URLs are accepted here; this server fetches nothing.", param)
-        return text, param
+                raise invalid_request("A data URL must be 'data:<type>;base64,<data>'.", param, "invalid_url")
+            declared = head[5 : -len(b";base64")].replace(b"\\/", b"/").decode(errors="replace")
+            return text[len(head) + 1 :], declared or None
+        if url:
+            raise invalid_request("A URL here begins with 'data:', 'https:' or 'http:'.", param, "invalid_url")
+        return text, None
 
     def _number(self, value: str) -> int | None:
         return int(value[len(self._nonce) + 1 :]) if value.startswith(self._nonce) else None
 
     def _too_large(self) -> OmniError:
-        return too_large(f"The body without its audio is larger than {self._limits.max_json_bytes >> 20} MiB.")
+        return too_large(f"The body without its media is larger than {self._limits.max_json_bytes >> 20} MiB.")
 
 
 def _only(given: dict[str, Any], known: tuple[str, ...], path: str) -> None:
@@ -128,8 +181,23 @@ def _only(given: dict[str, Any], known: tuple[str, ...], path: str) -> None:
             raise invalid_request(f"Unknown field '{param}'.", param, "unknown_parameter")
 
 
-def _hint(format: str | None) -> str | None:
-    return f"audio/{format}" if format else None
+def _string(inner: Any, field: str, param: str) -> str:
+    value = inner.get(field) if isinstance(inner, dict) else None
+    if not isinstance(value, str):
+        raise invalid_request(f"The part needs the string '{field}'.", param)
+    return value
+
+
+def _video_kwargs(tree: dict[str, Any]) -> How:
+    """How the body wants its videos decoded. What is of no right type is left to those who check the rest."""
+    given = tree.get("mm_processor_kwargs")
+    kwargs = given if isinstance(given, dict) else {}
+    fps, most = kwargs.get("fps"), kwargs.get("max_frames")
+    return How(
+        fps=fps if isinstance(fps, int | float) and fps > 0 else None,
+        max_frames=most if isinstance(most, int) and most > 0 else None,
+        sound=True in (kwargs.get("use_audio_in_video"), tree.get("use_audio_in_video")),
+    )
 
 
 def long_strings(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
@@ -192,6 +260,6 @@ def decode_base64(text: memoryview, into: Callable[[bytes], Any], param: str) ->
         try:
             into(binascii.a2b_base64(held[:ready], strict_mode=True))
         except binascii.Error:
-            raise invalid_request("The audio is not valid base64.", param, "invalid_base64") from None
+            raise invalid_request("This is not valid base64.", param, "invalid_base64") from None
         held = held[ready:]
         yield

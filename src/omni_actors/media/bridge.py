@@ -1,46 +1,73 @@
-"""The bridge of the edges that leave the media stage: pieces of clips become clips again.
+"""Media travel in pieces: they are cut in the media process, and the bridge of the edges that leave it joins them.
 
 A clip of half an hour is 115 MB. As one payload it would hold the media process for as long as it takes to write it
-into shared memory, and fill the arena; so it travels in pieces, and is put together in the worker that wants it.
+into shared memory, and fill the arena.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
 
 import numpy as np
+import numpy.typing as npt
 
 from omni_actors.connectors.payload import Payload
+from omni_actors.media.limits import PIECE
+
+_PICTURES_PIECE = 4 * PIECE
+"""A common image or a few frames: what comes in one piece is copied once less."""
+
+_WHOLE = {"pcm": {"samples": "length"}, "image": {"pixels": "length"}, "video": {"frames": "length"}}
+_SOUND = {"samples": "audio_length"}
 
 
-class JoinClips:
-    """``pcm`` payloads whose metadata tells the ``length`` of their clip (in samples), into one payload per clip.
+def _lengths(payload: Payload) -> dict[str, int]:
+    """Tensor → how long its first axis is in the whole. A video with sound has two."""
+    names = _WHOLE[payload.kind] | (_SOUND if "audio_length" in payload.meta else {})
+    return {name: payload.meta[item] for name, item in names.items()}
 
-    A clip that comes in one piece goes through as it is; the samples of another are this bridge's own copy.
+
+def cut(whole: Payload) -> deque[Payload]:
+    """The pieces of a medium's payload: views along the first axis of each tensor in turn, all with its metadata."""
+    most = PIECE if whole.kind == "pcm" else _PICTURES_PIECE
+    if whole.nbytes <= most:
+        return deque([whole])
+    pieces: deque[Payload] = deque()
+    for name, tensor in whole.tensors.items():
+        rows = max(1, most // max(1, tensor[:1].nbytes))
+        for at in range(0, len(tensor), rows):
+            pieces.append(Payload(whole.kind, whole.meta, {name: tensor[at : at + rows]}))
+    return pieces
+
+
+class JoinMedia:
+    """Pieces (see :func:`cut`) into one payload per clip, image or video.
+
+    One that comes in one piece goes through as it is; the tensors of another are this bridge's own copy.
     """
 
     def __init__(self) -> None:
-        self._samples: np.ndarray[Any, Any] | None = None
-        self._filled = 0
+        self._tensors: dict[str, npt.NDArray[np.generic]] = {}
+        self._filled: dict[str, int] = {}
 
     def feed(self, payload: Payload | None, end: bool) -> list[Payload]:
         whole = [] if payload is None else self._add(payload)
-        if end and self._samples is not None:
-            raise ValueError("the last clip is incomplete")
+        if end and self._filled:
+            raise ValueError("the last medium is incomplete")
         return whole
 
     def _add(self, payload: Payload) -> list[Payload]:
-        piece = payload.tensors["samples"]
-        count = payload.meta["length"]
-        if self._samples is None:
-            if len(piece) == count:
-                return [payload]
-            self._samples = np.empty(count, piece.dtype)
-        self._samples[self._filled : self._filled + len(piece)] = piece
-        self._filled += len(piece)
-        if self._filled < count:
+        lengths = _lengths(payload)
+        if not self._filled and all(len(payload.tensors.get(name, ())) == count for name, count in lengths.items()):
+            return [payload]
+        for name, piece in payload.tensors.items():
+            if name not in self._tensors:
+                self._tensors[name] = np.empty((lengths[name], *piece.shape[1:]), piece.dtype)
+            at = self._filled.get(name, 0)
+            self._tensors[name][at : at + len(piece)] = piece
+            self._filled[name] = at + len(piece)
+        if any(self._filled.get(name) != count for name, count in lengths.items()):
             return []
-        whole = Payload(payload.kind, payload.meta, {"samples": self._samples})
-        self._samples = None
-        self._filled = 0
+        whole = Payload(payload.kind, payload.meta, self._tensors)
+        self._tensors, self._filled = {}, {}
         return [whole]

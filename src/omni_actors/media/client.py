@@ -7,11 +7,12 @@ import logging
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import trio
 
 from omni_actors.media import questions as q
+from omni_actors.media.fetch import Fetcher
 from omni_actors.media.limits import FORMATS, PIECE, Limits, too_long_to_encode, unknown_format
 from omni_actors.media.wav import PcmEncoder
 from omni_actors.protocol.errors import OmniError, deadline_exceeded
@@ -22,6 +23,10 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 Data = bytes | AsyncIterable[bytes]
+
+
+FETCHES_PER_BODY = 4
+"""URLs of one body that are fetched at once."""
 
 
 class AudioEncoder(Protocol):
@@ -51,6 +56,7 @@ class MediaService:
         self._query = query
         self._limits = limits or Limits()
         self._answer_s = answer_s
+        self._fetcher = Fetcher(self._limits)
         self._name = secrets.token_hex(8)
         self._tokens = itertools.count(1)
         self._left_owners: set[str] = set()
@@ -75,37 +81,107 @@ class MediaService:
         self,
         data: Data,
         *,
+        modality: str = "audio",
         content_type: str | None = None,
         filename: str | None = None,
         max_seconds: float | None = None,
+        how: q.How | None = None,
         param: str | None = "file",
     ) -> MediaRef:
-        """Decode an audio file of at most ``max_seconds`` (the media stage's own limit holds too). The clip is the
-        caller's, to use in a request or to :meth:`discard`. ``param`` names the field in what is refused."""
+        """Decode a file: a clip of at most ``max_seconds`` (the media stage's own limits hold too), an image or a
+        video. It is the caller's, to use in a request or to :meth:`discard`. ``param`` names the field in what is
+        refused."""
         async with self._operation() as owner:
             small, blob = await self._send(data, owner, param)
-            info = await self._answer(
-                q.DecodeAudio(
-                    owner=owner,
-                    blob=blob,
-                    data=small,
-                    content_type=content_type,
-                    filename=filename,
-                    max_seconds=max_seconds,
-                    param=param,
-                ),
-                q.ClipInfo,
+            question = q.Decode(
+                owner=owner,
+                modality=modality,
+                blob=blob,
+                data=small,
+                content_type=content_type,
+                filename=filename,
+                max_seconds=max_seconds,
+                how=how or q.How(),
+                param=param,
             )
-        return MediaRef(info.clip, "audio", info.seconds)
+            return _ref(await self._answer(question, q.MediumInfo))
 
-    async def parse_chat(self, data: Data, *, max_seconds: float | None = None) -> tuple[bytes, list[MediaRef]]:
-        """Parse a chat body: its JSON with each audio part replaced by ``{"type": "audio", "index": i}``, and the clips
-        in order. ``max_seconds`` bounds their sum."""
+    async def fetch(
+        self,
+        url: str,
+        *,
+        modality: str = "audio",
+        max_seconds: float | None = None,
+        how: q.How | None = None,
+        param: str | None = "url",
+    ) -> MediaRef:
+        """Decode what a client's http(s) URL leads to, as :meth:`decode` does. Raises 400 for a URL that may not be
+        fetched or gives no such medium (see :mod:`omni_actors.media.fetch`)."""
+        async with self._operation() as owner:
+            link = q.LinkInfo(url, modality, param or "url", how or q.How())
+            return _ref(await self._decode_link(link, await self._download(link, owner), owner, max_seconds))
+
+    async def parse_chat(
+        self, data: Data, *, max_seconds: float | None = None, modalities: tuple[str, ...] | None = None
+    ) -> tuple[bytes, list[MediaRef]]:
+        """Parse a chat body: its JSON with each media part replaced by ``{"type": MODALITY, "index": i}``, and the
+        media in order. Those that it names by URL are fetched, several at once. ``max_seconds`` bounds the sum of their
+        sound; ``modalities`` are those that the model takes (``None``: all)."""
         async with self._operation() as owner:
             small, blob = await self._send(data, owner, None)
-            question = q.ParseChat(owner=owner, blob=blob, data=small, max_seconds=max_seconds)
+            question = q.ParseChat(owner=owner, blob=blob, data=small, max_seconds=max_seconds, modalities=modalities)
             info = await self._answer(question, q.ChatInfo)
-        return info.body, [MediaRef(clip.clip, "audio", clip.seconds) for clip in info.clips]
+            media = await self._follow(info.media, owner, max_seconds)
+        return info.body, [_ref(medium) for medium in media]
+
+    async def _follow(
+        self, given: tuple[q.MediumInfo | q.LinkInfo, ...], owner: str, max_seconds: float | None
+    ) -> list[q.MediumInfo]:
+        """The media with those behind links among them. One link that fails ends the work on all."""
+        bodies: dict[int, _Body] = {}
+        failed: list[OmniError] = []
+
+        async def download(place: int, link: q.LinkInfo) -> None:
+            try:
+                async with slots:
+                    bodies[place] = await self._download(link, owner)
+            except OmniError as error:
+                failed.append(error)
+                nursery.cancel_scope.cancel()
+
+        slots = trio.CapacityLimiter(FETCHES_PER_BODY)
+        async with trio.open_nursery() as nursery:
+            for place, it in enumerate(given):
+                if isinstance(it, q.LinkInfo):
+                    nursery.start_soon(download, place, it)
+        if failed:
+            raise failed[0]
+        left = self._limits.max_seconds if max_seconds is None else max_seconds
+        left -= sum(it.audio_seconds for it in given if isinstance(it, q.MediumInfo))
+        media: list[q.MediumInfo] = []
+        for place, it in enumerate(given):
+            if isinstance(it, q.LinkInfo):
+                it = await self._decode_link(it, bodies.pop(place), owner, left)
+                left -= it.audio_seconds
+            media.append(it)
+        return media
+
+    async def _download(self, link: q.LinkInfo, owner: str) -> _Body:
+        async with self._fetcher.open(link.url, link.modality, link.param) as file:
+            return _Body(*await self._send(file.pieces, owner, link.param), file.content_type)
+
+    async def _decode_link(self, link: q.LinkInfo, body: _Body, owner: str, max_seconds: float | None) -> q.MediumInfo:
+        question = q.Decode(
+            owner=owner,
+            modality=link.modality,
+            blob=body.blob,
+            data=body.data,
+            content_type=body.content_type,
+            max_seconds=max_seconds,
+            how=link.how,
+            param=link.param,
+        )
+        return await self._answer(question, q.MediumInfo)
 
     @asynccontextmanager
     async def encoder(
@@ -138,7 +214,7 @@ class MediaService:
             return await encoder.feed(pcm) + await encoder.finish()
 
     async def discard(self, refs: Iterable[MediaRef]) -> None:
-        """Free clips that no request has taken. Never waits, so it may be called in a cancelled scope; clips that are
+        """Free media that no request has taken. Never waits, so it may be called in a cancelled scope; those that are
         gone already are ignored."""
         self._left_clips.update(ref.id for ref in refs)
         if self._left_clips:
@@ -183,6 +259,18 @@ class MediaService:
                 return await self._query(question.what, question.args())
         except trio.TooSlowError:
             raise deadline_exceeded("The media process did not answer in time.") from None
+
+
+class _Body(NamedTuple):
+    """A body that is over there: in a blob, or ``data`` still here for the question itself."""
+
+    data: bytes
+    blob: int | None
+    content_type: str | None
+
+
+def _ref(info: q.MediumInfo) -> MediaRef:
+    return MediaRef(info.id, info.modality, info.seconds)
 
 
 class _Plain:

@@ -1,4 +1,4 @@
-"""The media process's engine: answers questions in slices, and delivers decoded clips to the models' stages."""
+"""The media process's engine: answers questions in slices, and delivers decoded media to the models' stages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 
-from omni_actors.connectors.payload import Payload, pcm_payload
+from omni_actors.connectors.payload import Payload
 from omni_actors.media import questions as q
-from omni_actors.media.audio import AUDIO_CODECS, Samples, Source, decode
+from omni_actors.media.audio import AUDIO_CODECS
 from omni_actors.media.bodies import ChatBody, decode_base64
+from omni_actors.media.bridge import cut
+from omni_actors.media.decode import Decoding
 from omni_actors.media.encode import check_shape, open_encoder, unavailable, working_formats
-from omni_actors.media.held import Blob, Clip, Clips, Delivery, Job, Stream
+from omni_actors.media.held import Blob, Delivery, Job, Made, Medium, Stream
 from omni_actors.media.limits import CLIP_RATE, PIECE, read_limits, too_long_to_encode
 from omni_actors.media.tables import Sized, Table, lost
 from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed, too_large
@@ -24,8 +26,7 @@ from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 
-PIECE_SAMPLES = PIECE // 4
-"""16 s: most clips leave in one piece."""
+_PLURAL = {"audio": "clips", "image": "images", "video": "videos"}
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,18 @@ class MediaEngine(Engine):
     turns of one slice, round robin, for ``slice_s`` in all: a chunk of speech that waits to be encoded never waits for
     somebody's half hour to be decoded.
 
-    A request (``Submit`` with section ``clips``, ids in order) takes its clips out of the table. Each leaves on the
-    request's edges in ``pcm`` payloads of up to :data:`PIECE_SAMPLES`, one per step, with the clip's ``index``,
-    ``seconds`` and ``length`` (in samples) in their metadata; :class:`omni_actors.media.bridge.JoinClips` makes one
-    payload per clip of them.
+    A request (``Submit`` with section ``clips``, ids in order) takes its media out of the table: clips, images and
+    videos. Each leaves on the request's edges in payloads of kind ``pcm``, ``image`` or ``video``, cut into pieces of a
+    few MiB, one per step; :class:`omni_actors.media.bridge.JoinMedia` makes one payload per medium of them.
+
+    ==========  =======================================  ============================================================
+    kind        tensors                                  metadata, beside ``index`` (among all media of the request)
+    ==========  =======================================  ============================================================
+    ``pcm``     ``samples`` float32 [n]                  ``sample_rate``, ``seconds``, ``length`` (n)
+    ``image``   ``pixels`` uint8 [height, width, 3]      ``length`` (height)
+    ``video``   ``frames`` uint8 [t, height, width, 3],  ``fps`` of the frames as sampled, ``seconds``, ``length`` (t);
+                perhaps ``samples`` float32 [n]          with samples ``sample_rate`` and ``audio_length`` (n)
+    ==========  =======================================  ============================================================
     """
 
     def __init__(self, hello: Hello, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,13 +58,16 @@ class MediaEngine(Engine):
         ids = itertools.count(q.first_id(hello.replica, hello.incarnation))
         idle = self.limits.idle_s
         self._blobs: Table[Blob] = Table("body", self.limits.max_blobs, idle, ids, clock)
-        self._clips: Table[Clip] = Table("clip", self.limits.max_clips, idle, ids, clock)
+        self._clips: Table[Medium] = Table("decoded file", self.limits.max_clips, idle, ids, clock)
         self._streams: Table[Stream] = Table("encoder", self.limits.max_streams, idle, ids, clock)
         self._jobs: deque[Job] = deque()
         self._deliveries: dict[int, Delivery] = {}
         self._formats: tuple[str, ...] = ()
         self._totals = dict.fromkeys(
-            ("clips_decoded", "decode_failures", "decoded_s", "encoded_s", "clips_delivered", "expired"),
+            (
+                *("clips_decoded", "images_decoded", "videos_decoded", "decode_failures", "decoded_s", "encoded_s"),
+                *("clips_delivered", "images_delivered", "videos_delivered", "expired"),
+            ),
             0.0,
         )
 
@@ -64,18 +76,18 @@ class MediaEngine(Engine):
         self._formats = working_formats()
         return {"formats": list(self._formats), "decoders": len(AUDIO_CODECS), "clip_rate": CLIP_RATE}
 
-    # Requests: delivery of clips.
+    # Requests: delivery of media.
 
     def admit(self, work: Work) -> None:
         self._expire()
         try:
             numbers = msgspec.convert(work.params.get("clips"), tuple[int, ...])
         except msgspec.ValidationError:
-            raise invalid_request("section 'clips' must list clip ids", "clips") from None
-        clips: deque[Clip] = deque()
+            raise invalid_request("section 'clips' must list the ids of media", "clips") from None
+        media: deque[Medium] = deque()
         for number in numbers:
-            clips.append(self._clips.pop(number).item)
-        self._deliveries[work.key] = Delivery(clips, sum(clip.seconds for clip in clips))
+            media.append(self._clips.pop(number).item)
+        self._deliveries[work.key] = Delivery(media, sum(medium.audio_seconds for medium in media))
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
         raise invalid_request(f"stage 'media' has no port {port!r}")
@@ -120,24 +132,21 @@ class MediaEngine(Engine):
         for key in [key for key in self._deliveries if out.ready(key)]:
             ran = True
             delivery = self._deliveries[key]
-            if delivery.clips:
+            if delivery.media:
                 self._send(key, delivery, out)
-            if not delivery.clips:
+            if not delivery.media:
                 del self._deliveries[key]
-                out.finish(key, Usage(audio_input_s=delivery.seconds))
+                out.finish(key, Usage(audio_input_s=delivery.audio_seconds))
         return ran
 
     def _send(self, key: int, delivery: Delivery, out: Outbox) -> None:
-        clip = delivery.clips[0]
-        count = len(clip.samples)
-        piece = clip.samples[delivery.at : delivery.at + PIECE_SAMPLES]
-        out.emit(key, pcm_payload(piece, CLIP_RATE, index=delivery.index, seconds=clip.seconds, length=count))
-        delivery.at += len(piece)
-        if delivery.at >= count:
-            delivery.clips.popleft()
+        medium = delivery.media[0]
+        delivery.pieces = delivery.pieces or cut(medium.payload(delivery.index))
+        out.emit(key, delivery.pieces.popleft())
+        if not delivery.pieces:
+            delivery.media.popleft()
             delivery.index += 1
-            delivery.at = 0
-            self._totals["clips_delivered"] += 1
+            self._totals[f"{_PLURAL[medium.modality]}_delivered"] += 1
 
     # Questions.
 
@@ -157,14 +166,15 @@ class MediaEngine(Engine):
             case q.BlobAppend():
                 self._append(question)
                 out.reply(query.id, None)
-            case q.DecodeAudio():
+            case q.Decode():
+                seconds = self._seconds(question.max_seconds)
+                decoding = self._decoding(question.modality, question.how, seconds, question.param)
                 blob = self._take_blob(question.blob, question.data, question.param)
-                samples = Samples(self._seconds(question.max_seconds), question.param)
-                self._start(query.id, question.owner, self._decode_audio(question, blob, samples), blob, samples)
+                self._start(query.id, question.owner, self._decode(question, blob, decoding), blob, decoding)
             case q.ParseChat():
                 blob = self._take_blob(question.blob, question.data, None)
-                clips = Clips()
-                self._start(query.id, question.owner, self._parse_chat(question, blob, clips), blob, clips)
+                made = Made()
+                self._start(query.id, question.owner, self._parse_chat(question, blob, made), blob, made)
             case q.EncodeOpen():
                 out.reply(query.id, self._streams.add(question.owner, self._open_stream(question)))
             case q.EncodeFeed() | q.EncodeFinish():
@@ -214,42 +224,51 @@ class MediaEngine(Engine):
         self._room(len(data))
         return Blob(param, data)
 
-    def _decode_audio(self, question: q.DecodeAudio, blob: Blob, samples: Samples) -> Generator[None, None, Any]:
-        hints = (question.content_type, question.filename, question.param)
-        clip = yield from self._decode(blob, samples, *hints)
-        return q.plain(self._keep(question.owner, clip))
+    def _decode(self, question: q.Decode, blob: Blob, decoding: Decoding) -> Generator[None, None, Any]:
+        medium = yield from self._run(decoding, blob, question.content_type, question.filename)
+        return q.plain(self._keep(question.owner, medium))
 
-    def _parse_chat(self, question: q.ParseChat, blob: Blob, clips: Clips) -> Generator[None, None, Any]:
-        chat = ChatBody((yield from blob.join()), self.limits)
+    def _parse_chat(self, question: q.ParseChat, blob: Blob, made: Made) -> Generator[None, None, Any]:
+        chat = ChatBody((yield from blob.join()), self.limits, question.modalities)
         left = self._seconds(question.max_seconds)
-        for part in chat.parts:
+        links: dict[int, q.LinkInfo] = {}
+        for index, part in enumerate(chat.parts):
             yield
+            if part.url is not None:
+                links[index] = q.LinkInfo(part.url, part.modality, part.param, part.how)
+                continue
             file = Blob(part.param)
-            samples = Samples(left, part.param)
-            clips.growing = (file, samples)
+            decoding = self._decoding(part.modality, part.how, left, part.param)
+            made.growing = (file, decoding)
             yield from decode_base64(part.text, file.write, part.param)
-            clip = yield from self._decode(file, samples, part.hint, None, part.param)
-            clips.growing = ()
-            clips.made.append(clip)
-            left -= clip.seconds
+            medium = yield from self._run(decoding, file, part.hint, None)
+            made.growing = ()
+            made.media.append(medium)
+            left -= medium.audio_seconds
         yield
         body = chat.render()
-        return q.plain(q.ChatInfo(body, tuple(self._keep(question.owner, clip) for clip in clips.made)))
+        kept = [self._keep(question.owner, medium) for medium in made.media]
+        held = iter(kept)
+        infos = tuple(links[index] if index in links else next(held) for index in range(len(chat.parts)))
+        return q.plain(q.ChatInfo(body, infos))
 
-    def _decode(
-        self, blob: Blob, samples: Samples, content_type: str | None, filename: str | None, param: str | None
-    ) -> Generator[None, None, Clip]:
+    def _decoding(self, modality: str, how: q.How, max_seconds: float, param: str | None) -> Decoding:
+        return Decoding(modality, how, self.limits, max_seconds, self._afford, param)
+
+    def _run(
+        self, decoding: Decoding, blob: Blob, content_type: str | None, filename: str | None
+    ) -> Generator[None, None, Medium]:
         try:
-            yield from decode(Source(blob.pieces), samples, self.limits, content_type, filename, param)
+            medium = yield from decoding.run(blob, content_type, filename)
         except OmniError:
             self._totals["decode_failures"] += 1
             raise
-        self._totals["clips_decoded"] += 1
-        self._totals["decoded_s"] += samples.seconds
-        return Clip((yield from samples.join()))
+        self._totals[f"{_PLURAL[medium.modality]}_decoded"] += 1
+        self._totals["decoded_s"] += medium.audio_seconds
+        return medium
 
-    def _keep(self, owner: str, clip: Clip) -> q.ClipInfo:
-        return q.ClipInfo(self._clips.add(owner, clip), clip.seconds)
+    def _keep(self, owner: str, medium: Medium) -> q.MediumInfo:
+        return q.MediumInfo(self._clips.add(owner, medium), medium.modality, medium.seconds, medium.audio_seconds)
 
     def _open_stream(self, question: q.EncodeOpen) -> Stream:
         check_shape(question.format, question.sample_rate, question.channels)
@@ -302,6 +321,9 @@ class MediaEngine(Engine):
     def _room(self, more: int) -> None:
         if more > PIECE:
             raise invalid_request(f"a piece may have at most {PIECE} bytes")
+        self._afford(more)
+
+    def _afford(self, more: int) -> None:
         if self._nbytes + more > self.limits.max_bytes:
             raise self._full()
 

@@ -1,16 +1,22 @@
-"""The things that the media process holds: bodies, clips, encoders, questions and deliveries under way."""
+"""The things that the media process holds: bodies, decoded media, encoders, questions and deliveries under way."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
+from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.media.audio import Float32
 from omni_actors.media.encode import Encoder
 from omni_actors.media.limits import CLIP_RATE
 from omni_actors.media.tables import Sized
+
+UInt8 = npt.NDArray[np.uint8]
 
 
 class Blob:
@@ -43,7 +49,10 @@ class Blob:
 
 @dataclass(slots=True)
 class Clip:
+    """Sound: float32 [n], mono, at the clip rate."""
+
     samples: Float32
+    modality: ClassVar[str] = "audio"
 
     @property
     def nbytes(self) -> int:
@@ -52,6 +61,74 @@ class Clip:
     @property
     def seconds(self) -> float:
         return len(self.samples) / CLIP_RATE
+
+    @property
+    def audio_seconds(self) -> float:
+        return self.seconds
+
+    def payload(self, index: int) -> Payload:
+        return pcm_payload(self.samples, CLIP_RATE, index=index, seconds=self.seconds, length=len(self.samples))
+
+
+@dataclass(slots=True)
+class Picture:
+    """An image: uint8 [height, width, 3], RGB."""
+
+    pixels: UInt8
+    modality: ClassVar[str] = "image"
+    seconds: ClassVar[float] = 0.0
+    audio_seconds: ClassVar[float] = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.pixels.nbytes)
+
+    def payload(self, index: int) -> Payload:
+        return Payload("image", {"index": index, "length": len(self.pixels)}, {"pixels": self.pixels})
+
+
+@dataclass(slots=True)
+class Video:
+    """Frames uint8 [count, height, width, 3] RGB, ``fps`` of them a second; its sound as a clip's if it was asked for
+    and there is any."""
+
+    frames: UInt8
+    fps: float
+    seconds: float
+    samples: Float32 | None = None
+    modality: ClassVar[str] = "video"
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.frames.nbytes) + (0 if self.samples is None else int(self.samples.nbytes))
+
+    @property
+    def audio_seconds(self) -> float:
+        return 0.0 if self.samples is None else len(self.samples) / CLIP_RATE
+
+    def payload(self, index: int) -> Payload:
+        meta = {"index": index, "fps": self.fps, "seconds": self.seconds, "length": len(self.frames)}
+        if self.samples is None:
+            return Payload("video", meta, {"frames": self.frames})
+        meta |= {"sample_rate": CLIP_RATE, "audio_length": len(self.samples)}
+        return Payload("video", meta, {"frames": self.frames, "samples": self.samples})
+
+
+Medium = Clip | Picture | Video
+
+
+class Reserve:
+    """What a decoder holds in large pieces: ``nbytes``, by its own word."""
+
+    def __init__(self, afford: Callable[[int], None]) -> None:
+        """``afford`` raises :class:`OmniError` when there is no room for so many more bytes."""
+        self._afford = afford
+        self.nbytes = 0
+
+    def hold(self, nbytes: int) -> None:
+        """From now on hold so many bytes in all; ask before they are allocated."""
+        self._afford(nbytes - self.nbytes)
+        self.nbytes = nbytes
 
 
 @dataclass(slots=True)
@@ -82,26 +159,26 @@ class Job:
 
 @dataclass(slots=True)
 class Delivery:
-    """A request's clips on their way to the stages that its edges lead to."""
+    """A request's media on their way to the stages that its edges lead to. ``pieces`` are those of the first one that
+    are not sent yet."""
 
-    clips: deque[Clip]
-    seconds: float
+    media: deque[Medium]
+    audio_seconds: float
     index: int = 0
-    at: int = 0
-    """Samples of the first clip that are sent."""
+    pieces: deque[Payload] = field(default_factory=deque)
 
     @property
     def nbytes(self) -> int:
-        return sum(clip.nbytes for clip in self.clips)
+        return sum(medium.nbytes for medium in self.media)
 
 
-class Clips:
+class Made:
     """What a body's parsing has made so far and is making."""
 
     def __init__(self) -> None:
-        self.made: list[Clip] = []
+        self.media: list[Medium] = []
         self.growing: tuple[Sized, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        return sum(clip.nbytes for clip in self.made) + sum(held.nbytes for held in self.growing)
+        return sum(medium.nbytes for medium in self.media) + sum(held.nbytes for held in self.growing)

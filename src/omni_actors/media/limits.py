@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from omni_actors.media.addresses import AllowList
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 PIECE = 1 << 20
@@ -38,8 +39,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_clips_per_body: int = 32
     max_json_bytes: int = 4 << 20
     max_channels: int = 8
+    max_image_pixels: int = 32 << 20
+    max_video_seconds: float = 600.0
+    max_frame_pixels: int = 9_437_184
+    max_sampled_pixels: int = 602_112
+    max_video_pixels: int = 32 << 20
+    video_fps: float = 2.0
+    min_video_frames: int = 4
+    max_video_frames: int = 256
     min_rate: int = 4_000
     max_rate: int = 384_000
+    fetch_urls: bool = True
+    allowed_hosts: tuple[str, ...] = ()
+    max_fetches: int = 32
+    fetch_s: float = 20.0
     idle_s: float = 300.0
     slice_s: float = 0.010
 
@@ -47,8 +60,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def read_limits(options: Mapping[str, Any]) -> Limits:
     """The limits of a media stage with these options. Raises :class:`OmniError` for what is no such option."""
     try:
-        return msgspec.convert(options, Limits)
-    except msgspec.ValidationError as error:
+        limits = msgspec.convert(options, Limits)
+        AllowList(limits.allowed_hosts)
+        return limits
+    except (msgspec.ValidationError, ValueError) as error:
         raise invalid_request(f"Options of stage 'media': {error}") from None
 
 
@@ -58,16 +73,28 @@ def too_long_to_encode(limits: Limits) -> OmniError:
 
 DOC = {
     "max_blobs": "Bodies that are being received at once.",
-    "max_clips": "Decoded clips that wait for their request.",
+    "max_clips": "Decoded clips, images and videos that wait for their request.",
     "max_streams": "Encoders that are open at once.",
     "max_blob_bytes": "Largest body.",
-    "max_bytes": "Bodies, clips and encoded audio that are held at once, together.",
+    "max_bytes": "Bodies, decoded media and encoded audio that are held at once, together.",
     "max_seconds": "Longest clip, longest sum of one body's clips, and longest encoded stream.",
-    "max_clips_per_body": "Audio parts of one chat body.",
-    "max_json_bytes": "A body's JSON without its audio.",
+    "max_clips_per_body": "Audio, image and video parts of one chat body, together.",
+    "max_json_bytes": "A body's JSON without its media.",
     "max_channels": "Channels of an audio file.",
     "min_rate": "Lowest sample rate of an audio file, Hz.",
     "max_rate": "Highest sample rate of an audio file, Hz.",
+    "max_image_pixels": "Pixels of an image; checked before it is decoded.",
+    "max_video_seconds": "Longest video.",
+    "max_frame_pixels": "Pixels of a video's pictures (4096 × 2304); checked before it is decoded.",
+    "max_sampled_pixels": "A sampled frame of more pixels is shrunk to them.",
+    "max_video_pixels": "Pixels of all sampled frames of a video; the frames are shrunk to share them.",
+    "video_fps": "Frames that are sampled of each second of a video.",
+    "min_video_frames": "Frames that are sampled of a short video, if it has so many.",
+    "max_video_frames": "Frames that are sampled of a long video.",
+    "fetch_urls": "Whether media that clients name by http(s) URL are fetched.",
+    "allowed_hosts": "Host names and networks that may be fetched from though their addresses are not public.",
+    "max_fetches": "URLs that are fetched at once; others wait.",
+    "fetch_s": "Longest fetch of one URL, waiting and redirects included.",
     "idle_s": "Seconds after which what nobody has touched is freed.",
     "slice_s": "Seconds that one step works before the loop looks at its socket again.",
 }

@@ -5,13 +5,13 @@ question         answer       meaning
 ===============  ===========  =================================================================================
 blob_open        int          start a body; its id
 blob_append      None         the next piece of it
-decode_audio     ClipInfo     decode a body to a clip; the body is used up, also on failure
-parse_chat       ChatInfo     parse a chat body; its audio parts become clips; the body is used up
+decode           MediumInfo   decode a body to a clip, an image or a video; the body is used up, also on failure
+parse_chat       ChatInfo     parse a chat body; its media are decoded; the body is used up
 encode_open      int          start an encoder; its id
 encode_feed      Encoded      PCM in, what is encoded so far out
 encode_finish    Encoded      the last PCM (may be empty) in, the rest out; the encoder is gone when ``more`` is false
 encode_read      Encoded      the next piece after ``more``
-discard          None         free what these owners still have, and these clips; unknown ones are ignored
+discard          None         free what these owners still have, and these media; unknown ones are ignored
 ===============  ===========  =================================================================================
 
 Whatever is opened has an ``owner``, a token that the client draws for each of its operations: a client that was
@@ -48,26 +48,44 @@ class BlobAppend(Question, frozen=True):
     data: bytes
 
 
-class DecodeAudio(Question, frozen=True):
+class How(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How an image or a video is to be decoded; what is ``None`` is as the limits say.
+
+    ``within``: an image is shrunk to fit a square of so many pixels a side. Of a video ``fps`` frames a second are
+    sampled, at most ``max_frames`` (and never more than the limits allow), and its ``sound`` if there is any.
+    """
+
+    within: int | None = None
+    fps: float | None = None
+    max_frames: int | None = None
+    sound: bool = False
+
+
+class Decode(Question, frozen=True):
     """The body is ``blob``, or ``data`` when it fits one piece. The hints only matter for raw PCM, which nothing in the
     bytes declares."""
 
-    what = "decode_audio"
+    what = "decode"
     owner: str
+    modality: str = "audio"
     blob: int | None = None
     data: bytes = b""
     content_type: str | None = None
     filename: str | None = None
     max_seconds: float | None = None
+    how: How = How()
     param: str | None = None
 
 
 class ParseChat(Question, frozen=True):
+    """``modalities``: those that the model takes (``None``: all); another one is refused before it is decoded."""
+
     what = "parse_chat"
     owner: str
     blob: int | None = None
     data: bytes = b""
     max_seconds: float | None = None
+    modalities: tuple[str, ...] | None = None
 
 
 class EncodeOpen(Question, frozen=True):
@@ -107,7 +125,7 @@ QUESTIONS: dict[str, type[Question]] = {
     for question in (
         BlobOpen,
         BlobAppend,
-        DecodeAudio,
+        Decode,
         ParseChat,
         EncodeOpen,
         EncodeFeed,
@@ -123,16 +141,30 @@ def first_id(replica: int, incarnation: int) -> int:
     return (replica & 0x7FFF) << 48 | (incarnation & 0xFFFF) << 32 | 1
 
 
-class ClipInfo(msgspec.Struct, frozen=True):
-    clip: int
+class MediumInfo(msgspec.Struct, frozen=True, tag="held"):
+    """A decoded medium that waits for its request, under the number ``id``. ``audio_seconds`` counts towards the limit
+    on a body's sum."""
+
+    id: int
+    modality: str
     seconds: float
+    audio_seconds: float
+
+
+class LinkInfo(msgspec.Struct, frozen=True, tag="link"):
+    """A medium that a body names by URL: whoever asked must fetch it, and have it decoded."""
+
+    url: str
+    modality: str
+    param: str
+    how: How
 
 
 class ChatInfo(msgspec.Struct, frozen=True):
-    """``body`` is the request's JSON with each audio part replaced by ``{"type": "audio", "index": i}``."""
+    """``body`` is the request's JSON with each media part replaced by ``{"type": MODALITY, "index": i}``."""
 
     body: bytes
-    clips: tuple[ClipInfo, ...] = ()
+    media: tuple[MediumInfo | LinkInfo, ...] = ()
 
 
 class Encoded(msgspec.Struct, frozen=True):

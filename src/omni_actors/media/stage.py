@@ -1,4 +1,4 @@
-"""The declaration of the implicit stage ``media``: a deployment has it when a task takes or gives audio."""
+"""The declaration of the implicit stage ``media``: a deployment has it when a task takes media or gives audio."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from omni_actors.media.limits import DOC, Limits
 from omni_actors.pipelines.declaration import Stage
 
-_DEFAULTS = msgspec.to_builtins(Limits())
+_DEFAULTS = msgspec.structs.asdict(Limits())
 
 STAGE = Stage(
     name="media",
@@ -17,6 +17,8 @@ STAGE = Stage(
     dtypes=("float32",),
     defaults=_DEFAULTS,
     options_doc=DOC,
-    options_least={name: 1 if isinstance(value, int) else 0.001 for name, value in _DEFAULTS.items()},
+    options_least={
+        name: 1 if type(value) is int else 0.001 for name, value in _DEFAULTS.items() if type(value) in (int, float)
+    },
     doc="Decodes what clients send, encodes what they get, parses large bodies.",
 )

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from omni_actors.pipelines.choose import choose
-from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, PipelineFacts, Stage
+from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage
 from omni_actors.pipelines.disaggregate import inherited, split, split_stages
 from omni_actors.pipelines.hub import missing_shards
 from omni_actors.pipelines.limits import limits_of, with_engine_options
@@ -46,10 +46,10 @@ MEDIA = "omni_actors.media.stage:STAGE"
 """Dotted name of the implicit media stage."""
 
 MEDIA_CAPACITY = 8
-"""Decoded chunks of one request that may be under way to its entry stage."""
+"""Pieces of one request's media that may be under way to its entry stage."""
 
-MEDIA_BRIDGE = "omni_actors.media.bridge:JoinClips"
-"""Dotted name of what makes clips of those chunks."""
+MEDIA_BRIDGE = "omni_actors.media.bridge:JoinMedia"
+"""Dotted name of what makes clips, images and videos of those pieces."""
 
 BASE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Of every worker: models are folders by the time it starts, it tells its progress by frames, and it has one busy
@@ -110,7 +110,7 @@ def resolve(
     chosen = replace(chosen, stages=tuple(map(with_engine_options, chosen.stages)))
     wanted = early.get("platform")
     device_platform = select(platform) if platform or not wanted else _platform(wanted, f"overlay {overlay}")
-    media = resolve_name(MEDIA) if _has_audio(chosen) else None
+    media = resolve_name(MEDIA) if _has_media(chosen) else None
     schema = settings_schema(chosen, device_platform, media)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
     given = {setting.path: setting for setting in listed}
@@ -193,7 +193,7 @@ def _platform(name: str, where: str) -> OmniPlatform:
         raise PlanError(f"{where}: {error}") from error
 
 
-def _has_audio(pipeline: Pipeline) -> bool:
+def _has_media(pipeline: Pipeline) -> bool:
     return any(MEDIA_MODALITIES & (task.entries.keys() | task.outputs.keys()) for task in pipeline.tasks)
 
 
@@ -335,8 +335,8 @@ def _model(at: str, stage: Stage, folder: str | None, settings: Settings) -> str
 
 def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
     media = [
-        Edge(MEDIA_STAGE, place, "pcm", mode=mode, capacity=MEDIA_CAPACITY, bridge=MEDIA_BRIDGE)
-        for place, mode in _audio_ports(pipeline).items()
+        Edge(MEDIA_STAGE, place, port.kind, mode=port.mode, capacity=MEDIA_CAPACITY, bridge=MEDIA_BRIDGE)
+        for place, port in _media_ports(pipeline).items()
     ]
     found = []
     for index, edge in enumerate((*pipeline.edges, *media)):
@@ -358,8 +358,8 @@ def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
     return tuple(found)
 
 
-def _audio_ports(pipeline: Pipeline) -> dict[str, Mode]:
-    """Where decoded audio enters, each place once in order of declaration, and whether it is taken as it comes."""
+def _media_ports(pipeline: Pipeline) -> dict[str, Port]:
+    """Where decoded media enter, each place once in order of declaration: several modalities may share one."""
     places = [task.entries[m] for task in pipeline.tasks for m in sorted(MEDIA_MODALITIES) if m in task.entries]
-    modes = {f"{stage.name}.{port.name}": port.mode for stage in pipeline.stages for port in stage.ports}
-    return {place: modes.get(place, "full") for place in places}
+    ports = {f"{stage.name}.{port.name}": port for stage in pipeline.stages for port in stage.ports}
+    return {place: ports[place] for place in places}

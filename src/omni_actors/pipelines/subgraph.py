@@ -16,8 +16,8 @@ from omni_actors.pipelines.declaration import Task
 from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, Plan, StagePlan
 from omni_actors.protocol.errors import invalid_request
 
-MEDIA_MODALITIES = frozenset({"audio"})
-"""Input modalities that the media stage decodes and delivers over an edge."""
+MEDIA_MODALITIES = frozenset({"audio", "image", "video"})
+"""Input modalities that the media stage decodes and delivers over an edge: one for all that enter at the same port."""
 
 Key = tuple[str, tuple[str, ...], tuple[str, ...]]
 
@@ -86,7 +86,7 @@ def subgraph(
 def restricted(plan: Plan, needed: Subgraph) -> Plan:
     """The plan of a deployment that only ever answers requests of this one shape: the other stages do not start.
 
-    The media stage stays where audio comes in or goes out, to encode it. Threads stay as they were shared.
+    The media stage stays where media come in or go out. Threads stay as they were shared.
     """
     names = {part.stage.name for part in needed.parts}
     if MEDIA_MODALITIES & {*needed.inputs, *needed.outputs}:

@@ -139,18 +139,27 @@ def _task_faults(task: Task, stages: dict[str, Stage]) -> Iterator[str]:
         label = f"task '{task.name}', input '{modality}'"
         if "." in where:
             port = yield from _port(label, where, stages)
-            if port is not None and modality in MEDIA_MODALITIES and port.kind != "pcm":
-                yield f"{label}: decoded audio is of kind 'pcm', '{where}' takes '{port.kind}'"
+            if port is not None and modality in MEDIA_MODALITIES and port.kind not in _media_kinds(modality):
+                kinds = " or ".join(f"'{kind}'" for kind in _media_kinds(modality))
+                yield f"{label}: decoded {modality} is of kind {kinds}, '{where}' takes '{port.kind}'"
         elif where not in stages:
             yield f"{label}: there is no stage '{where}'; {nearest(where, stages)}"
         elif modality in MEDIA_MODALITIES:
             yield f"{label}: it is delivered to a port; name one of '{where}' as '{where}.PORT'"
+    if len(places := {where for modality, where in task.entries.items() if modality in MEDIA_MODALITIES}) > 1:
+        named = ", ".join(f"'{place}'" for place in sorted(places))
+        yield f"task '{task.name}': a request's media are delivered together, to one port; not to {named}"
     for modality, where in task.outputs.items():
         label = f"task '{task.name}', output '{modality}'"
         if where not in stages:
             yield f"{label}: there is no stage '{where}'; {nearest(where, stages)}"
         elif stages[where].emits != modality:
             yield f"{label}: stage '{where}' emits {stages[where].emits or 'nothing'} that a client may see"
+
+
+def _media_kinds(modality: str) -> tuple[str, ...]:
+    """Kinds of a port that takes it: ``media`` takes every modality, ``pcm`` clips alone."""
+    return ("pcm", "media") if modality == "audio" else ("media",)
 
 
 def _port(label: str, where: str, stages: dict[str, Stage]) -> Generator[str, None, Port | None]:

@@ -1,0 +1,61 @@
+"""What a client's file becomes, by modality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+from omni_actors.media.audio import Samples, Source, decode
+from omni_actors.media.held import Blob, Clip, Medium, Picture, Reserve
+from omni_actors.media.images import decode_image
+from omni_actors.media.limits import Limits
+from omni_actors.media.questions import How
+from omni_actors.media.video import Wanted, decode_video
+from omni_actors.protocol.errors import invalid_request
+
+MODALITIES = ("audio", "image", "video")
+
+
+class Decoding:
+    """One file on its way to a medium. ``nbytes`` is what the work holds now, beside the file.
+
+    ``max_seconds`` bounds its sound; ``afford`` raises when there is no room for so many more bytes. Raises
+    :class:`OmniError` (400) for an unknown modality.
+    """
+
+    def __init__(
+        self,
+        modality: str,
+        how: How,
+        limits: Limits,
+        max_seconds: float,
+        afford: Callable[[int], None],
+        param: str | None,
+    ) -> None:
+        if modality not in MODALITIES:
+            raise invalid_request(f"unknown modality {modality[:40]!r}")
+        self._modality = modality
+        self._how = how
+        self._limits = limits
+        self._param = param
+        self._samples = Samples(max_seconds, param)
+        self._reserve = Reserve(afford)
+
+    @property
+    def nbytes(self) -> int:
+        return self._samples.nbytes + self._reserve.nbytes
+
+    def run(self, blob: Blob, content_type: str | None, filename: str | None) -> Generator[None, None, Medium]:
+        """Raises :class:`OmniError` (400) for whatever is wrong with the file."""
+        source, limits = Source(blob.pieces), self._limits
+        if self._modality == "image":
+            return Picture((yield from decode_image(source, self._reserve, limits, self._param, self._how.within)))
+        if self._modality == "video":
+            most = limits.max_video_frames
+            wanted = Wanted(
+                fps=self._how.fps or limits.video_fps,
+                max_frames=most if self._how.max_frames is None else min(most, self._how.max_frames),
+                sound=self._how.sound,
+            )
+            return (yield from decode_video(source, wanted, self._reserve, self._samples, limits, self._param))
+        yield from decode(source, self._samples, limits, content_type, filename, self._param)
+        return Clip((yield from self._samples.join()))

@@ -1,0 +1,310 @@
+"""Fetching what a client names by URL, without becoming the client's hand in our network.
+
+It runs in the serving process, as one task of the request that asks: a trio task waits for a slow server at no cost,
+ends with its client and has a deadline, where a blocking call in the media process would need a thread that nothing can
+cancel. Only pieces of bytes pass through here on their way to the media process, as those of an upload do; nothing
+looks into them.
+
+What is guaranteed, for each hop of a redirection anew:
+
+- the scheme is http or https, and the URL carries no credentials;
+- the name is resolved here, every address that it resolves to is checked (:mod:`omni_actors.media.addresses`), and the
+  connection is made to a checked address: a name that resolves differently the next time (DNS rebinding) gains nothing;
+- no proxy, cookie or environment variable has a say; certificates are verified, for the name in the URL;
+- the answer is a success with a fitting content type and no content coding, its size and all the time are bounded.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import quote, urljoin, urlsplit
+
+import h11
+import trio
+
+from omni_actors.media.addresses import AllowList, carried, is_public, parse
+from omni_actors.media.limits import Limits
+from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.version import __version__
+
+MAX_REDIRECTS = 5
+CONNECT_S = 5.0
+"""For each address of a name in turn."""
+
+_READ = 64 << 10
+_MAX_HEAD = 64 << 10
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PORTS = {"http": 80, "https": 443}
+_TYPES = {
+    "image": ("image/",),
+    "audio": ("audio/", "video/", "application/ogg", "application/mp4"),
+    "video": ("video/", "application/ogg", "application/mp4"),
+}
+_ANY = ("application/octet-stream", "binary/octet-stream")
+"""What servers say who do not know."""
+_URL_CHARACTERS = "!#$%&'()*+,/:;=?@[]~"
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""Gives the addresses of a name. Raises :class:`OSError` or :class:`UnicodeError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    tls: bool
+    host: str
+    port: int
+    authority: str
+    path: str
+
+
+class Download:
+    """A successful answer: its type, and its body piece by piece (read it once, within the fetch)."""
+
+    def __init__(self, fetcher: Fetcher, hop: _Hop, content_type: str | None, param: str) -> None:
+        self._fetcher = fetcher
+        self._hop = hop
+        self._param = param
+        self.content_type = content_type
+        self.size = 0
+
+    @property
+    def pieces(self) -> AsyncIterator[bytes]:
+        return self
+
+    def __aiter__(self) -> Download:
+        return self
+
+    async def __anext__(self) -> bytes:
+        event = await self._hop.next()
+        if not isinstance(event, h11.Data):
+            raise StopAsyncIteration
+        self.size += len(event.data)
+        self._fetcher.totals["url_fetched_bytes"] += len(event.data)
+        self._fetcher.check_size(self.size, self._param)
+        return bytes(event.data)
+
+
+class Fetcher:
+    """Fetches under ``limits``. ``resolver`` and ``tls`` are the system's unless given.
+
+    Raises :class:`ValueError` for an allow-list that makes no sense.
+    """
+
+    def __init__(self, limits: Limits, *, resolver: Resolve | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self._limits = limits
+        self._allowed = AllowList(limits.allowed_hosts)
+        self._resolve = resolver or self._system
+        self._tls = tls
+        self._slots = trio.CapacityLimiter(limits.max_fetches)
+        # A resolver's thread cannot be stopped, only left: slow names must not use up the threads of everybody else.
+        self._threads = trio.CapacityLimiter(limits.max_fetches)
+        self.totals = dict.fromkeys(("url_fetches", "url_refusals", "url_failures", "url_fetched_bytes"), 0)
+
+    @asynccontextmanager
+    async def open(self, url: str, modality: str, param: str) -> AsyncIterator[Download]:
+        """The file behind a URL; leaving the block closes the connection.
+
+        All the time in the block counts towards ``limits.fetch_s``. Raises :class:`OmniError`: 400 with ``param`` for a
+        URL that may not be fetched or gives nothing of that modality.
+        """
+        self.totals["url_fetches"] += 1
+        try:
+            with trio.fail_after(self._limits.fetch_s):
+                async with self._slots:
+                    hop, response = await self._follow(url, param)
+                    async with hop:
+                        yield Download(self, hop, self._content_type(response, modality, param), param)
+        except trio.TooSlowError:
+            self.totals["url_failures"] += 1
+            raise _unusable(f"it took longer than {self._limits.fetch_s:g} s to fetch", param, "url_timeout") from None
+        except OmniError as error:
+            self.totals["url_refusals" if error.info.code == "url_refused" else "url_failures"] += 1
+            raise
+
+    def check_size(self, size: int, param: str) -> None:
+        if size > self._limits.max_blob_bytes:
+            raise _unusable(f"it gives more than {self._limits.max_blob_bytes >> 20} MiB", param, "url_too_large")
+
+    async def _follow(self, url: str, param: str) -> tuple[_Hop, h11.Response]:
+        """The last of up to :data:`MAX_REDIRECTS` redirections, each one checked like the first URL."""
+        if not self._limits.fetch_urls:
+            raise _unusable("this server fetches none; send the data itself", param, "url_refused")
+        for _ in range(MAX_REDIRECTS + 1):
+            target = _target(url, param)
+            hop = await self._connect(target, param)
+            try:
+                response = await hop.ask(target)
+                if response.status_code not in _REDIRECTS:
+                    return hop, response
+                location = _header(response, b"location")
+                if location is None:
+                    raise _unusable("it redirects to nowhere", param, "url_unreachable")
+                url = urljoin(url, location)
+            except BaseException:
+                hop.close()
+                raise
+            hop.close()
+        raise _unusable(f"it redirects more than {MAX_REDIRECTS} times", param, "url_unreachable")
+
+    async def _connect(self, target: _Target, param: str) -> _Hop:
+        for address in await self._addresses(target, param):
+            with trio.move_on_after(CONNECT_S):
+                try:
+                    stream = await _dial(address, target.port)
+                except OSError:
+                    continue
+                if not target.tls:
+                    return _Hop(stream, stream, param)
+                secure = trio.SSLStream(stream, self._context(), server_hostname=target.host, https_compatible=True)
+                try:
+                    await secure.do_handshake()
+                except (trio.BrokenResourceError, ssl.SSLError):
+                    stream.socket.close()
+                    raise _unusable("its server has no valid certificate for it", param, "url_unreachable") from None
+                except BaseException:
+                    stream.socket.close()
+                    raise
+                return _Hop(secure, stream, param)
+        raise _unusable("its server cannot be reached", param, "url_unreachable")
+
+    async def _addresses(self, target: _Target, param: str) -> list[str]:
+        """Where the name leads: all of it is fit to connect to."""
+        try:
+            found = await self._resolve(target.host, target.port)
+        except (OSError, UnicodeError):
+            raise _unusable("its host name does not resolve", param, "url_unreachable") from None
+        if not self._allowed.host(target.host):
+            for address in map(parse, found):
+                trusted = self._allowed.address(address) or self._allowed.address(carried(address))
+                if not trusted and not is_public(address):
+                    raise _unusable("its address is not a public one", param, "url_refused")
+        return found
+
+    async def _system(self, host: str, port: int) -> list[str]:
+        call = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    def _content_type(self, response: h11.Response, modality: str, param: str) -> str | None:
+        if not 200 <= response.status_code < 300 or response.status_code == 206:
+            raise _unusable(f"its server answers with status {response.status_code}", param, "url_unreachable")
+        if (_header(response, b"content-encoding") or "identity") != "identity":
+            raise _unusable("its server compresses it though it was not asked to", param, "url_unreachable")
+        length = _header(response, b"content-length")
+        if length is not None:
+            self.check_size(int(length), param)
+        declared = _header(response, b"content-type")
+        kind = (declared or "").partition(";")[0].strip().lower()
+        if kind and kind not in _ANY and not kind.startswith(_TYPES[modality]):
+            raise _unusable(f"it gives {kind[:60]!r}, not {modality}", param, "url_wrong_type")
+        return declared
+
+
+class _Hop:
+    """One connection, for one question. ``async with`` closes it."""
+
+    def __init__(self, stream: trio.abc.Stream, transport: trio.SocketStream, param: str) -> None:
+        self._stream = stream
+        self._transport = transport
+        self._param = param
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD)
+
+    async def __aenter__(self) -> _Hop:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """At once: nobody is owed a farewell."""
+        self._transport.socket.close()
+
+    async def ask(self, target: _Target) -> h11.Response:
+        request = h11.Request(
+            method="GET",
+            target=target.path,
+            headers=[
+                ("Host", target.authority),
+                ("User-Agent", f"omni-actors/{__version__}"),
+                ("Accept", "*/*"),
+                ("Accept-Encoding", "identity"),
+                ("Connection", "close"),
+            ],
+        )
+        data = (self._http.send(request) or b"") + (self._http.send(h11.EndOfMessage()) or b"")
+        try:
+            await self._stream.send_all(data)
+        except trio.BrokenResourceError:
+            raise self._broken() from None
+        while not isinstance(event := await self.next(), h11.Response):
+            pass  # "103 Early Hints"
+        return event
+
+    async def next(self) -> h11.Event | type[h11.PAUSED]:
+        """The next event of the answer."""
+        while True:
+            try:
+                event = self._http.next_event()
+                if event is not h11.NEED_DATA:
+                    return event  # type: ignore[return-value]
+                self._http.receive_data(bytes(await self._stream.receive_some(_READ)))
+            except (h11.RemoteProtocolError, trio.BrokenResourceError):
+                raise self._broken() from None
+
+    def _broken(self) -> OmniError:
+        return _unusable("its server breaks off or does not speak HTTP", self._param, "url_unreachable")
+
+
+async def _dial(address: str, port: int) -> trio.SocketStream:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        await sock.connect((address, port))
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(sock)
+
+
+def _target(url: str, param: str) -> _Target:
+    if any(character <= " " or character in "\\\x7f" for character in url):
+        raise _unusable("it has characters that no URL has", param, "invalid_url")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        host = parts.hostname or ""
+        if not host.isascii():
+            host = host.encode("idna").decode()
+    except (ValueError, UnicodeError):
+        raise _unusable("it is not a valid one", param, "invalid_url") from None
+    if parts.scheme not in _PORTS or not host:
+        raise _unusable("only http and https URLs are fetched", param, "invalid_url")
+    if "@" in parts.netloc:
+        raise _unusable("it carries credentials", param, "invalid_url")
+    shown = f"[{host}]" if ":" in host else host
+    return _Target(
+        tls=parts.scheme == "https",
+        host=host,
+        port=port or _PORTS[parts.scheme],
+        authority=shown if port in (None, _PORTS[parts.scheme]) else f"{shown}:{port}",
+        path=quote(parts.path or "/", _URL_CHARACTERS)
+        + (f"?{quote(parts.query, _URL_CHARACTERS)}" if parts.query else ""),
+    )
+
+
+def _header(response: h11.Response, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in response.headers if key == name), None)
+
+
+def _unusable(reason: str, param: str, code: str) -> OmniError:
+    return invalid_request(f"The URL cannot be used: {reason}.", param, code)

@@ -1,0 +1,220 @@
+"""Decoding: any video file to frames at an even pace, RGB, and its sound.
+
+The frames are those that a player would show at the times 0, d/n, 2d/n, … of a video of d seconds, which is how Qwen's
+processors choose them (``transformers`` ``Qwen2VLVideoProcessor.sample_frames``), by time instead of by number: what a
+browser's recorder writes has no constant rate.
+
+The file is read twice: once without decoding, to know when its frames are shown (many files do not say how many there
+are), once to decode. Every frame up to the last that is wanted must be decoded, since each builds on those before it;
+only the wanted ones are converted.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import av
+import numpy as np
+
+from omni_actors.media.audio import AUDIO_CODECS, Samples, Source, decode_track, frames_of, packets_of
+from omni_actors.media.held import Reserve, UInt8, Video
+from omni_actors.media.limits import Limits
+from omni_actors.protocol.errors import OmniError, invalid_request
+
+CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg"
+"""Those whose header tells their streams: for the others libav would decode pictures of unbounded size to know them."""
+CODECS = (
+    "h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mpeg1video", "mpeg2video", "mjpeg", "theora", "h263",
+    "msmpeg4", "msmpeg4v2",
+)  # fmt: skip
+"""Decoders of what clients send; hundreds of others stay closed."""
+
+_MAX_PACKETS = 1_000_000
+_SCAN = 256
+"""Packets that are looked at in one slice (about a millisecond)."""
+_MARGIN_S = 1e-3
+"""Timestamps are rounded to their file's clock, which often counts milliseconds."""
+_GROUP = 2
+"""Frames are a multiple of this where there are so many: models merge pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a video is sampled: ``fps`` frames a second, but at least ``limits.min_video_frames`` and at most
+    ``max_frames``; ``sound`` asks for its audio track."""
+
+    fps: float
+    max_frames: int
+    sound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """``times``: when each frame is shown, in seconds from the first one, ascending. ``origin``: the first one's own
+    time, ``None`` when the file does not say (then the frames are counted)."""
+
+    times: list[float]
+    seconds: float
+    origin: float | None
+    has_sound: bool
+
+
+def unreadable(reason: str, param: str | None) -> OmniError:
+    return invalid_request(f"The video cannot be used: {reason}.", param, "invalid_video")
+
+
+def decode_video(
+    source: Source, wanted: Wanted, reserve: Reserve, samples: Samples, limits: Limits, param: str | None
+) -> Generator[None, None, Video]:
+    """The sampled frames, and the sound when it is asked for and there is any. ``reserve`` and ``samples`` are what is
+    held meanwhile.
+
+    A frame of more pixels than its share of ``limits`` is shrunk; a video that is too long or whose pictures are too
+    large is refused. Damaged packets are skipped, and a file that ends early is what there is of it. Raises
+    :class:`OmniError` (400).
+    """
+    if not source.size:
+        raise unreadable("it is empty", param)
+    scan = yield from _scan(source, limits, param)
+    shown = choose_frames(scan.times, scan.seconds, wanted.fps, limits.min_video_frames, wanted.max_frames)
+    frames = yield from _decode(source, scan, shown, reserve, limits, param)
+    fps = len(shown) / scan.seconds
+    video = Video(frames, fps, len(frames) / fps)
+    if wanted.sound and scan.has_sound:
+        source.seek(0)
+        yield from decode_track(source, samples, limits, param)
+        video.samples = yield from samples.join()
+    return video
+
+
+def choose_frames(times: list[float], seconds: float, fps: float, least: int, most: int) -> list[int]:
+    """The numbers of the frames that are shown at evenly spaced times from 0 on."""
+    total = len(times)
+    count = math.floor(min(max(seconds * fps, least), most, total))
+    count = max(1, count // _GROUP * _GROUP)
+    return [max(0, bisect_right(times, place * seconds / count + _MARGIN_S) - 1) for place in range(count)]
+
+
+def _open(source: Source, limits: Limits, param: str | None) -> Any:
+    source.seek(0)
+    options = {
+        "format_whitelist": CONTAINERS,
+        "codec_whitelist": ",".join((*CODECS, *AUDIO_CODECS)),
+        "protocol_whitelist": "",
+        "probesize": str(1 << 20),
+        "analyzeduration": "1000000",
+        "max_streams": "32",
+        "max_pixels": str(limits.max_frame_pixels),
+        "threads": "1",
+    }
+    try:
+        container = av.open(source, "r", options=options, metadata_errors="ignore", buffer_size=1 << 16)
+    except (av.FFmpegError, ValueError, OSError):
+        raise unreadable("it is damaged or in a format that this server does not read", param) from None
+    pictures = [stream for stream in container.streams.video if not _is_cover(stream)]
+    if not pictures:
+        container.close()
+        raise unreadable("the file has no moving pictures", param)
+    stream = pictures[0]
+    context = stream.codec_context
+    if context is None or (context.codec is not None and context.codec.name not in CODECS):
+        container.close()
+        raise unreadable("its codec is not one that this server reads", param)
+    if context.width * context.height > limits.max_frame_pixels:
+        container.close()
+        raise unreadable(
+            f"its pictures have {context.width} × {context.height} pixels, of at most {limits.max_frame_pixels:,}",
+            param,
+        )
+    context.options = {"max_pixels": str(limits.max_frame_pixels)}
+    context.thread_count = 1
+    return container, stream
+
+
+def _is_cover(stream: Any) -> bool:
+    """A music file's picture."""
+    return bool(int(stream.disposition) & int(av.stream.Disposition.attached_pic))
+
+
+def _scan(source: Source, limits: Limits, param: str | None) -> Generator[None, None, _Scan]:
+    container, stream = _open(source, limits, param)
+    stamps: list[float] = []
+    total = 0
+    with container:
+        rate = float(stream.average_rate or stream.guessed_rate or 25)
+        has_sound = bool(container.streams.audio)
+        yield
+        for packet in packets_of(container, stream):
+            if packet is None or not packet.size or packet.is_discard:
+                continue
+            total += 1
+            if packet.pts is not None:
+                stamps.append(float(packet.pts * packet.time_base))
+            if total > _MAX_PACKETS:
+                raise unreadable(f"it has more than {_MAX_PACKETS:,} frames", param)
+            if total % _SCAN == 0:
+                yield
+    if not total:
+        raise unreadable("it holds no frames", param)
+    timed = len(stamps) == total
+    stamps.sort()
+    times = [stamp - stamps[0] for stamp in stamps] if timed else [number / rate for number in range(total)]
+    # The last frame is shown for as long as the others are on average.
+    seconds = times[-1] * total / (total - 1) if total > 1 and times[-1] > 0 else total / rate
+    if seconds > limits.max_video_seconds:
+        raise invalid_request(f"The video is longer than {limits.max_video_seconds:g} s.", param, "video_too_long")
+    return _Scan(times, seconds, stamps[0] if timed else None, has_sound)
+
+
+def _decode(
+    source: Source, scan: _Scan, shown: list[int], reserve: Reserve, limits: Limits, param: str | None
+) -> Generator[None, None, UInt8]:
+    container, stream = _open(source, limits, param)
+    frames: UInt8 | None = None
+    filled = 0
+    number = 0
+    with container:
+        size = _fit(stream.codec_context.width, stream.codec_context.height, len(shown), limits)
+        reserve.hold(len(shown) * math.prod(size) * 3)
+        yield
+        for frame in frames_of(container, stream):
+            if frame is None:
+                yield
+                continue
+            stamped = scan.origin is not None and frame.time is not None
+            at = frame.time - scan.origin if stamped else scan.times[min(number, len(scan.times) - 1)]
+            number += 1
+            if at < scan.times[shown[filled]] - _MARGIN_S:
+                continue
+            picture = _picture(frame, size)
+            if frames is None:
+                reserve.hold(len(shown) * picture.nbytes)
+                frames = np.empty((len(shown), *picture.shape), np.uint8)
+            # A frame that did not decode leaves its place to the next one; one may be shown at several times.
+            while filled < len(shown) and at >= scan.times[shown[filled]] - _MARGIN_S:
+                frames[filled] = picture
+                filled += 1
+            if filled == len(shown):
+                break
+    if frames is None:
+        raise unreadable("nothing in it could be decoded", param)
+    return frames[:filled]
+
+
+def _fit(width: int, height: int, count: int, limits: Limits) -> tuple[int, int]:
+    """(width, height) of ``count`` frames of that size, shrunk to their share."""
+    share = max(1, min(limits.max_sampled_pixels, limits.max_video_pixels // count))
+    if width * height <= share:
+        return width, height
+    scale = math.sqrt(share / (width * height))
+    return max(1, int(width * scale)), max(1, int(height * scale))
+
+
+def _picture(frame: Any, size: tuple[int, int]) -> UInt8:
+    """A frame of that size (before it is turned) as RGB [height, width, 3], upright as its file says."""
+    picture: UInt8 = frame.reformat(*size, format="rgb24", interpolation="BICUBIC").to_ndarray()
+    return np.rot90(picture, round(frame.rotation / 90) % 4)
