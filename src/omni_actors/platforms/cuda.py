@@ -89,8 +89,8 @@ class CudaPlatform(OmniPlatform):
 def visible(gpus: list[Gpu], setting: str | None) -> list[tuple[str, Gpu]]:
     """What CUDA would show of ``gpus`` under this ``CUDA_VISIBLE_DEVICES``, each with the entry that stands for it.
 
-    By CUDA's rules: entries are indices or the beginning of a UUID (also of a MIG slice), the first one that is no device
-    ends the list, and a list with one twice shows nothing.
+    By CUDA's rules: entries are indices or the beginning of a UUID (also of a MIG slice), the first one that is no
+    device ends the list, and a list with one twice shows nothing.
     """
     if setting is None:
         return [(str(index), gpu) for index, gpu in enumerate(gpus)]
