@@ -41,7 +41,14 @@ class Package:
     config: Any
     """``Qwen3TTSConfig``."""
     model: Any
-    """``Qwen3TTSForConditionalGeneration``: talker, code predictor, and in a ``base`` model the speaker encoder."""
+    """``Qwen3TTSForConditionalGeneration``: all but the codec."""
+    talker: Any
+    """``Qwen3TTSTalkerForConditionalGeneration``, with its code predictor."""
+    talker_rotary: Any
+    predictor_rotary: Any
+    """``Qwen3TTSTalkerRotaryEmbedding`` and ``Qwen3TTSRotaryEmbedding``."""
+    speaker_encoder: Any
+    """``Qwen3TTSSpeakerEncoder``, which ``base`` models have."""
     codec_config: Any
     """``Qwen3TTSTokenizerV2Config``."""
     codec_decoder: Any
@@ -85,6 +92,10 @@ def package() -> Package:
     return Package(
         configuration.Qwen3TTSConfig,
         modelling.Qwen3TTSForConditionalGeneration,
+        modelling.Qwen3TTSTalkerForConditionalGeneration,
+        modelling.Qwen3TTSTalkerRotaryEmbedding,
+        modelling.Qwen3TTSRotaryEmbedding,
+        modelling.Qwen3TTSSpeakerEncoder,
         codec.Qwen3TTSTokenizerV2Config,
         codec.Qwen3TTSTokenizerV2Decoder,
         modelling.mel_spectrogram,

@@ -1,0 +1,72 @@
+"""The codec stage: frames to sound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.convolutions import reach
+from omni_actors.models.qwen3_tts.codec_model import codec_config, load_decoder
+from omni_actors.worker.engines.codec import CodecAdapter, Stream
+
+
+class Qwen3TTSCodec(CodecAdapter):
+    """The decoder looks back only: a transformer over frames in a sliding window, then convolutions. A window of frames
+    is run through the transformer whole, and through the convolutions with just the few frames that these see."""
+
+    def prepare(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        assert self.hello.model is not None
+        folder = Path(self.hello.model) / "speech_tokenizer"
+        progress("loading the codec", None)
+        config = codec_config(folder)
+        settings = config.decoder_config
+        self._model = load_decoder(folder, self.hello.device)
+        self.sample_rate = int(config.output_sample_rate)
+        self.samples_per_frame = int(config.decode_upsample_rate)
+        self.groups = int(settings.num_quantizers)
+        self.codebook_size = int(settings.codebook_size)
+        self._sound_context = _sound_context(self._model, self.samples_per_frame)
+        frames = (
+            settings.num_hidden_layers * (settings.sliding_window - 1) + reach(self._model.pre_conv, causal=True)[1]
+        )
+        self.sufficient_context = frames + self._sound_context
+        return {}
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        begins = torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
+        return self.decode_after(codes, 0, begins)
+
+    def decode_after(self, codes: torch.Tensor, context: int, begins: torch.Tensor) -> torch.Tensor:
+        model = self._model
+        hidden = model.pre_conv(model.quantizer.decode(codes.transpose(1, 2))).transpose(1, 2)
+        positions = begins.unsqueeze(1) + torch.arange(codes.shape[1], device=codes.device)
+        hidden = model.pre_transformer(inputs_embeds=hidden, position_ids=positions).last_hidden_state
+        skipped = max(0, context - self._sound_context)
+        sound = hidden[:, skipped:].transpose(1, 2)
+        for blocks in model.upsample:
+            for block in blocks:
+                sound = block(sound)
+        for block in model.decoder:
+            sound = block(sound)
+        samples: torch.Tensor = sound[:, 0, (context - skipped) * self.samples_per_frame :].clamp(-1, 1)
+        return samples
+
+    def feed(self, state: Stream, port: str, payload: Payload | None, end: bool) -> Sequence[Stream]:
+        if payload is not None and (known := payload.meta.get("context", 0)):
+            # A clip's frames: what follows goes on from them, they themselves are not played.
+            state.decoded += known
+            state.sent += known * self.samples_per_frame
+        return super().feed(state, port, payload, end)
+
+
+def _sound_context(model: Any, samples_per_frame: int) -> int:
+    """Frames before a frame that have a part in its samples, once the transformer has run."""
+    stack = torch.nn.ModuleList([*model.upsample, *model.decoder])
+    rate, before, _ = reach(stack, causal=True)
+    assert rate == samples_per_frame
+    return math.ceil(before)

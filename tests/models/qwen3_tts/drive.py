@@ -1,0 +1,147 @@
+"""Runs the family's stages inside the test's own process."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tests.models.qwen3_tts.room import folder_of
+
+from omni_actors.connectors.payload import Payload, pcm_payload
+from omni_actors.protocol.errors import ErrorInfo
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.params import Speech
+from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.worker.engine import Engine, Work
+from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+from omni_actors.worker.engines.generation import GenerationEngine
+
+FAMILY = "omni_actors.models.qwen3_tts"
+GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass
+class Out:
+    """An outbox that keeps everything. Samples of the client's audio are float32 in [-1, 1]."""
+
+    payloads: dict[int, list[Payload]] = field(default_factory=lambda: defaultdict(list))
+    audio: dict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    usage: dict[int, Usage] = field(default_factory=dict)
+    errors: dict[int, ErrorInfo] = field(default_factory=dict)
+
+    def ready(self, key: int) -> bool:
+        return True
+
+    def text(self, delta: TextDelta) -> None:
+        raise AssertionError("nothing is written here")
+
+    def media(self, chunk: MediaChunk) -> None:
+        assert chunk.meta["sample_rate"] == 24000
+        self.audio[chunk.key].append(chunk.data)
+
+    def emit(self, key: int, payload: Payload) -> None:
+        tensors = {name: np.array(tensor) for name, tensor in payload.tensors.items()}
+        self.payloads[key].append(Payload(payload.kind, payload.meta, tensors))
+
+    def consumed(self, key: int, port: str) -> None:
+        pass
+
+    def finish(self, key: int, usage: Usage) -> None:
+        self.usage[key] = usage
+
+    def fail(self, key: int, error: ErrorInfo) -> None:
+        self.errors[key] = error
+
+    def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
+        raise AssertionError("nobody asked")
+
+    def codes(self, key: int) -> torch.Tensor:
+        """int64 [frames, groups], without a clip's."""
+        rows = [p.tensors["codes"][p.meta.get("context", 0) :] for p in self.payloads[key]]
+        return torch.from_numpy(np.concatenate(rows))
+
+    def sound(self, key: int) -> np.ndarray[Any, Any]:
+        """float32 samples that went on to the next stage."""
+        return np.concatenate([p.tensors["samples"] for p in self.payloads[key]])
+
+
+def hello(kind: str, stage: str, adapter: str, **options: Any) -> Hello:
+    return Hello(
+        version=PROTOCOL_VERSION,
+        stage=stage,
+        replica=0,
+        incarnation=1,
+        engine="",
+        adapter=adapter,
+        model=str(folder_of(kind)),
+        dtype="float32",
+        threads=1,
+        options=options,
+    )
+
+
+def talker_of(kind: str, **options: Any) -> AutoregressiveEngine:
+    options = {"kv_blocks": 512} | options
+    engine = AutoregressiveEngine(hello(kind, "talker", f"{FAMILY}.talker:Qwen3TTSTalker", **options))
+    engine.load(lambda text, fraction: None)
+    return engine
+
+
+def codec_of(kind: str = "qwen3-tts", **options: Any) -> GenerationEngine:
+    engine = GenerationEngine(hello(kind, "codec", f"{FAMILY}.codec:Qwen3TTSCodec", **options))
+    engine.load(lambda text, fraction: None)
+    return engine
+
+
+def speech(text: str, **fields: Any) -> Speech:
+    """Greedy, without a penalty, unless ``fields`` say otherwise."""
+    return Speech(text=text, **(GREEDY | {"max_tokens": 16} | fields))
+
+
+@dataclass(frozen=True)
+class Ask:
+    speech: Speech
+    clip: np.ndarray[Any, Any] | None = None
+    """At 24 kHz."""
+
+
+def submit(engine: Engine, key: int, ask: Ask, *, visible: bool = False) -> None:
+    ports = frozenset({"reference"} if ask.clip is not None else ())
+    params: Mapping[str, Any] = {"speech": ask.speech}
+    engine.admit(Work(key, f"request-{key}", params, ports, visible=visible, routed=not visible))
+    if ask.clip is not None:
+        assert engine.feed(key, "reference", pcm_payload(ask.clip, 24000, index=0), True)
+
+
+def run(engine: Engine, asks: list[Ask], concurrency: int = 1, *, visible: bool = False) -> Out:
+    """All requests, by their place in the list; at most ``concurrency`` at a time."""
+    out = Out()
+    waiting = list(reversed(list(enumerate(asks))))
+    for _ in range(20_000):
+        while waiting and engine.counters()["requests"] < concurrency:
+            submit(engine, *waiting.pop(), visible=visible)
+        if not engine.runnable:
+            return out
+        assert engine.step(out), "runnable, but nothing ran"
+    raise AssertionError("not done")
+
+
+def decode(engine: GenerationEngine, codes: torch.Tensor, context: int = 0, key: int = 0) -> np.ndarray[Any, Any]:
+    """Frames through the codec stage, one payload a frame, as a talker sends them."""
+    out = Out()
+    engine.admit(Work(key, "request", {}, frozenset({"codes"}), routed=True))
+    if context:
+        engine.feed(key, "codes", Payload("codes", {"context": context}, {"codes": codes[:context].numpy()}), False)
+    for frame in codes[context:]:
+        engine.feed(key, "codes", Payload("codes", {}, {"codes": frame[None].numpy()}), False)
+        while engine.runnable and engine.step(out):
+            pass
+    engine.feed(key, "codes", None, True)
+    while engine.runnable:
+        engine.step(out)
+    assert key in out.usage, out.errors
+    return out.sound(key)
