@@ -27,6 +27,7 @@ BUILTINS = {
     "csm": "omni_actors.models.csm.pipeline:PIPELINE",
     "pocket-tts": "omni_actors.models.pocket_tts.pipeline:PIPELINE",
     "qwen3-omni": "omni_actors.models.qwen3_omni.pipeline:PIPELINE",
+    "qwen3-asr": "omni_actors.models.qwen3_asr.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
 }
 """Known without entry points, so that a checkout works before it is installed."""

@@ -39,8 +39,9 @@ def tokenizer(
 ) -> Qwen2Tokenizer:
     """A Qwen2 tokenizer: `base` bytes and merged tokens, then `specials` in order, each one token.
 
-    `names` are the tokenizer's named tokens (``eos_token``, ``audio_token``, …), each of which is among `specials`. Those of
-    `specials` that are in `plain` stay in decoded text. The same call gives the same ids. Raises ValueError when a role of a chat is not one token.
+    `names` are the tokenizer's named tokens (``eos_token``, ``audio_token``, …), each of which is among `specials`.
+    Those of `specials` that are in `plain` stay in decoded text. The same call gives the same ids. Raises ValueError
+    when a role of a chat is not one token.
     """
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

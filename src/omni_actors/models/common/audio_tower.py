@@ -1,0 +1,104 @@
+"""The encoder stage of a model that hears: clips → features that stand in its decoder's prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import soxr
+import torch
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.text import give_memory_back
+from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.request import Usage
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.generation import GenerationAdapter
+from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.tensors import tensor_payload
+
+RATE = 16_000
+
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """An item: float32 [n] at 16 kHz, the ``index``-th of its request's media."""
+
+    index: int
+    samples: Samples
+
+
+class AudioTower(GenerationAdapter[Work, Clip]):
+    """Port ``audio`` takes clips (kind ``pcm``). For each it emits a payload of kind ``features``: the tensor
+    ``features`` [tokens, hidden], and ``modality``, ``index``, ``tokens``, ``digest`` (of the samples) in its metadata.
+
+    Clips are encoded one by one: the towers of these families are made of windows, and a batch of clips of unlike
+    lengths would have to be padded to the longest. Options: ``max_seconds``.
+    """
+
+    max_seconds_default: ClassVar[float] = 1800.0
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self._max_seconds = float(hello.options.get("max_seconds", self.max_seconds_default))
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        torch.set_num_threads(self.hello.threads)
+        folder = self.hello.model
+        assert folder is not None
+        progress("loading the weights", None)
+        self.build(folder, torch.device(self.hello.device), getattr(torch, self.hello.dtype))
+        give_memory_back()
+        progress("warming up", None)
+        with torch.inference_mode():
+            self.encode(np.zeros(RATE, np.float32))
+        return {"dtype": self.hello.dtype}
+
+    @abstractmethod
+    def build(self, folder: str, device: torch.device, dtype: torch.dtype) -> None:
+        """Load the feature extractor and the tower's weights."""
+
+    @abstractmethod
+    def encode(self, samples: Samples) -> torch.Tensor:
+        """Features [tokens, hidden] of one clip, float32 [n] at 16 kHz. Called in inference mode."""
+
+    def open(self, work: Work) -> tuple[Work, Sequence[Clip]]:
+        return work, ()
+
+    def feed(self, state: Work, port: str, payload: Payload | None, end: bool) -> Sequence[Clip]:
+        if payload is None:
+            return ()
+        samples, rate = payload.tensors["samples"], payload.meta["sample_rate"]
+        if not len(samples):
+            raise invalid_request("The clip is empty.", param="file")
+        if len(samples) > self._max_seconds * rate:
+            message = f"The clip is {len(samples) / rate:.0f} s long; the most is {self._max_seconds:.0f} s."
+            raise invalid_request(message, param="file")
+        if rate != RATE:
+            samples = soxr.resample(samples, rate, RATE)
+        return (Clip(payload.meta["index"], np.ascontiguousarray(samples, np.float32)),)
+
+    def batch_key(self, item: Clip) -> int:
+        return id(item)
+
+    @torch.inference_mode()
+    def run(self, items: Sequence[Clip]) -> Sequence[Result | OmniError]:
+        return [self._result(clip) for clip in items]
+
+    def _result(self, clip: Clip) -> Result:
+        features = self.encode(clip.samples)
+        meta = {
+            "modality": "audio",
+            "index": clip.index,
+            "tokens": len(features),
+            "digest": hashlib.blake2b(clip.samples.tobytes(), digest_size=16).hexdigest(),
+        }
+        payload = tensor_payload("features", meta, {"features": features})
+        return Result([Piece(payload)], Usage(audio_input_s=len(clip.samples) / RATE))

@@ -1,0 +1,211 @@
+"""The decoder stage of a model that hears: text, and the features of clips, to text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import AutoConfig, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.features import FeatureDecoder, Features
+from omni_actors.models.common.layers import Layers, own
+from omni_actors.models.common.load import load_part, read_weights
+from omni_actors.models.common.multimodal import Medium, root_of
+from omni_actors.models.common.rotary import Rotary
+from omni_actors.models.common.text import Text, context_length, eos_ids, give_memory_back, sampling_defaults
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.params import Prompt, Sampling, Transcription
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.ar_options import OPTIONS
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput
+from omni_actors.worker.engines.linear import linear
+from omni_actors.worker.tensors import tensor_of
+
+FEATURES = "features"
+"""The port on which the encoder's features come."""
+
+
+@dataclass(slots=True)
+class _Request:
+    asked: Prompt | Transcription
+    media: list[Medium] = field(default_factory=list)
+    features: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class Listener(AutoregressiveAdapter):
+    """``hello.model`` is the checkpoint's folder. Options: those of the autoregressive engine.
+
+    A request has a section ``transcription`` and one clip, or a ``prompt`` and any number of them.
+    """
+
+    model_types: ClassVar[frozenset[str]]
+    """Kinds of text decoder that :class:`~omni_actors.models.common.layers.Layers` computes as transformers does."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self._options = OPTIONS | hello.options
+        self._requests: dict[int, _Request] = {}
+        self.text: Text
+        self.audio_token: int
+        self.decoder: FeatureDecoder
+        self.sampling_defaults: Mapping[str, Any] = {}
+
+    # ---- a family's own
+
+    @abstractmethod
+    def prompt_tokens(self, prompt: Prompt) -> list[int]:
+        """The prompt of a chat or completion, with one :attr:`audio_token` for each clip, in order. Raises 400 for what
+        the model cannot do."""
+
+    @abstractmethod
+    def transcription_tokens(self, asked: Transcription) -> list[int]:
+        """The prompt that asks for the transcription of a clip, which is one :attr:`audio_token` in it. Raises 400 for
+        what the model cannot do."""
+
+    # ---- loading
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        folder = self.hello.model
+        assert folder is not None
+        progress("loading the tokenizer", None)
+        self.text = Text(folder)
+        self.vocabulary = self.text.vocabulary
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        text_config = config.text_config
+        if text_config.model_type not in self.model_types:
+            raise OmniError(ErrorInfo(message=f"its text model is of type '{text_config.model_type}'", status=500))
+        try:
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except OSError:  # no file: what the model's own configuration says
+            generation = GenerationConfig.from_model_config(config)
+        self.eos = eos_ids(generation, config, self.text.tokenizer)
+        self.sampling_defaults = sampling_defaults(generation)
+        self.audio_token = config.audio_token_id
+        self.max_model_len = context_length(text_config.max_position_embeddings, self._options["max_model_len"])
+        progress("loading the weights", None)
+        self.decoder = self._decoder(folder, text_config)
+        give_memory_back()
+        return {"architecture": config.architectures[0], "dtype": self.hello.dtype, "chat": self.text.chats}
+
+    def _decoder(self, folder: str, config: Any) -> FeatureDecoder:
+        device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
+        prefix = present(folder, "model.language_model.", "language_model.model.", "language_model.")
+        model: Any = load_part(MODEL_MAPPING[type(config)], config, folder, prefix, dtype, device)
+        head = read_weights(folder, present(folder, "lm_head.", "language_model.lm_head."))
+        embeddings = own(model.embed_tokens)
+        return FeatureDecoder(
+            embeddings,
+            Layers(model.layers, config.rms_norm_eps),
+            own(model.norm),
+            linear(head["weight"].to(device, dtype) if head else embeddings.clone()),
+            Rotary(model.rotary_emb, self.max_model_len, dtype, device),
+            config.vocab_size,
+        )
+
+    # ---- requests
+
+    def open(self, work: Work) -> PromptInput:
+        asked = work.params.get("transcription") or work.params.get("prompt")
+        if not isinstance(asked, Transcription | Prompt):
+            raise invalid_request("The request has no prompt.", param="messages")
+        request = self._requests[work.key] = _Request(asked)
+        return PromptInput() if FEATURES in work.ports else self._begin(work.key, request)
+
+    def sampling(self, work: Work) -> Sampling:
+        asked = work.params.get("transcription")
+        return Sampling(temperature=asked.temperature) if asked is not None else super().sampling(work)
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
+        request, decoder = self._requests[key], self.decoder
+        if payload is not None:
+            medium = Medium.of(payload.meta)
+            request.media.append(medium)
+            request.features[medium.index] = tensor_of(
+                payload, "features", device=decoder.device, dtype=decoder.embeddings.dtype
+            )
+        return self._begin(key, request) if end else PromptInput()
+
+    def _begin(self, key: int, request: _Request) -> PromptInput:
+        """The whole prompt is known: each placeholder becomes as many as its clip has features."""
+        asked, media = request.asked, request.media
+        if isinstance(asked, Prompt):
+            self._check_length(asked)
+            media = self._in_order(asked, media)
+            tokens = self.prompt_tokens(asked)
+        else:
+            if len(media) != 1:
+                raise invalid_request("One clip is transcribed at a time.", param="file")
+            tokens = self.transcription_tokens(asked)
+        if tokens.count(self.audio_token) != len(media):
+            raise invalid_request("The prompt has a placeholder where there is no clip.", param="messages")
+        expanded: list[int] = []
+        remaining = iter(media)
+        for token in tokens:
+            expanded += [token] * (next(remaining).tokens if token == self.audio_token else 1)
+        if media:
+            places = np.flatnonzero(np.asarray(expanded) == self.audio_token)
+            features = torch.cat([request.features[medium.index] for medium in media])
+            self.decoder.requests[key] = Features(places, features)
+        request.features = {}
+        continued = isinstance(asked, Prompt) and asked.messages is None
+        return PromptInput(expanded, root=root_of(media), continued=continued, complete=True)
+
+    def _in_order(self, prompt: Prompt, media: Sequence[Medium]) -> list[Medium]:
+        """The prompt's clips in the order in which it names them."""
+        by_index = {medium.index: medium for medium in media}
+        found: list[Medium] = []
+        for message in prompt.messages or ():
+            content = message.get("content")
+            for part in content if isinstance(content, list) else ():
+                if part.get("type") == "text":
+                    continue
+                medium = by_index.get(part.get("index", -1)) if part.get("type") == "audio" else None
+                if medium is None:
+                    kind = part.get("type")
+                    raise invalid_request(f"This model takes no content part of type {kind!r}.", param="messages")
+                found.append(medium)
+        return found
+
+    def _check_length(self, prompt: Prompt) -> None:
+        """Raises 400 for a text that cannot fit, before it is encoded."""
+        if prompt.text is not None:
+            self.text.check_length(prompt.text, self.max_model_len, "prompt")
+        for message in prompt.messages or ():
+            content = message.get("content")
+            for part in content if isinstance(content, list) else [{"text": content}]:
+                self.text.check_length(part.get("text") or "", self.max_model_len, "messages")
+
+    def close(self, key: int) -> None:
+        self._requests.pop(key, None)
+        self.decoder.requests.pop(key, None)
+
+
+def present(folder: str, *prefixes: str) -> str:
+    """The first of these beginnings of names that the checkpoint has weights of, else the first: checkpoints were
+    published before their classes were regrouped."""
+    return next((prefix for prefix in prefixes if read_weights(folder, prefix)), prefixes[0])
+
+
+def check_transcription(asked: Transcription, languages: Mapping[str, str]) -> str | None:
+    """The asked language's code among `languages` (code → name), ``None`` where it is to be found out. Raises 400 for
+    what these models cannot do: they write down what is said, without times."""
+    if asked.task != "transcribe":
+        raise invalid_request("This model transcribes; it does not translate.", param="task")
+    if asked.timestamps != "none":
+        raise invalid_request(
+            "This model tells no times: ask for response_format 'json' or 'text'.", param="response_format"
+        )
+    if asked.language is None or asked.language == "auto":
+        return None
+    wanted = asked.language.lower().replace("_", "-")
+    for code, name in languages.items():
+        if wanted == name.lower() or wanted.split("-")[0] == code:
+            return code
+    raise invalid_request(f"This model does not know the language {asked.language!r}.", param="language")

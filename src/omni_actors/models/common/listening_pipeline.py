@@ -1,0 +1,56 @@
+"""The pipeline of a model that hears: an audio tower, then a decoder whose prompt holds its features."""
+
+from __future__ import annotations
+
+from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+
+
+def listening_pipeline(
+    name: str,
+    family: str,
+    *,
+    architecture: str,
+    checkpoints: tuple[str, ...],
+    languages: tuple[str, ...],
+    chats: bool,
+    max_seconds: float,
+    doc: str,
+) -> Pipeline:
+    """Stages ``encoder`` (``family.encoder:Encoder``) and ``listener`` (``family.listener:Decoder``). ``chats`` says
+    whether it also answers chats, with clips and without."""
+    encoder = Stage(
+        name="encoder",
+        engine="generation",
+        adapter=f"{family}.encoder:Encoder",
+        ports=(Port("audio", "pcm", mode="chunk", doc="The clips, in order: each payload is one, mono."),),
+        defaults={"max_seconds": max_seconds},
+        options_doc={"max_seconds": "Longest clip, in seconds; longer ones are refused."},
+        options_least={"max_seconds": 1},
+        doc="Audio tower: clips to features.",
+    )
+    listener = Stage(
+        name="listener",
+        engine="autoregressive",
+        adapter=f"{family}.listener:Decoder",
+        ports=(
+            Port("features", "features", required=not chats, mode="chunk", doc="What was heard, a payload per clip."),
+        ),
+        sections=("prompt", "sampling", "transcription") if chats else ("transcription",),
+        emits="text",
+        weight=4.0,
+        separable=True,
+        doc="Decoder: what was heard, and text, to text.",
+    )
+    transcription = Task("transcription", entries={"audio": "encoder.audio"}, outputs={"text": "listener"})
+    chat = Task("chat", entries={"text": "listener", "audio": "encoder.audio"}, outputs={"text": "listener"})
+    completion = Task("completion", entries={"text": "listener"}, outputs={"text": "listener"})
+    return Pipeline(
+        name=name,
+        stages=(encoder, listener),
+        edges=(Edge("encoder", "listener.features", "features", mode="chunk"),),
+        tasks=(chat, completion, transcription) if chats else (transcription,),
+        architectures=(architecture,),
+        checkpoints=checkpoints,
+        languages=languages,
+        doc=doc,
+    )

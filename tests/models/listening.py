@@ -1,0 +1,119 @@
+"""Runs the two stages of a model that hears in the test's own process."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import numpy as np
+
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
+from omni_actors.protocol.errors import ErrorInfo
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.params import Prompt, Sampling, Transcription
+from omni_actors.protocol.request import TextDelta, Usage
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def noise(seconds: float, seed: int) -> Samples:
+    """A clip at 16 kHz that is unlike every other."""
+    return (np.random.default_rng(seed).standard_normal(int(16_000 * seconds)) * 0.1).astype(np.float32)
+
+
+def hello(folder: Path, stage: str, adapter: str, **options: Any) -> Hello:
+    return Hello(
+        version=PROTOCOL_VERSION,
+        stage=stage,
+        replica=0,
+        incarnation=1,
+        engine="",
+        adapter=adapter,
+        model=str(folder),
+        dtype="float32",
+        threads=1,
+        options=options,
+    )
+
+
+@dataclass
+class Said:
+    """An Outbox that keeps what the decoder says, by request."""
+
+    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    texts: dict[int, str] = field(default_factory=lambda: defaultdict(str))
+    metas: dict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    usage: dict[int, Usage] = field(default_factory=dict)
+    errors: dict[int, ErrorInfo] = field(default_factory=dict)
+
+    def ready(self, key: int) -> bool:
+        return True
+
+    def text(self, delta: TextDelta) -> None:
+        self.tokens[delta.key] += delta.token_ids
+        self.texts[delta.key] += delta.text
+        self.metas[delta.key] |= delta.meta or {}
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        return blank_payload(kind, meta, specs)
+
+    def finish(self, key: int, usage: Usage) -> None:
+        self.usage[key] = usage
+
+    def fail(self, key: int, error: ErrorInfo) -> None:
+        self.errors[key] = error
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: clips, and a section for them."""
+
+    clips: Sequence[Samples]
+    section: Prompt | Transcription
+    max_tokens: int = 24
+
+
+class Hearing:
+    """Tower and decoder of one family's checkpoint. ``wire`` stands for the edge between them."""
+
+    def __init__(self, family: str, folder: Path, wire: Callable[[Payload], Payload] = lambda payload: payload) -> None:
+        self.tower = resolve_name(f"{family}.encoder:Encoder")(hello(folder, "encoder", f"{family}.encoder:Encoder"))
+        self.tower.load(lambda text, fraction: None)
+        told = hello(folder, "listener", f"{family}.listener:Decoder", kv_memory_mib=64, max_tokens=24)
+        self.decoder = resolve_name(told.adapter)(told)
+        self.decoder.load(lambda text, fraction: None)
+        self.engine = AutoregressiveEngine(told)
+        self.engine.attach(self.decoder)
+        self.wire = wire
+
+    def features(self, clips: Sequence[Samples]) -> list[Payload]:
+        made = []
+        for index, samples in enumerate(clips):
+            work = Work(index, "", {})
+            payload = Payload("pcm", {"index": index, "sample_rate": 16_000}, {"samples": samples})
+            (result,) = self.tower.run(self.tower.feed(work, "audio", payload, True))
+            made += [piece.payload for piece in result.pieces]
+        return made
+
+    def run(self, requests: Sequence[Asked]) -> Said:
+        """All at the same time, to the end."""
+        out = Said()
+        for key, asked in enumerate(requests):
+            transcribed = isinstance(asked.section, Transcription)
+            params: dict[str, Any] = {"transcription" if transcribed else "prompt": asked.section}
+            if not transcribed:
+                params["sampling"] = Sampling(temperature=0.0, max_tokens=asked.max_tokens)
+            ports = frozenset(("features",)) if asked.clips else frozenset[str]()
+            self.engine.admit(Work(key, f"request-{key}", params, ports, visible=True))
+            payloads = self.features(asked.clips)
+            for payload in payloads:
+                self.engine.feed(key, "features", self.wire(payload), payload is payloads[-1])
+        while self.engine.runnable:
+            assert self.engine.step(out)  # type: ignore[arg-type]
+        return out

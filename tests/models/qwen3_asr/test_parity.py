@@ -1,0 +1,118 @@
+"""Qwen3-ASR's stages against transformers' own generation, on the same folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoProcessor, Qwen3ASRForConditionalGeneration
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.params import Prompt, Transcription
+
+from ..listening import Asked, Hearing, Samples, noise
+
+FAMILY = "omni_actors.models.qwen3_asr"
+TOKENS = 24
+
+CASES = [
+    (noise(1.5, 0), Transcription()),
+    (noise(0.3, 1), Transcription(language="en")),
+    (noise(3.7, 2), Transcription(language="German", prompt="robot words")),
+    (noise(5.01, 3), Transcription(prompt="listen")),
+    (noise(1.5, 4), Transcription(language="zh")),
+    (noise(2.0, 5), Transcription()),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("qwen3-asr")
+
+
+@pytest.fixture(scope="module")
+def hearing(folder: Path) -> Hearing:
+    return Hearing(FAMILY, folder)
+
+
+class Reference:
+    def __init__(self, folder: Path) -> None:
+        self.processor = AutoProcessor.from_pretrained(folder)
+        self.model = Qwen3ASRForConditionalGeneration.from_pretrained(folder).eval()
+
+    def inputs(self, samples: Samples, asked: Transcription) -> dict[str, torch.Tensor]:
+        return dict(
+            self.processor.apply_transcription_request(
+                samples, language=asked.language, prompt=asked.prompt or None, processor_kwargs={}
+            )
+        )
+
+    def tokens(self, samples: Samples, asked: Transcription) -> list[int]:
+        inputs = self.inputs(samples, asked)
+        made = self.model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS)
+        found: list[int] = made[0, inputs["input_ids"].shape[1] :].tolist()
+        return found
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
+
+
+def test_the_features_are_transformers_own(hearing: Hearing, reference: Reference) -> None:
+    for samples, asked in CASES:
+        inputs = reference.inputs(samples, asked)
+        with torch.inference_mode():
+            theirs = reference.model.model.get_audio_features(
+                inputs["input_features"], inputs["input_features_mask"]
+            ).pooler_output
+        (ours,) = hearing.features([samples])
+        np.testing.assert_allclose(ours.tensors["features"], theirs.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_greedy_tokens_are_transformers_own(hearing: Hearing, reference: Reference, together: bool) -> None:
+    expected = [reference.tokens(samples, asked) for samples, asked in CASES]
+    for tokens in expected:
+        assert len(set(tokens)) > TOKENS // 2  # an answer that repeats itself would prove little
+    requests = [Asked([samples], asked) for samples, asked in CASES]
+    if together:
+        said = hearing.run(requests)
+        assert [said.tokens[key] for key in range(len(CASES))] == expected
+    else:
+        assert [hearing.run([asked]).tokens[0] for asked in requests] == expected
+
+
+def test_features_in_a_wrong_place_change_the_answer(folder: Path, reference: Reference) -> None:
+    def late(payload: Payload) -> Payload:
+        return Payload(payload.kind, payload.meta, {"features": np.roll(payload.tensors["features"], 1, 0)})
+
+    samples, asked = CASES[0]
+    said = Hearing(FAMILY, folder, late).run([Asked([samples], asked)])
+    assert said.tokens[0] != reference.tokens(samples, asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (Transcription(language="tlh"), "language"),
+        (Transcription(task="translate"), "task"),
+        (Transcription(timestamps="word"), "response_format"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(hearing: Hearing, asked: Transcription, param: str) -> None:
+    with pytest.raises(OmniError) as refused:
+        hearing.run([Asked([noise(0.5, 0)], asked)])
+    assert refused.value.info.status == 400
+    assert refused.value.info.param == param
+    hearing.engine.abort(0)
+
+
+def test_a_chat_is_refused(hearing: Hearing) -> None:
+    with pytest.raises(OmniError) as refused:
+        hearing.run([Asked([], Prompt(text="hello"))])
+    assert refused.value.info.status == 400
