@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tests.models.qwen3_tts.room import folder_of
 
-from omni_actors.connectors.payload import Payload, pcm_payload
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Speech
@@ -42,6 +42,9 @@ class Out:
     def media(self, chunk: MediaChunk) -> None:
         assert chunk.meta["sample_rate"] == 24000
         self.audio[chunk.key].append(chunk.data)
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        return blank_payload(kind, meta, specs)
 
     def emit(self, key: int, payload: Payload) -> None:
         tensors = {name: np.array(tensor) for name, tensor in payload.tensors.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,4 +68,4 @@ def _sound_context(model: Any, samples_per_frame: int) -> int:
     stack = torch.nn.ModuleList([*model.upsample, *model.decoder])
     rate, before, _ = reach(stack, causal=True)
     assert rate == samples_per_frame
-    return math.ceil(before)
+    return before

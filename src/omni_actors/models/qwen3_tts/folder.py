@@ -92,7 +92,7 @@ class Folder:
         """The mark of the language, ``None`` to let the model find out. A voice with a dialect speaks that where
         Chinese, or nothing, is asked for."""
         language = self.language(name)
-        if voice in self.dialects and language in ("chinese", AUTO):
+        if voice is not None and voice in self.dialects and language in ("chinese", AUTO):
             language = self.dialects[voice]
         return self.language_ids.get(language)
 

@@ -73,10 +73,10 @@ class Layout:
 class Asked:
     """What is to be said, as ids of the text's vocabulary, and how.
 
-    ``speaker`` is a voice's id in the codec's vocabulary, ``cloned`` says that its embedding comes from a clip instead;
-    neither is a voice of the model's choice. ``language`` is an id in the codec's vocabulary, ``None`` lets the model
-    find out. ``clip_text`` and ``clip_frames`` are what a clip says, to go on from. ``whole`` says that the prompt holds
-    the whole text.
+    ``speaker`` is a voice's id in the codec's vocabulary; ``cloned`` says that its embedding comes from a clip instead;
+    with neither the model chooses. ``language`` is an id in the codec's vocabulary, ``None`` lets the model find out.
+    ``clip_text`` and ``clip_frames`` are what a clip says, to go on from. ``whole`` says that the prompt holds the
+    whole text.
     """
 
     head: Sequence[int]

@@ -20,8 +20,9 @@ from omni_actors.models.common.speech import Clip
 from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp, speech_sampling
 from omni_actors.models.common.text import Text, context_length, give_memory_back
 from omni_actors.models.qwen3_tts.cloning import Cloner, Voice
+from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.models.qwen3_tts.package import package
-from omni_actors.models.qwen3_tts.pipeline import DEFAULTS, Folder
+from omni_actors.models.qwen3_tts.pipeline import DEFAULTS
 from omni_actors.models.qwen3_tts.prompt import Asked, Layout, Marks, lay_out, tokens_of
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
