@@ -60,6 +60,8 @@ class EngineOptions:
     prefix_cache: bool
     sampling: Mapping[str, Any]
     max_requests: int
+    role: str
+    """Half of a split stage (:mod:`omni_actors.pipelines.disaggregate`), ``prefill`` or ``decode``; empty for both."""
 
     @classmethod
     def of(cls, hello: Hello) -> EngineOptions:
@@ -76,6 +78,7 @@ class EngineOptions:
             prefix_cache=bool(options["prefix_cache"]),
             sampling=options["sampling"],
             max_requests=hello.limits.get("max_requests", DEFAULT_MAX_REQUESTS),
+            role=options.get("role", ""),
         )
 
     def blocks(self, token_bytes: int) -> int:

@@ -2,17 +2,28 @@
 
 Decode comes first: every running sequence that needs one token gets it. What is left of the step's token budget goes to
 prompts, in pieces, oldest first. When blocks run out, the youngest running sequence is preempted: its blocks go back,
-its tokens stay, and it is computed again as if they had all been its prompt.
+its tokens stay, and it is computed again as if they had all been its prompt. Where that cannot be (the prompt was
+computed elsewhere), its keys and values wait in host memory instead, at most those of the sequences that ran at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 
+from omni_actors.connectors.payload import Payload
 from omni_actors.worker.engines.paged_cache import BlockPool
 from omni_actors.worker.engines.sequence import Chunk, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """``save`` copies what is computed of a sequence to host memory; ``restore`` writes that into its blocks."""
+
+    save: Callable[[Sequence], Payload]
+    restore: Callable[[Sequence, Payload], object]
 
 
 class Scheduler:
@@ -21,8 +32,9 @@ class Scheduler:
     A sequence alone always fits: whoever adds one makes sure that it never grows beyond the pool.
     """
 
-    def __init__(self, pool: BlockPool, max_running: int, step_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, max_running: int, step_tokens: int, swap: Swap | None = None) -> None:
         self.pool = pool
+        self.swap = swap
         self.max_running = max_running
         self.step_tokens = max(step_tokens, max_running)
         self.waiting: deque[Sequence] = deque()
@@ -37,12 +49,20 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
+    def adopt(self, sequence: Sequence) -> None:
+        """Take in a sequence that has blocks with all of its tokens but the last computed."""
+        self.running.append(sequence)
+        self.running.sort(key=_order)
+
     def fork(self, parent: Sequence, child: Sequence) -> int | None:
         """Start ``child``, whose tokens begin with all that ``parent`` has computed, from the parent's blocks. Full
         blocks are shared. Returns a block for the child's copy of the parent's last, partly filled one (the last of
         ``child.blocks``), ``None`` if there is none to copy. A child without room waits like any other."""
         full, rest = divmod(parent.computed, self.pool.block_size)
         if len(self.running) >= self.max_running or self.pool.available < bool(rest):
+            if self.swap is not None:
+                siblings = (s.saved for s in self.waiting if s.key == child.key and s.saved is not None)
+                child.saved = next(siblings, None) or self.swap.save(parent)
             self._requeue(child)
             return None
         self.pool.share(parent.blocks[:full])
@@ -60,6 +80,7 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        sequence.saved = None
         sequence.release(self.pool)
 
     def schedule(self, ready: Callable[[int], bool]) -> list[Chunk]:
@@ -84,7 +105,7 @@ class Scheduler:
         for sequence in [s for s in self.running if s.pending == 1]:
             if sequence.blocks and ready(sequence.key):  # one preempted meanwhile has no blocks
                 while not self._grow(sequence, 1):
-                    victim = self.running[-1]
+                    victim = self._victim()
                     self._preempt(victim)
                     if victim is sequence:
                         break
@@ -111,6 +132,8 @@ class Scheduler:
             self.prefix_hit_tokens += sequence.computed
             if sequence.cached is None:
                 sequence.cached = sequence.computed
+            if sequence.saved is not None:
+                self._restore(sequence, sequence.saved)
             budget -= self._add_chunk(chunks, sequence, self._grow(sequence, min(sequence.pending, budget)))
 
     def _lookup(self, sequence: Sequence) -> list[int]:
@@ -126,8 +149,8 @@ class Scheduler:
         if sequence is None:
             return
         count = self._grow(sequence, min(sequence.pending, self.step_tokens))
-        while not count and self.running[-1] is not sequence:
-            self._preempt(self.running[-1])
+        while not count and (victim := self._victim()) is not sequence:
+            self._preempt(victim)
             count = self._grow(sequence, min(sequence.pending, self.step_tokens))
         self._add_chunk(chunks, sequence, count)
 
@@ -148,11 +171,25 @@ class Scheduler:
             chunks.append(Chunk(sequence, sequence.computed, count, sample))
         return count
 
+    def _victim(self) -> Sequence:
+        """The youngest running sequence whose blocks may be taken; the caller has one of that kind."""
+        return next(s for s in reversed(self.running) if not s.pinned)
+
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
+        if self.swap is not None:
+            sequence.saved = self.swap.save(sequence)
         self.running.remove(sequence)
         sequence.release(self.pool)
         self._requeue(sequence)
+
+    def _restore(self, sequence: Sequence, saved: Payload) -> None:
+        assert self.swap is not None
+        count: int = saved.meta["tokens"]
+        sequence.blocks = self.pool.allocate(self.pool.blocks_for(count))
+        self.swap.restore(sequence, saved)
+        sequence.computed = count
+        sequence.saved = None
 
     def _requeue(self, sequence: Sequence) -> None:
         at = next((i for i, s in enumerate(self.waiting) if s.order > sequence.order), len(self.waiting))

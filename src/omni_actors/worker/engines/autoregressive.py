@@ -1,7 +1,8 @@
 """The autoregressive engine: continuous batching over a paged KV cache.
 
 One step computes some tokens of every runnable sequence in one pass of the network (:mod:`ar_scheduler` says which),
-samples one token for each sequence that is complete so far, and hands out what is certain of its text.
+samples one token for each sequence that is complete so far, and hands out what is certain of its text. With a role
+(:class:`EngineOptions`) it only does one half of that: see :mod:`handover`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import logging
 import math
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,17 +18,19 @@ import torch
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import invalid_request, overloaded, stage_failed
 from omni_actors.protocol.frames import Hello
-from omni_actors.protocol.params import Prompt, Sampling
 from omni_actors.protocol.request import TokenLogprob, Usage
+from omni_actors.worker import kv
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.ar_options import EngineOptions
-from omni_actors.worker.engines.ar_scheduler import Scheduler
+from omni_actors.worker.engines.ar_request import Request
+from omni_actors.worker.engines.ar_scheduler import Scheduler, Swap
 from omni_actors.worker.engines.choice import Choice
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, PromptInput, Release, StepOutput
 from omni_actors.worker.engines.detokenize import StopStrings, TextStream
+from omni_actors.worker.engines.handover import Exports, Handover, Imports
 from omni_actors.worker.engines.model_runner import ModelRunner
 from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.sampling import Choosing, Row, resolve, sample, token_logprobs, validate
+from omni_actors.worker.engines.sampling import Row, resolve, sample, token_logprobs, validate
 from omni_actors.worker.engines.sequence import Chunk, Sequence
 
 log = logging.getLogger(__name__)
@@ -38,43 +40,29 @@ CONTEXT_TOKENS = 8
 """So many of the prompt's last tokens say how the first token of its continuation is decoded."""
 
 
-@dataclass(slots=True)
-class _Request:
-    work: Work
-    sampling: Sampling
-    choosing: Choosing
-    stops: StopStrings
-    first: Sequence
-    open_ports: set[str]
-    continued: bool = False
-    final: bool = False
-    choices: list[Choice] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    @property
-    def done(self) -> bool:
-        return len(self.choices) == self.sampling.n and all(c.finish_reason for c in self.choices)
-
-    @property
-    def usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self.first.prompt_len,
-            cached_tokens=self.first.cached or 0,
-            completion_tokens=sum(c.completion_tokens for c in self.choices),
-        )
-
-
 class AutoregressiveEngine(Engine):
     """Drives one :class:`AutoregressiveAdapter`, named by ``hello.adapter``. Options: :class:`EngineOptions`."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
         self.options = EngineOptions.of(hello)
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
         self._order = 0  # of arrival, one number for each choice
         self._totals = dict.fromkeys(
-            ("steps", "prompt_tokens", "computed_tokens", "completion_tokens", "finished", "failures", "aborted"), 0
+            (
+                "steps",
+                "prompt_tokens",
+                "computed_tokens",
+                "recomputed_prompt_tokens",
+                "completion_tokens",
+                "finished",
+                "failures",
+                "aborted",
+            ),
+            0,
         )
+        self._exports: Exports | None = None
+        self._imports: Imports | None = None
         self._adapter: AutoregressiveAdapter
         self._runner: ModelRunner
         self._pool: BlockPool
@@ -100,9 +88,23 @@ class AutoregressiveEngine(Engine):
         options = self.options
         blocks = options.blocks(adapter.decoder.kv_shape.token_bytes)
         self._adapter = adapter
-        self._pool = BlockPool(blocks, options.block_size, options.prefix_cache)
+        # Prompts come computed to the second half of a split stage: there is nothing to look up there.
+        self._pool = BlockPool(blocks, options.block_size, options.prefix_cache and options.role != "decode")
         self._runner = ModelRunner(adapter.decoder, blocks, options.block_size)
-        self._scheduler = Scheduler(self._pool, options.max_batch, options.step_tokens)
+        cache = self._runner.cache
+        swap = None
+        if options.role == "decode":
+            swap = Swap(
+                save=lambda sequence: kv.extract(cache, sequence.blocks, 0, sequence.computed),
+                restore=lambda sequence, saved: kv.insert(cache, sequence.blocks, saved),
+            )
+        self._scheduler = Scheduler(self._pool, options.max_batch, options.step_tokens, swap)
+        if options.role:
+            layout = kv.Layout.of(cache.shape, kv.model_identity(self.hello.model, self.hello.adapter))
+            if options.role == "prefill":
+                self._exports = Exports(cache, layout)
+            else:
+                self._imports = Imports(cache, self._pool, self._scheduler, layout)
         # A sequence alone must always fit: that is what makes preemption end.
         self._max_len = min(adapter.max_model_len, blocks * options.block_size)
         if self._max_len < adapter.max_model_len:
@@ -128,22 +130,27 @@ class AutoregressiveEngine(Engine):
         validate(sampling, adapter.decoder.vocab_size)
         choosing = resolve(sampling, self.options.sampling, adapter.sampling_defaults)
         scored = sampling.echo and sampling.logprobs is not None
-        prompt = adapter.open(work)
-        try:
-            first = Sequence(work.key, 0, self._order, [], 0, sealed=False, reuse=not scored, score=scored)
-            request = _Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
-            self._extend(request, prompt)
-        except BaseException:
-            adapter.close(work.key)
-            raise
+        first = Sequence(work.key, 0, self._order, [], 0, sealed=False, reuse=not scored, score=scored)
+        request = Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
+        if self._imports is not None:
+            request.opened = False
+        else:
+            prompt = adapter.open(work)
+            try:
+                self._extend(request, prompt)
+            except BaseException:
+                adapter.close(work.key)
+                raise
+            self._scheduler.add(first)
         self._order += sampling.n
         self._requests[work.key] = request
-        self._scheduler.add(first)
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
         request = self._requests[key]
         if end:
             request.open_ports.discard(port)
+        if self._imports is not None:
+            return self._imports.feed(request, payload, end, lambda: self._limit(request))
         self._extend(request, self._adapter.feed(key, port, payload, end))
         return True
 
@@ -152,7 +159,7 @@ class AutoregressiveEngine(Engine):
             self._totals["aborted"] += 1
             self._remove(key)
 
-    def _extend(self, request: _Request, prompt: PromptInput) -> None:
+    def _extend(self, request: Request, prompt: PromptInput) -> None:
         """More of the prompt is there. It is checked as soon as it is known, and computed as soon as it can be."""
         first = request.first
         if first.sealed:
@@ -165,29 +172,32 @@ class AutoregressiveEngine(Engine):
         limit = self._limit(request)
         if prompt.complete or not request.open_ports:
             if not first.tokens:
-                raise invalid_request("The prompt is empty.", param=_prompt_param(request.work))
+                raise invalid_request("The prompt is empty.", param=request.prompt_param)
             first.sealed = True
             self._totals["prompt_tokens"] += first.prompt_len
-            request.choices.append(self._choice(request, first, limit))
+            if self._exports is not None:
+                self._exports.add(first, sampled=not request.final)
+            else:
+                request.choices.append(self._choice(request, first, limit))
 
-    def _limit(self, request: _Request) -> int:
+    def _limit(self, request: Request) -> int:
         """Most tokens that a choice may have. Raises (400) when the context is too short for what is asked."""
         length, most = request.first.prompt_len, request.sampling.max_tokens
         room = self._max_len - length
-        if request.final and room >= 0:
+        if room >= 0 and (request.final or self._exports is not None):
             return 0
         if room < (1 if most is None else most):
             wanted = f"{length} tokens" if most is None else f"{length} tokens and {most} more are asked for"
             raise invalid_request(
                 f"This model's maximum context length is {self._max_len} tokens; the prompt has {wanted}.",
-                param=_prompt_param(request.work),
+                param=request.prompt_param,
                 code="context_length_exceeded",
             )
         if most is not None:
             return most
         return room if self.options.max_tokens is None else min(room, self.options.max_tokens)
 
-    def _choice(self, request: _Request, sequence: Sequence, limit: int) -> Choice:
+    def _choice(self, request: Request, sequence: Sequence, limit: int) -> Choice:
         sampling, vocabulary = request.sampling, self._adapter.vocabulary
         prompt = sequence.tokens[: sequence.prompt_len]
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._adapter.eos)
@@ -207,55 +217,85 @@ class AutoregressiveEngine(Engine):
 
     def _remove(self, key: int) -> None:
         request = self._requests.pop(key)
-        self._adapter.close(key)
-        for sequence in [request.first, *(c.sequence for c in request.choices[1:])]:
+        if request.opened:
+            self._adapter.close(key)
+        for half in (self._exports, self._imports):
+            if half is not None:
+                half.remove(key)
+        for sequence in request.sequences:
             self._scheduler.remove(sequence)
 
     # ---- one step
 
     @property
     def runnable(self) -> bool:
-        return self._scheduler.runnable
+        halves = (half for half in (self._exports, self._imports) if half is not None)
+        return self._scheduler.runnable or any(half.pending for half in halves)
 
     def step(self, out: Outbox) -> bool:
-        adapter = self._adapter
-        chunks = self._scheduler.schedule(lambda key: out.ready(key) and adapter.ready(key))
+        adapter, exports = self._adapter, self._exports
+
+        def ready(key: int) -> bool:
+            # A prompt on its way out needs no credit to be computed, only to leave.
+            return (out.ready(key) if exports is None else exports.granted(key)) and adapter.ready(key)
+
+        moved = self._send(out)
+        moved |= self._take_over(out, ready)
+        chunks = self._scheduler.schedule(ready)
         if not chunks:
-            return False
+            return moved
         output = self._runner.run(chunks)
         self._totals["steps"] += 1
         self._totals["computed_tokens"] += sum(c.count for c in chunks)
-        moved = self._sample(chunks, output, out)
+        self._totals["recomputed_prompt_tokens"] += sum(c.again for c in chunks)
+        due = self._advance(chunks, output)
+        if exports is not None:
+            self._export(due, output, out)
+            self._send(out)
+        else:
+            self._deliver(self._sample(due, output, out), out)
+        return True
+
+    def _deliver(self, moved: list[Choice], out: Outbox) -> None:
+        """Hand out what choices made, and finish requests of which all have ended."""
         for choice in moved:
             self._hand_out(choice, out)
         # Only now: several choices of one request may have ended in this step.
         for key in dict.fromkeys(choice.sequence.key for choice in moved):
             if self._requests[key].done:
-                out.finish(key, self._requests[key].usage)
-                self._totals["finished"] += 1
-                self._remove(key)
-        return True
+                self._finish(key, self._requests[key].usage, out)
+
+    def _finish(self, key: int, usage: Usage, out: Outbox) -> None:
+        out.finish(key, usage)
+        self._totals["finished"] += 1
+        self._remove(key)
+
+    def _advance(self, chunks: list[Chunk], output: StepOutput) -> list[tuple[Sequence, int]]:
+        """Take in what was computed: the sequences that a token is due of, with the rows of their logits."""
+        due: list[tuple[Sequence, int]] = []
+        row = 0
+        for chunk in chunks:
+            chunk.sequence.advance(chunk.count, self._pool)
+            if chunk.scored:
+                request = self._requests[chunk.sequence.key]
+                self._score(request, chunk, output.logits[row : row + chunk.scored])
+            row += chunk.rows
+            if chunk.sample:
+                due.append((chunk.sequence, row - 1))
+        return due
 
     @torch.inference_mode()
-    def _sample(self, chunks: list[Chunk], output: StepOutput, out: Outbox) -> list[Choice]:
-        """Advance the sequences, and choose a token wherever one is due: the choices that moved."""
+    def _sample(self, due: list[tuple[Sequence, int]], output: StepOutput, out: Outbox) -> list[Choice]:
+        """Choose a token wherever one is due: the choices that moved."""
         logits = output.logits
         picks: list[tuple[Choice, int]] = []
         ended: list[Choice] = []
-        row = 0
-        for chunk in chunks:
-            sequence = chunk.sequence
-            sequence.advance(chunk.count, self._pool)
-            request = self._requests[sequence.key]
-            if chunk.scored:
-                self._score(request, chunk, logits[row : row + chunk.scored])
-            row += chunk.rows
-            if chunk.sample:
-                choices = self._due(request, sequence)
-                if choices[0].limit:
-                    picks += [(c, row - 1) for c in choices]
-                else:
-                    ended += choices
+        for sequence, row in due:
+            choices = self._due(self._requests[sequence.key], sequence)
+            if choices[0].limit:
+                picks += [(c, row) for c in choices]
+            else:
+                ended += choices
         for choice in ended:
             choice.end("length")
         if not picks:
@@ -280,7 +320,7 @@ class AutoregressiveEngine(Engine):
         self._adapter.sampled(drawn, output)
         return ended + moved
 
-    def _due(self, request: _Request, sequence: Sequence) -> list[Choice]:
+    def _due(self, request: Request, sequence: Sequence) -> list[Choice]:
         """The choices that a sequence's logits are for: its own, and after the prompt every other one, forked."""
         choice = request.choices[sequence.index]
         if choice.completion_tokens or sequence.index:
@@ -307,7 +347,7 @@ class AutoregressiveEngine(Engine):
                 each.echo(text, request.prompt_logprobs)
         return list(request.choices)
 
-    def _score(self, request: _Request, chunk: Chunk, logits: torch.Tensor) -> None:
+    def _score(self, request: Request, chunk: Chunk, logits: torch.Tensor) -> None:
         """The prompt's own log-probabilities; its first token has none (NaN)."""
         known, token_bytes = request.prompt_logprobs, self._token_bytes
         tokens = chunk.sequence.tokens
@@ -350,19 +390,72 @@ class AutoregressiveEngine(Engine):
         """The network gave numbers that are none. What this request alone wrote to the cache may be as bad."""
         request = self._requests[key]
         log.error("logits are not finite", extra={"request": request.work.request_id})
-        for choice in request.choices:
-            self._runner.cache.scrub(self._pool.condemn(choice.sequence.blocks))
+        for sequence in request.sequences:
+            self._runner.cache.scrub(self._pool.condemn(sequence.blocks))
         self._totals["failures"] += 1
         self._remove(key)
         out.fail(key, stage_failed(self.hello.stage, "the model's output is not finite").info)
 
+    # ---- halves of a split stage
+
+    def _send(self, out: Outbox) -> bool:
+        """Prompts, or parts of them, leave for the second half; whether any did."""
+        if self._exports is None:
+            return False
+        moved, through = self._exports.send(out)
+        for key in through:
+            self._finish(key, Usage(), out)  # the second half tells of the prompt
+        return moved
+
+    def _export(self, due: list[tuple[Sequence, int]], output: StepOutput, out: Outbox) -> None:
+        """These prompts are computed."""
+        assert self._exports is not None
+        for sequence, row in due:
+            key, logits = sequence.key, output.logits[row : row + 1]
+            request = self._requests[key]
+            if not logits.max().isfinite():
+                self._fail(key, out)
+                continue
+            hidden = None if output.hidden is None else output.hidden[row : row + 1].clone()
+            handover = Handover(
+                sequence.tokens,
+                logits.clone(),
+                hidden,
+                sequence.cached or 0,
+                request.continued,
+                request.prompt_logprobs,
+                self._adapter.export_state(key),
+            )
+            self._exports.computed(key, handover)
+
+    def _take_over(self, out: Outbox, ready: Callable[[int], bool]) -> bool:
+        """Room is given to prompts that ask for it, and those that are there get their first token; whether any did."""
+        if self._imports is None:
+            return False
+        moved = self._imports.grant(out, ready)
+        for request, handover in self._imports.arrived(out.ready):
+            moved = True
+            first, device = request.first, self._adapter.decoder.device
+            first.tokens, first.prompt_len, first.sealed = handover.tokens, len(handover.tokens), True
+            first.cached, first.reached = handover.cached, first.computed
+            request.continued, request.prompt_logprobs = handover.continued, handover.prompt_logprobs
+            request.opened = True
+            self._adapter.import_state(request.work, handover.state)
+            request.choices.append(self._choice(request, first, self._limit(request)))
+            self._scheduler.adopt(first)
+            hidden = None if handover.hidden is None else handover.hidden.to(device)
+            output = StepOutput(handover.logits.to(device), hidden)
+            self._deliver(self._sample([(first, 0)], output, out), out)
+        return moved
+
     # ---- the rest
 
     def counters(self) -> dict[str, float]:
-        """Gauges: ``requests`` held, sequences ``running`` and ``waiting``, ``kv_blocks_used`` (blocks that are only
-        kept for reuse are not). Everything that ends in ``_total`` only grows."""
+        """Gauges: ``requests`` held, sequences ``running`` and ``waiting`` (``swapped`` of them in host memory),
+        ``kv_blocks_used`` (blocks that are only kept for reuse are not); of a split stage prompts on their way,
+        ``kv_exports`` or ``kv_imports``, and ``kv_blocks_reserved`` for these. What ends in ``_total`` only grows."""
         scheduler = self._scheduler
-        return {
+        found: dict[str, float] = {
             "requests": len(self._requests),
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
@@ -370,14 +463,19 @@ class AutoregressiveEngine(Engine):
             "preemptions_total": scheduler.preemptions,
             "prefix_hit_tokens_total": scheduler.prefix_hit_tokens,
             **{f"{name}_total": count for name, count in self._totals.items()},
+            **self._adapter.counters(),
         }
+        if self._exports is not None:
+            found |= {"kv_exports": len(self._exports), "kv_exported_tokens_total": self._exports.total}
+        if self._imports is not None:
+            found |= {
+                "kv_imports": len(self._imports),
+                "kv_imported_tokens_total": self._imports.total,
+                "kv_blocks_reserved": self._imports.reserved_blocks,
+                "swapped": sum(sequence.saved is not None for sequence in scheduler.waiting),
+            }
+        return found
 
     def close(self) -> None:
         for key in list(self._requests):
             self._remove(key)
-
-
-def _prompt_param(work: Work) -> str:
-    """The field of the client's request that the prompt comes from."""
-    prompt = work.params.get("prompt")
-    return "prompt" if isinstance(prompt, Prompt) and prompt.messages is None else "messages"

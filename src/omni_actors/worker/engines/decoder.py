@@ -129,6 +129,15 @@ class PromptInput:
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """What a family knows of a request whose prompt is computed, beside its tokens and what the cache holds: plain
+    builtins, and tensors."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
     """A token that was just sampled: the ``position``-th (from 0) of choice ``index`` of a request, from the logits and
     hidden state of ``row``. ``over`` says that the choice ended with it; ``ends`` that it is an end-of-sequence token
@@ -208,5 +217,18 @@ class AutoregressiveAdapter(ABC):
         """What the request's edges get of this step, if it has any."""
         return text_payload(release.text) if release.text else None
 
+    def export_state(self, key: int) -> State:
+        """The prompt is computed, and another engine goes on with it: what the family's adapter there must know (an
+        offset of positions, say). What only the prompt's computation needs stays behind."""
+        return State()
+
+    def import_state(self, work: Work, state: State) -> None:
+        """Go on with a request whose prompt was computed elsewhere: in the place of :meth:`open`. The tensors are the
+        adapter's own, in host memory."""
+
+    def counters(self) -> dict[str, float]:
+        """The family's own, beside the engine's (:meth:`~omni_actors.worker.engine.Engine.counters`)."""
+        return {}
+
     def close(self, key: int) -> None:
-        """The request has left, by whichever way."""
+        """A request that was opened (or imported) has left, by whichever way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from omni_actors.connectors.payload import Payload
 from omni_actors.worker.engines.paged_cache import BlockPool, block_hash
 
 
@@ -31,6 +32,12 @@ class Sequence:
     computed: int = 0
     cached: int | None = None
     """Prompt tokens found in the cache when it first ran; ``None`` before."""
+    reached: int = 0
+    """The most tokens that were ever computed of it, here or where it came from."""
+    pinned: bool = False
+    """It is on its way out with its blocks: nobody may take them."""
+    saved: Payload | None = None
+    """Its keys and values in host memory, while it has no blocks."""
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
 
@@ -52,13 +59,14 @@ class Sequence:
         """``count`` more tokens are computed: publish the blocks that are full now."""
         before = self.computed // pool.block_size
         self.computed += count
+        self.reached = max(self.reached, self.computed)
         if pool.prefix_cache:
             names = self.full_names(self.computed, pool.block_size)
             for i in range(before, len(names)):
                 pool.publish(self.blocks[i], names[i])
 
     def release(self, pool: BlockPool) -> None:
-        """Give every block back; what is computed is forgotten, the tokens stay."""
+        """Give every block back; what is computed is forgotten (but for what is ``saved``), the tokens stay."""
         pool.release(self.blocks)
         self.blocks = []
         self.computed = 0
@@ -73,6 +81,12 @@ class Chunk:
     start: int
     count: int
     sample: bool
+
+    @property
+    def again(self) -> int:
+        """How many of its tokens are prompt tokens that had been computed before."""
+        known = min(self.sequence.reached, self.sequence.prompt_len)
+        return max(0, min(self.start + self.count, known) - self.start)
 
     @property
     def scored(self) -> int:

@@ -1,0 +1,275 @@
+"""Prefill and decode in two engines: what the one that computes prompts hands to the one that goes on with them.
+
+The payloads are those of :mod:`omni_actors.worker.kv`. The last one holds what is not in the cache: the prompt's
+tokens, the logits (and hidden state) after its last one, its own log-probabilities where they are wanted, and what the
+family's adapter says (:meth:`~omni_actors.worker.engines.decoder.AutoregressiveAdapter.export_state`). The second
+engine samples from those logits as if it had computed them, so every choice, its seed and its stop strings are its own
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.request import TokenLogprob
+from omni_actors.worker import kv
+from omni_actors.worker.engine import Outbox
+from omni_actors.worker.engines.ar_request import Request
+from omni_actors.worker.engines.ar_scheduler import Scheduler
+from omni_actors.worker.engines.decoder import State
+from omni_actors.worker.engines.paged_attention import KVCache
+from omni_actors.worker.engines.paged_cache import BlockPool
+from omni_actors.worker.engines.sequence import Sequence
+from omni_actors.worker.tensors import tensor_of, tensor_payload
+
+PORT = "kv"
+
+PAYLOAD_BYTES = 64 << 20
+"""Most bytes of rows in one payload: what the prefix cache had already is sent in pieces, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What a computed prompt leaves beside the cache. ``logits`` is float32 [1, vocabulary], ``hidden`` [1, width]
+    where the decoder gives it. ``cached`` counts the prompt's tokens that the first engine found in its cache."""
+
+    tokens: list[int]
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+    cached: int
+    continued: bool
+    prompt_logprobs: list[TokenLogprob]
+    state: State
+
+    def join(self, rows: Payload) -> Payload:
+        """The last payload: the last rows, and this."""
+        tensors = {f"state.{name}": tensor for name, tensor in self.state.tensors.items()} | {"logits": self.logits}
+        if self.hidden is not None:
+            tensors["hidden"] = self.hidden
+        own = tensor_payload(kv.KIND, {}, tensors)
+        # Not in the metadata: a long prompt's would be too much for a frame.
+        arrays: dict[str, np.ndarray[Any, Any]] = {"tokens": np.array(self.tokens, np.int64)}
+        if self.prompt_logprobs:
+            arrays["prompt_logprobs"] = np.frombuffer(msgspec.msgpack.encode(self.prompt_logprobs), np.uint8)
+        meta = {"handover": {"cached": self.cached, "continued": self.continued, "state": self.state.facts}}
+        return Payload(
+            kv.KIND, {**rows.meta, **meta}, {**rows.tensors, **own.tensors, **arrays}, {**rows.dtypes, **own.dtypes}
+        )
+
+    @classmethod
+    def of(cls, payload: Payload) -> Handover | None:
+        """What a payload holds of it; ``None`` if it is not the last one. The tensors are copies."""
+        meta = payload.meta.get("handover")
+        if meta is None:
+            return None
+        names = [name for name in payload.tensors if name.startswith("state.")]
+        scores = payload.tensors.get("prompt_logprobs")
+        return cls(
+            tokens=payload.tensors["tokens"].tolist(),
+            logits=tensor_of(payload, "logits"),
+            hidden=tensor_of(payload, "hidden") if "hidden" in payload.tensors else None,
+            cached=meta["cached"],
+            continued=meta["continued"],
+            prompt_logprobs=[] if scores is None else msgspec.msgpack.decode(scores.tobytes(), type=list[TokenLogprob]),
+            state=State(meta["state"], {name.removeprefix("state."): tensor_of(payload, name) for name in names}),
+        )
+
+
+@dataclass(slots=True)
+class _Export:
+    sequence: Sequence
+    question: Payload
+    asked: bool = False
+    granted: bool = False
+    sent: int = 0
+    last: Handover | None = None
+
+
+class Exports:
+    """The first engine's prompts on their way out, by request.
+
+    A prompt is computed once the other engine has room for it. Rows leave as they come, so that the transfer of one
+    part runs beside the computation of the next; computing waits for no credit.
+    """
+
+    def __init__(self, cache: KVCache, layout: kv.Layout) -> None:
+        self._cache = cache
+        self._layout = layout
+        self._tokens = max(1, PAYLOAD_BYTES // cache.shape.token_bytes)
+        self._by_key: dict[int, _Export] = {}
+        self.total = 0
+        """Tokens sent so far."""
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def add(self, sequence: Sequence, *, sampled: bool) -> None:
+        """A prompt that is complete. ``sampled`` says that tokens will follow."""
+        question = kv.ask(len(sequence.tokens), self._layout)
+        question.meta["sampled"] = sampled
+        self._by_key[sequence.key] = _Export(sequence, question)
+
+    def granted(self, key: int) -> bool:
+        """Whether there is room for this prompt at its destination."""
+        export = self._by_key.get(key)
+        return export is not None and export.granted
+
+    def computed(self, key: int, last: Handover) -> None:
+        """The whole prompt is computed. Its sequence stays where it is until its rows have left."""
+        export = self._by_key[key]
+        export.last = last
+        export.sequence.pinned = True
+
+    @property
+    def pending(self) -> bool:
+        """Whether :meth:`send` has something to do, given credit."""
+        return any(not e.granted or e.sequence.computed > e.sent for e in self._by_key.values())
+
+    def send(self, out: Outbox) -> tuple[bool, list[int]]:
+        """Put out one payload for each request that has a credit. Returns whether anything moved, and the requests
+        that are through."""
+        moved, through = False, []
+        for key, export in self._by_key.items():
+            if export.granted and export.sequence.computed <= export.sent:
+                continue
+            if not out.ready(key):
+                continue
+            moved = True
+            if not export.asked:
+                export.asked = True
+                out.emit(key, export.question)
+                continue
+            export.granted = True  # the question's credit is back
+            if self._send_rows(key, export, out):
+                through.append(key)
+        return moved, through
+
+    def remove(self, key: int) -> None:
+        self._by_key.pop(key, None)
+
+    def _send_rows(self, key: int, export: _Export, out: Outbox) -> bool:
+        sequence, start = export.sequence, export.sent
+        count = min(sequence.computed - start, self._tokens)
+        if count <= 0:
+            return False
+        payload = kv.extract(self._cache, sequence.blocks, start, count)
+        export.sent += count
+        self.total += count
+        whole = export.sent == len(sequence.tokens)
+        if whole:
+            assert export.last is not None
+            payload = export.last.join(payload)
+        out.emit(key, payload)
+        return whole
+
+
+@dataclass(slots=True)
+class _Import:
+    request: Request
+    tokens: int
+    blocks: int
+    granted: bool = False
+    last: Handover | None = None
+
+
+class Imports:
+    """The second engine's prompts that are on their way in, in the order in which they asked for room.
+
+    A reservation holds its blocks and its places in the batch until the prompt is there: nobody can take them, since
+    only the first engine could compute it again. Who runs already comes first; who asked first is granted first.
+    """
+
+    def __init__(self, cache: KVCache, pool: BlockPool, scheduler: Scheduler, layout: kv.Layout) -> None:
+        self._cache = cache
+        self._pool = pool
+        self._scheduler = scheduler
+        self._layout = layout
+        self._by_key: dict[int, _Import] = {}
+        self.total = 0
+        """Tokens received so far."""
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def reserved_blocks(self) -> int:
+        return sum(len(i.request.first.blocks) for i in self._by_key.values())
+
+    def feed(self, request: Request, payload: Payload | None, end: bool, check: Callable[[], object]) -> bool:
+        """A payload of the edge. Returns whether it is consumed: a question is not. ``check`` raises when a prompt of
+        ``request.first.prompt_len`` tokens is too long. Raises :class:`OmniError` for a layout that does not fit."""
+        coming = self._by_key.get(request.work.key)
+        if payload is not None and coming is None:
+            if difference := self._layout.difference(payload.meta["layout"]):
+                raise OmniError(
+                    ErrorInfo(
+                        message=f"The prefill pool's keys and values do not fit the decode pool: {difference}.",
+                        type="configuration_error",
+                        code="kv_layout",
+                        status=500,
+                    )
+                )
+            first = request.first
+            first.prompt_len = int(payload.meta["ask"])
+            request.final = not payload.meta["sampled"]
+            check()
+            blocks = self._pool.blocks_for(first.prompt_len + payload.meta["sampled"])
+            self._by_key[first.key] = _Import(request, first.prompt_len, blocks)
+            return False
+        if payload is not None and coming is not None:
+            first = coming.request.first
+            arrived = kv.insert(self._cache, first.blocks, payload)
+            if arrived.start != first.computed:
+                raise ValueError(f"tokens from {arrived.start} on, where those from {first.computed} on were due")
+            first.computed = arrived.stop
+            self.total += len(arrived)
+            coming.last = Handover.of(payload)
+        if end and (coming is None or coming.last is None):
+            raise ValueError("the end of the edge, before the end of the prompt")
+        return True
+
+    @property
+    def pending(self) -> bool:
+        """Whether :meth:`grant` or :meth:`arrived` may have something to do."""
+        return any(i.last is not None or not i.granted for i in self._by_key.values())
+
+    def grant(self, out: Outbox, ready: Callable[[int], bool]) -> bool:
+        """Reserve for those whose turn it is; whether there was one."""
+        granted = False
+        for coming in self._by_key.values():
+            if coming.granted:
+                continue
+            if not self._has_room(coming, ready):
+                break  # nobody overtakes
+            coming.request.first.blocks = self._pool.allocate(coming.blocks)
+            coming.granted = granted = True
+            out.consumed(coming.request.work.key, PORT)
+        return granted
+
+    def arrived(self, ready: Callable[[int], bool]) -> Iterator[tuple[Request, Handover]]:
+        """Take out the prompts that are there and whose requests are ``ready`` for a first token."""
+        for key, coming in list(self._by_key.items()):
+            if coming.last is not None and ready(key):
+                del self._by_key[key]
+                yield coming.request, coming.last
+
+    def remove(self, key: int) -> None:
+        """Forget it; its blocks are its sequence's."""
+        self._by_key.pop(key, None)
+
+    def _has_room(self, coming: _Import, ready: Callable[[int], bool]) -> bool:
+        scheduler = self._scheduler
+        if coming.blocks > self._pool.available:
+            return False
+        if any(s.pending > 0 and ready(s.key) for s in scheduler.waiting):
+            return False
+        taken = len(scheduler.running) + sum(i.request.sampling.n for i in self._by_key.values() if i.granted)
+        return not taken or taken + coming.request.sampling.n <= scheduler.max_running
