@@ -223,3 +223,26 @@ def test_a_long_clip_in_a_body_is_whole() -> None:
     room = Room()
     _, media = parse(room, chat(audio_part(b64(wav(tone(60.0, 16_000), 16_000)))))
     assert len(room.deliver([media[0].id])[0]) == 60 * CLIP_RATE
+
+
+def test_a_clip_to_clone_has_the_rate_that_was_asked_for() -> None:
+    """And the other clips of the process the clip rate, as ever."""
+    room = Room()
+    data = base64.b64encode(wav(tone(0.5, 48_000), 48_000)).decode()
+    clean, (clip,) = parse(room, {"input": "Hi.", "ref_audio": data}, reference_rate=24_000)
+    assert clean == {"input": "Hi.", "ref_audio": {"type": "audio", "index": 0}}
+    (payload,) = room.payloads([clip.id])
+    assert (payload.meta["sample_rate"], len(payload.tensors["samples"])) == (24_000, 12_000)
+    assert (clip.seconds, clip.audio_seconds) == (0.5, 0.5)
+    with pytest.raises(OmniError, match="resampled to 1 Hz"):
+        parse(room, {"ref_audio": data}, reference_rate=1)
+    assert refused({"ref_audio": {"type": "audio", "index": 0}}).info.param == "ref_audio"
+    room.assert_empty()
+
+
+def test_a_clip_to_clone_may_be_named_by_url() -> None:
+    room = Room()
+    data = json.dumps({"ref_audio": "https://example.org/a.wav"}).encode()
+    info = q.parse(room.ask(q.ParseChat(owner="o", data=data, reference_rate=24_000)), q.ChatInfo)
+    assert info.media == (q.LinkInfo("https://example.org/a.wav", "audio", "ref_audio", q.How(rate=24_000)),)
+    room.assert_empty()

@@ -18,6 +18,7 @@ import trio
 from omni_actors.actors.background import background
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
+from omni_actors.media.questions import How
 from omni_actors.media.wav import wav_header
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
 from omni_actors.pipelines.factory import missing_devices, resolve
@@ -86,10 +87,10 @@ class AsyncOmni:
                     raise
             await self.orchestrator.vacant.park()
 
-    async def decode(self, audio: bytes | Path) -> MediaRef:
-        """An audio file as input of a request (``Request.media``)."""
+    async def decode(self, audio: bytes | Path, *, rate: int | None = None) -> MediaRef:
+        """An audio file as input of a request (``Request.media``), resampled to ``rate`` Hz, or to 16 kHz."""
         data = await trio.Path(audio).read_bytes() if isinstance(audio, Path) else audio
-        return await self.media.decode(data)
+        return await self.media.decode(data, how=How(rate=rate))
 
 
 async def collect(stream: RequestStream) -> Output:
@@ -233,7 +234,7 @@ class Omni:
         speech = Speech(text=text, voice=voice, speed=speed, reference=reference is not None, **fields)
 
         async def run() -> Output:
-            clips = () if reference is None else (await self._omni.decode(reference),)
+            clips = () if reference is None else (await self._omni.decode(reference, rate=self._omni.plan.sample_rate),)
             inputs = ("text", "audio") if clips else ("text",)
             asked = Request(task="speech", inputs=inputs, outputs=("audio",), params={"speech": speech}, media=clips)
             try:

@@ -76,9 +76,10 @@ class Source(RawIOBase):
 
 
 class Samples:
-    """A clip that grows. ``nbytes`` is what it holds now."""
+    """A clip at ``rate`` Hz that grows. ``nbytes`` is what it holds now."""
 
-    def __init__(self, max_seconds: float, param: str | None) -> None:
+    def __init__(self, max_seconds: float, param: str | None, rate: int = CLIP_RATE) -> None:
+        self.rate = rate
         self._pieces: list[Float32] = []
         self._count = 0
         self.max_seconds = max_seconds
@@ -90,14 +91,14 @@ class Samples:
 
     @property
     def seconds(self) -> float:
-        return self._count / CLIP_RATE
+        return self._count / self.rate
 
     def add(self, samples: Float32) -> None:
-        """Take samples at the clip rate; NaN becomes silence, and what lies outside [-1, 1] is clipped."""
+        """Take samples; NaN becomes silence, and what lies outside [-1, 1] is clipped."""
         if len(samples):
             self._pieces.append(np.clip(np.nan_to_num(samples, copy=False), -1.0, 1.0))
             self._count += len(samples)
-            if self._count > self.max_seconds * CLIP_RATE:
+            if self._count > self.max_seconds * self.rate:
                 raise too_long(self.max_seconds, self._param)
 
     def join(self) -> Generator[None, None, Float32]:
@@ -294,13 +295,13 @@ def _scale(array: npt.NDArray[Any]) -> Float32:
 
 
 class Resampler:
-    """Mono float32 at ``rate`` into a clip at the clip rate. Stateful: the cutting of the input does not matter."""
+    """Mono float32 at ``rate`` into a clip at its own. Stateful: the cutting of the input does not matter."""
 
     def __init__(self, rate: int, into: Samples) -> None:
         self.rate = rate
         self._into = into
         self._soxr = (
-            soxr.ResampleStream(rate, CLIP_RATE, 1, dtype="float32", quality="HQ") if rate != CLIP_RATE else None
+            soxr.ResampleStream(rate, into.rate, 1, dtype="float32", quality="HQ") if rate != into.rate else None
         )
         self._batch: list[Float32] = []
         self._batched = 0

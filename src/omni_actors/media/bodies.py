@@ -11,7 +11,7 @@ import binascii
 import re
 import secrets
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -54,11 +54,18 @@ class MediaPart:
 class ChatBody:
     """A parsed chat body. ``parts`` are its media in order; :meth:`render` is the JSON without them."""
 
-    def __init__(self, body: bytes | bytearray, limits: Limits, modalities: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        body: bytes | bytearray,
+        limits: Limits,
+        modalities: tuple[str, ...] | None = None,
+        reference_rate: int | None = None,
+    ) -> None:
         """Raises :class:`OmniError`: 400 for what is not a JSON object and for media of a modality that is not among
         ``modalities``, 413 for too much of it."""
         self._limits = limits
         self._modalities = modalities
+        self._reference = How(rate=reference_rate)
         self._nonce = secrets.token_hex(16)
         skeleton, self._long = _cut(body, self._nonce)
         if len(skeleton) > limits.max_json_bytes:
@@ -91,7 +98,7 @@ class ChatBody:
         if isinstance(alone := self._tree.get("input_audio"), dict):
             yield self._input_audio(alone, alone, "input_audio")
         if (reference := self._tree.get("ref_audio")) is not None:
-            yield self._reference(reference)
+            yield self._clip_to_clone(reference)
         messages = self._tree.get("messages")
         for i, message in enumerate(messages if isinstance(messages, list) else ()):
             content = message.get("content") if isinstance(message, dict) else None
@@ -123,7 +130,7 @@ class ChatBody:
             raise invalid_request("The audio format must be a string.", f"{path}.format")
         return MediaPart(part, "audio", param, How(), text, f"audio/{format}" if format else hint)
 
-    def _reference(self, value: Any) -> MediaPart:
+    def _clip_to_clone(self, value: Any) -> MediaPart:
         """A speech body's clip: base64 or a URL in one text."""
         param = "ref_audio"
         if not isinstance(value, str):
@@ -131,8 +138,10 @@ class ChatBody:
         holder: dict[str, Any] = {}
         self._tree[param] = holder
         if value[:5].lower() in ("http:", "https"):
-            return self._by_url(holder, {"url": value}, "audio", param)
-        return MediaPart(holder, "audio", param, How(), *self._base64(value, param))
+            part = self._by_url(holder, {"url": value}, "audio", param)
+            return replace(part, param=param, how=self._reference)
+        text, hint = self._base64(value, param)
+        return MediaPart(holder, "audio", param, self._reference, text, hint)
 
     def _by_url(self, part: dict[str, Any], inner: Any, modality: str, path: str) -> MediaPart:
         param = f"{path}.url"

@@ -122,14 +122,27 @@ class MediaService:
             return _ref(await self._decode_link(link, await self._download(link, owner), owner, max_seconds))
 
     async def parse_chat(
-        self, data: Data, *, max_seconds: float | None = None, modalities: tuple[str, ...] | None = None
+        self,
+        data: Data,
+        *,
+        max_seconds: float | None = None,
+        modalities: tuple[str, ...] | None = None,
+        reference_rate: int | None = None,
     ) -> tuple[bytes, list[MediaRef]]:
         """Parse a chat body: its JSON with each media part replaced by ``{"type": MODALITY, "index": i}``, and the
         media in order. Those that it names by URL are fetched, several at once. ``max_seconds`` bounds the sum of their
-        sound; ``modalities`` are those that the model takes (``None``: all)."""
+        sound; ``modalities`` are those that the model takes (``None``: all). A speech body's reference clip
+        is resampled to ``reference_rate`` Hz."""
         async with self._operation() as owner:
             small, blob = await self._send(data, owner, None)
-            question = q.ParseChat(owner=owner, blob=blob, data=small, max_seconds=max_seconds, modalities=modalities)
+            question = q.ParseChat(
+                owner=owner,
+                blob=blob,
+                data=small,
+                max_seconds=max_seconds,
+                modalities=modalities,
+                reference_rate=reference_rate,
+            )
             info = await self._answer(question, q.ChatInfo)
             media = await self._follow(info.media, owner, max_seconds)
         return info.body, [_ref(medium) for medium in media]

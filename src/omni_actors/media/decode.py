@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from omni_actors.media.audio import Samples, Source, decode
 from omni_actors.media.held import Blob, Clip, Medium, Picture, Reserve
 from omni_actors.media.images import decode_image
-from omni_actors.media.limits import Limits
+from omni_actors.media.limits import CLIP_RATE, Limits
 from omni_actors.media.questions import How
 from omni_actors.media.video import Wanted, decode_video
 from omni_actors.protocol.errors import invalid_request
@@ -37,7 +37,10 @@ class Decoding:
         self._how = how
         self._limits = limits
         self._param = param
-        self._samples = Samples(max_seconds, param)
+        rate = CLIP_RATE if how.rate is None else how.rate
+        if not limits.min_rate <= rate <= limits.max_rate:
+            raise invalid_request(f"A clip cannot be resampled to {rate} Hz.", param)
+        self._samples = Samples(max_seconds, param, rate)
         self._reserve = Reserve(afford)
 
     @property
@@ -58,4 +61,4 @@ class Decoding:
             )
             return (yield from decode_video(source, wanted, self._reserve, self._samples, limits, self._param))
         yield from decode(source, self._samples, limits, content_type, filename, self._param)
-        return Clip((yield from self._samples.join()))
+        return Clip((yield from self._samples.join()), self._samples.rate)

@@ -229,7 +229,7 @@ class MediaEngine(Engine):
         return q.plain(self._keep(question.owner, medium))
 
     def _parse_chat(self, question: q.ParseChat, blob: Blob, made: Made) -> Generator[None, None, Any]:
-        chat = ChatBody((yield from blob.join()), self.limits, question.modalities)
+        chat = ChatBody((yield from blob.join()), self.limits, question.modalities, question.reference_rate)
         left = self._seconds(question.max_seconds)
         links: dict[int, q.LinkInfo] = {}
         for index, part in enumerate(chat.parts):

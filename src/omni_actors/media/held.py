@@ -49,9 +49,10 @@ class Blob:
 
 @dataclass(slots=True)
 class Clip:
-    """Sound: float32 [n], mono, at the clip rate."""
+    """Sound: float32 [n], mono, at ``rate`` Hz."""
 
     samples: Float32
+    rate: int = CLIP_RATE
     modality: ClassVar[str] = "audio"
 
     @property
@@ -60,14 +61,14 @@ class Clip:
 
     @property
     def seconds(self) -> float:
-        return len(self.samples) / CLIP_RATE
+        return len(self.samples) / self.rate
 
     @property
     def audio_seconds(self) -> float:
         return self.seconds
 
     def payload(self, index: int) -> Payload:
-        return pcm_payload(self.samples, CLIP_RATE, index=index, seconds=self.seconds, length=len(self.samples))
+        return pcm_payload(self.samples, self.rate, index=index, seconds=self.seconds, length=len(self.samples))
 
 
 @dataclass(slots=True)

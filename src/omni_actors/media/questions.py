@@ -49,12 +49,14 @@ class BlobAppend(Question, frozen=True):
 
 
 class How(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How an image or a video is to be decoded; what is ``None`` is as the limits say.
+    """How a medium is to be decoded; what is ``None`` is as the limits say.
 
-    ``within``: an image is shrunk to fit a square of so many pixels a side. Of a video ``fps`` frames a second are
-    sampled, at most ``max_frames`` (and never more than the limits allow), and its ``sound`` if there is any.
+    ``rate``: a clip is resampled to so many Hz (of those that the limits allow), in place of the clip rate. ``within``:
+    an image is shrunk to fit a square of so many pixels a side. Of a video ``fps`` frames a second are sampled, at most
+    ``max_frames`` (and never more than the limits allow), and its ``sound`` if there is any.
     """
 
+    rate: int | None = None
     within: int | None = None
     fps: float | None = None
     max_frames: int | None = None
@@ -78,7 +80,8 @@ class Decode(Question, frozen=True):
 
 
 class ParseChat(Question, frozen=True):
-    """``modalities``: those that the model takes (``None``: all); another one is refused before it is decoded."""
+    """``modalities``: those that the model takes (``None``: all); another one is refused before it is decoded.
+    ``reference_rate``: :attr:`How.rate` of a speech body's reference clip."""
 
     what = "parse_chat"
     owner: str
@@ -86,6 +89,7 @@ class ParseChat(Question, frozen=True):
     data: bytes = b""
     max_seconds: float | None = None
     modalities: tuple[str, ...] | None = None
+    reference_rate: int | None = None
 
 
 class EncodeOpen(Question, frozen=True):
