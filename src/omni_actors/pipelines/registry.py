@@ -26,7 +26,10 @@ BUILTINS = {
     "causal-lm": "omni_actors.models.causal_lm.pipeline:PIPELINE",
     "csm": "omni_actors.models.csm.pipeline:PIPELINE",
     "pocket-tts": "omni_actors.models.pocket_tts.pipeline:PIPELINE",
+    "dia": "omni_actors.models.dia.pipeline:PIPELINE",
     "qwen3-omni": "omni_actors.models.qwen3_omni.pipeline:PIPELINE",
+    "qwen3-tts": "omni_actors.models.qwen3_tts.pipeline:PIPELINE",
+    "qwen3-tts-fused": "omni_actors.models.qwen3_tts.pipeline:FUSED",
     "qwen3-asr": "omni_actors.models.qwen3_asr.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
 }

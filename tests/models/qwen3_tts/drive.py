@@ -18,6 +18,7 @@ from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+from omni_actors.worker.engines.chained import ChainedEngine
 from omni_actors.worker.engines.generation import GenerationEngine
 
 FAMILY = "omni_actors.models.qwen3_tts"
@@ -96,6 +97,12 @@ def talker_of(kind: str, **options: Any) -> AutoregressiveEngine:
 
 def codec_of(kind: str = "qwen3-tts", **options: Any) -> GenerationEngine:
     engine = GenerationEngine(hello(kind, "codec", f"{FAMILY}.codec:Qwen3TTSCodec", **options))
+    engine.load(lambda text, fraction: None)
+    return engine
+
+
+def fused_of(kind: str, **options: Any) -> ChainedEngine:
+    engine = ChainedEngine(hello(kind, "tts", f"{FAMILY}.fused:LINKS", **({"kv_blocks": 512} | options)))
     engine.load(lambda text, fraction: None)
     return engine
 

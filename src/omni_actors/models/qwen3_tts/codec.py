@@ -30,10 +30,9 @@ class Qwen3TTSCodec(CodecAdapter):
         self.groups = int(settings.num_quantizers)
         self.codebook_size = int(settings.codebook_size)
         self._sound_context = _sound_context(self._model, self.samples_per_frame)
-        frames = (
-            settings.num_hidden_layers * (settings.sliding_window - 1) + reach(self._model.pre_conv, causal=True)[1]
-        )
-        self.sufficient_context = frames + self._sound_context
+        attended = settings.num_hidden_layers * (settings.sliding_window - 1)
+        _, before, _ = reach(self._model.pre_conv, causal=True)
+        self.sufficient_context = attended + before + self._sound_context
         return {}
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:

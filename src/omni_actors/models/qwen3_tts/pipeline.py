@@ -9,6 +9,7 @@ from typing import Any
 from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC, CODEC_LEAST, CODEC_TYPES
 from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage, Task
+from omni_actors.pipelines.limits import with_engine_options
 
 _FAMILY = "omni_actors.models.qwen3_tts"
 
@@ -115,4 +116,38 @@ PIPELINE = Pipeline(
     speech_fields=(*FIELDS, *_CLONING),
     task_types=("custom_voice", "voice_design", "clone"),
     doc="Qwen3-TTS (12 Hz): named voices, voices designed by a description, or cloned; a talker and a codec.",
+)
+
+_ENGINE = with_engine_options(TALKER)
+
+TTS = Stage(
+    name="tts",
+    engine="omni_actors.worker.engines.chained:ChainedEngine",
+    adapter=f"{_FAMILY}.fused:LINKS",
+    ports=TALKER.ports,
+    sections=("speech",),
+    emits="audio",
+    defaults=_ENGINE.defaults | CODEC.defaults,
+    options_doc=_ENGINE.options_doc | CODEC.options_doc,
+    options_type=_ENGINE.options_type | CODEC.options_type,
+    options_least=_ENGINE.options_least | CODEC.options_least,
+    doc="Talker and codec in one worker: text to sound.",
+)
+
+
+def describe_fused(folder: Path) -> PipelineFacts:
+    """The same of the pipeline in one stage."""
+    return _facts(Folder.read(folder), "tts", FUSED)
+
+
+FUSED = replace(
+    PIPELINE,
+    name="qwen3-tts-fused",
+    stages=(TTS,),
+    edges=(),
+    tasks=(Task("speech", entries={"text": "tts", "audio": "tts.reference"}, outputs={"audio": "tts"}),),
+    architectures=(),  # chosen by its name
+    checkpoints=(),
+    describe=f"{_FAMILY}.pipeline:describe_fused",
+    doc="Qwen3-TTS (12 Hz) in one worker: fewer processes and hops, but talker and codec take turns.",
 )

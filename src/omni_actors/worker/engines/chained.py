@@ -1,0 +1,206 @@
+"""Several engines in one worker, one after the other: what each emits, the next takes. To the outside they are one.
+
+For stages that are worth no worker of their own: nothing is copied or sent between them, and one step of the loop runs
+one iteration of each, so that a frame that the first makes is heard in the same step. They take turns on one thread.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.worker.engine import Engine, Outbox, Work
+from omni_actors.worker.engines.outputs import add_usage
+
+CAPACITY = 64
+"""Payloads of one request that may wait for an engine; the one before it stands still then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One engine of a chain. ``name`` is what it takes for its stage's name: draws with a seed depend on it. ``engine``
+    and ``adapter`` are dotted names; ``port`` takes what the engine before emits (the first has the stage's own ports).
+    """
+
+    name: str
+    engine: str
+    adapter: str
+    port: str = ""
+
+
+@dataclass(slots=True)
+class _Request:
+    """``waiting`` payloads by the engine's place; ``usage`` of the engines that have finished."""
+
+    work: Work
+    waiting: list[int]
+    usage: Usage = field(default_factory=Usage)
+
+
+class ChainedEngine(Engine):
+    """Drives the :class:`Link` objects in the sequence that ``hello.adapter`` names. Each gets all options; what the
+    last one makes leaves the worker."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self._links: tuple[Link, ...] = tuple(pkgutil.resolve_name(hello.adapter))
+        self._engines: list[Engine] = []
+        for link in self._links:
+            own = msgspec.structs.replace(hello, stage=link.name, engine=link.engine, adapter=link.adapter)
+            self._engines.append(pkgutil.resolve_name(link.engine)(own))
+        self._requests: dict[int, _Request] = {}
+        self._failed: dict[int, ErrorInfo] = {}
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        info: dict[str, Any] = {}
+        for engine in self._engines:
+            info |= engine.load(progress)
+        return info
+
+    # ---- requests
+
+    def admit(self, work: Work) -> None:
+        last = len(self._links) - 1
+        admitted: list[Engine] = []
+        try:
+            for place, (link, engine) in enumerate(zip(self._links, self._engines, strict=True)):
+                ports = frozenset({link.port}) if place else work.ports
+                visible, routed = (work.visible, work.routed) if place == last else (False, True)
+                engine.admit(Work(work.key, work.request_id, work.params, ports, visible=visible, routed=routed))
+                admitted.append(engine)
+        except BaseException:
+            for engine in admitted:
+                engine.abort(work.key)
+            raise
+        self._requests[work.key] = _Request(work, [0] * len(self._links))
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
+        return self._engines[0].feed(key, port, payload, end)
+
+    def abort(self, key: int) -> None:
+        if self._requests.pop(key, None) is not None:
+            for engine in self._engines:
+                engine.abort(key)
+
+    # ---- one step
+
+    @property
+    def runnable(self) -> bool:
+        return any(engine.runnable for engine in self._engines)
+
+    def step(self, out: Outbox) -> bool:
+        ran = False
+        for place, engine in enumerate(self._engines):
+            if engine.runnable:
+                ran |= engine.step(_Place(self, place, out))
+            # Not before: an engine is not told to forget a request in the middle of its own step.
+            while self._failed:
+                key, error = self._failed.popitem()
+                self.abort(key)
+                out.fail(key, error)
+        return ran
+
+    def ready(self, place: int, key: int, out: Outbox) -> bool:
+        """Whether the engine may go on with a request: what it emits has somewhere to go."""
+        if place + 1 == len(self._links):
+            return out.ready(key)
+        request = self._requests.get(key)
+        return request is not None and request.waiting[place + 1] < CAPACITY
+
+    def hand_on(self, place: int, key: int, payload: Payload | None, end: bool) -> None:
+        """From the engine to the next one."""
+        request = self._requests.get(key)
+        if request is None or key in self._failed:
+            return
+        try:
+            if not self._engines[place + 1].feed(key, self._links[place + 1].port, payload, end):
+                request.waiting[place + 1] += payload is not None
+        except OmniError as error:
+            self._failed[key] = error.info
+
+    def consumed(self, place: int, key: int, port: str, out: Outbox) -> None:
+        if place == 0:
+            out.consumed(key, port)
+        elif (request := self._requests.get(key)) is not None:
+            request.waiting[place] -= 1
+
+    def finish(self, place: int, key: int, usage: Usage, out: Outbox) -> None:
+        request = self._requests.get(key)
+        if request is None:
+            return
+        request.usage = add_usage(request.usage, usage)
+        if place + 1 < len(self._links):
+            self.hand_on(place, key, None, True)
+        else:
+            del self._requests[key]
+            out.finish(key, request.usage)
+
+    def fail(self, key: int, error: ErrorInfo) -> None:
+        if key in self._requests:
+            self._failed.setdefault(key, error)
+
+    # ---- the rest
+
+    def counters(self) -> dict[str, float]:
+        """Gauge: ``requests`` held. Each engine's own, behind its name and an underscore."""
+        found: dict[str, float] = {"requests": len(self._requests)}
+        for link, engine in zip(self._links, self._engines, strict=True):
+            found |= {f"{link.name}_{name}": value for name, value in engine.counters().items()}
+        return found
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The outbox of one of the engines."""
+
+    chain: ChainedEngine
+    place: int
+    out: Outbox
+
+    def ready(self, key: int) -> bool:
+        return self.chain.ready(self.place, key, self.out)
+
+    def text(self, delta: TextDelta) -> None:
+        self.out.text(delta)
+
+    def media(self, chunk: MediaChunk) -> None:
+        self.out.media(chunk)
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        if self._last:
+            return self.out.allocate(key, kind, meta, specs)
+        return blank_payload(kind, meta, specs)
+
+    def emit(self, key: int, payload: Payload) -> None:
+        if self._last:
+            self.out.emit(key, payload)
+        else:
+            self.chain.hand_on(self.place, key, payload, False)
+
+    def consumed(self, key: int, port: str) -> None:
+        self.chain.consumed(self.place, key, port, self.out)
+
+    def finish(self, key: int, usage: Usage) -> None:
+        self.chain.finish(self.place, key, usage, self.out)
+
+    def fail(self, key: int, error: ErrorInfo) -> None:
+        self.chain.fail(key, error)
+
+    def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
+        self.out.reply(query, value, error)
+
+    @property
+    def _last(self) -> bool:
+        return self.place + 1 == len(self.chain._links)
