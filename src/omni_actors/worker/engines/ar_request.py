@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import torch
 
 from omni_actors.protocol.params import Prompt, Sampling
 from omni_actors.protocol.request import TokenLogprob, Usage
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.detokenize import StopStrings
-from omni_actors.worker.engines.sampling import Choosing
-from omni_actors.worker.engines.sequence import Sequence
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter
+from omni_actors.worker.engines.detokenize import StopStrings, TextStream
+from omni_actors.worker.engines.sampling import Choosing, Row, token_logprobs
+from omni_actors.worker.engines.sequence import Chunk, Sequence
+
+CONTEXT_TOKENS = 8
+"""So many of the prompt's last tokens say how the first token of its continuation is decoded."""
 
 
 @dataclass(slots=True)
@@ -51,3 +59,34 @@ class Request:
         """The field of the client's request that the prompt comes from."""
         prompt = self.work.params.get("prompt")
         return "prompt" if isinstance(prompt, Prompt) and prompt.messages is None else "messages"
+
+
+def choice_of(request: Request, sequence: Sequence, limit: int, adapter: AutoregressiveAdapter, stage: str) -> Choice:
+    """A choice of a request whose prompt is complete: it follows ``sequence`` for at most ``limit`` tokens."""
+    sampling, vocabulary = request.sampling, adapter.vocabulary
+    prompt = sequence.tokens[: sequence.prompt_len]
+    ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else adapter.eos)
+    penalized = prompt if adapter.penalize_prompt else ()
+    row = Row(request.choosing, stage=stage, choice=sequence.index, prompt=penalized, stop_ids=ends)
+    if vocabulary is None:
+        return Choice(sequence, row, None, sampling, ends, limit)
+    stream = TextStream(
+        vocabulary,
+        stops=request.stops,
+        include_stop=sampling.include_stop_str_in_output,
+        skip_special_tokens=sampling.skip_special_tokens,
+        min_tokens=sampling.min_tokens,
+        context=prompt[-CONTEXT_TOKENS:] if request.continued else (),
+    )
+    return Choice(sequence, row, stream, sampling, ends, limit)
+
+
+def score_prompt(request: Request, chunk: Chunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]) -> None:
+    """Keep the log-probabilities of prompt tokens, of the logits before each; the prompt's first one has none (NaN)."""
+    known, tokens = request.prompt_logprobs, chunk.sequence.tokens
+    if not known:
+        known.append(TokenLogprob(tokens[0], token_bytes(tokens[0]), math.nan))
+    after = range(chunk.start + 1, chunk.start + 1 + chunk.scored)
+    counts = [request.sampling.logprobs or 0] * chunk.scored
+    scores = token_logprobs(logits, [tokens[i] for i in after], counts, token_bytes)
+    known += scores[len(known) - after.start :]  # one that was preempted is scored again

@@ -8,7 +8,6 @@ samples one token for each sequence that is complete so far, and hands out what 
 from __future__ import annotations
 
 import logging
-import math
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -16,28 +15,24 @@ from typing import Any
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.protocol.errors import invalid_request, overloaded, stage_failed
+from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed
 from omni_actors.protocol.frames import Hello
-from omni_actors.protocol.request import TokenLogprob, Usage
+from omni_actors.protocol.request import Usage
 from omni_actors.worker import kv
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.ar_options import EngineOptions
-from omni_actors.worker.engines.ar_request import Request
+from omni_actors.worker.engines.ar_request import Request, choice_of, score_prompt
 from omni_actors.worker.engines.ar_scheduler import Scheduler, Swap
 from omni_actors.worker.engines.choice import Choice
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, PromptInput, Release, StepOutput
-from omni_actors.worker.engines.detokenize import StopStrings, TextStream
-from omni_actors.worker.engines.handover import Exports, Handover, Imports
+from omni_actors.worker.engines.detokenize import StopStrings
+from omni_actors.worker.engines.handover import Exports, Imports
 from omni_actors.worker.engines.model_runner import ModelRunner
 from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.sampling import Row, resolve, sample, token_logprobs, validate
+from omni_actors.worker.engines.sampling import resolve, sample, validate
 from omni_actors.worker.engines.sequence import Chunk, Sequence
 
 log = logging.getLogger(__name__)
-
-
-CONTEXT_TOKENS = 8
-"""So many of the prompt's last tokens say how the first token of its continuation is decoded."""
 
 
 class AutoregressiveEngine(Engine):
@@ -198,22 +193,7 @@ class AutoregressiveEngine(Engine):
         return room if self.options.max_tokens is None else min(room, self.options.max_tokens)
 
     def _choice(self, request: Request, sequence: Sequence, limit: int) -> Choice:
-        sampling, vocabulary = request.sampling, self._adapter.vocabulary
-        prompt = sequence.tokens[: sequence.prompt_len]
-        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._adapter.eos)
-        penalized = prompt if self._adapter.penalize_prompt else ()
-        row = Row(request.choosing, stage=self.hello.stage, choice=sequence.index, prompt=penalized, stop_ids=ends)
-        if vocabulary is None:
-            return Choice(sequence, row, None, sampling, ends, limit)
-        stream = TextStream(
-            vocabulary,
-            stops=request.stops,
-            include_stop=sampling.include_stop_str_in_output,
-            skip_special_tokens=sampling.skip_special_tokens,
-            min_tokens=sampling.min_tokens,
-            context=prompt[-CONTEXT_TOKENS:] if request.continued else (),
-        )
-        return Choice(sequence, row, stream, sampling, ends, limit)
+        return choice_of(request, sequence, limit, self._adapter, self.hello.stage)
 
     def _remove(self, key: int) -> None:
         request = self._requests.pop(key)
@@ -278,7 +258,7 @@ class AutoregressiveEngine(Engine):
             chunk.sequence.advance(chunk.count, self._pool)
             if chunk.scored:
                 request = self._requests[chunk.sequence.key]
-                self._score(request, chunk, output.logits[row : row + chunk.scored])
+                score_prompt(request, chunk, output.logits[row : row + chunk.scored], self._token_bytes)
             row += chunk.rows
             if chunk.sample:
                 due.append((chunk.sequence, row - 1))
@@ -347,17 +327,6 @@ class AutoregressiveEngine(Engine):
                 each.echo(text, request.prompt_logprobs)
         return list(request.choices)
 
-    def _score(self, request: Request, chunk: Chunk, logits: torch.Tensor) -> None:
-        """The prompt's own log-probabilities; its first token has none (NaN)."""
-        known, token_bytes = request.prompt_logprobs, self._token_bytes
-        tokens = chunk.sequence.tokens
-        if not known:
-            known.append(TokenLogprob(tokens[0], token_bytes(tokens[0]), math.nan))
-        after = range(chunk.start + 1, chunk.start + 1 + chunk.scored)
-        counts = [request.sampling.logprobs or 0] * chunk.scored
-        scores = token_logprobs(logits, [tokens[i] for i in after], counts, token_bytes)
-        known += scores[len(known) - after.start :]  # one that was preempted is scored again
-
     def _hand_out(self, choice: Choice, out: Outbox) -> None:
         key = choice.sequence.key
         request = self._requests[key]
@@ -411,22 +380,11 @@ class AutoregressiveEngine(Engine):
         """These prompts are computed."""
         assert self._exports is not None
         for sequence, row in due:
-            key, logits = sequence.key, output.logits[row : row + 1]
-            request = self._requests[key]
-            if not logits.max().isfinite():
+            key = sequence.key
+            if not output.logits[row].max().isfinite():
                 self._fail(key, out)
-                continue
-            hidden = None if output.hidden is None else output.hidden[row : row + 1].clone()
-            handover = Handover(
-                sequence.tokens,
-                logits.clone(),
-                hidden,
-                sequence.cached or 0,
-                request.continued,
-                request.prompt_logprobs,
-                self._adapter.export_state(key),
-            )
-            self._exports.computed(key, handover)
+            else:
+                self._exports.computed(self._requests[key], output, row, self._adapter.export_state(key))
 
     def _take_over(self, out: Outbox, ready: Callable[[int], bool]) -> bool:
         """Room is given to prompts that ask for it, and those that are there get their first token; whether any did."""
@@ -435,17 +393,18 @@ class AutoregressiveEngine(Engine):
         moved = self._imports.grant(out, ready)
         for request, handover in self._imports.arrived(out.ready):
             moved = True
-            first, device = request.first, self._adapter.decoder.device
-            first.tokens, first.prompt_len, first.sealed = handover.tokens, len(handover.tokens), True
-            first.cached, first.reached = handover.cached, first.computed
-            request.continued, request.prompt_logprobs = handover.continued, handover.prompt_logprobs
+            try:
+                self._adapter.import_state(request.work, handover.state)
+            except OmniError as error:
+                self._totals["failures"] += 1
+                self._remove(request.work.key)
+                out.fail(request.work.key, error.info)
+                continue
             request.opened = True
-            self._adapter.import_state(request.work, handover.state)
-            request.choices.append(self._choice(request, first, self._limit(request)))
-            self._scheduler.adopt(first)
-            hidden = None if handover.hidden is None else handover.hidden.to(device)
-            output = StepOutput(handover.logits.to(device), hidden)
-            self._deliver(self._sample([(first, 0)], output, out), out)
+            request.choices.append(self._choice(request, request.first, self._limit(request)))
+            self._scheduler.adopt(request.first)
+            output = handover.output(self._adapter.decoder.device)
+            self._deliver(self._sample([(request.first, 0)], output, out), out)
         return moved
 
     # ---- the rest

@@ -24,7 +24,7 @@ from omni_actors.worker import kv
 from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_request import Request
 from omni_actors.worker.engines.ar_scheduler import Scheduler
-from omni_actors.worker.engines.decoder import State
+from omni_actors.worker.engines.decoder import State, StepOutput
 from omni_actors.worker.engines.paged_attention import KVCache
 from omni_actors.worker.engines.paged_cache import BlockPool
 from omni_actors.worker.engines.sequence import Sequence
@@ -48,6 +48,10 @@ class Handover:
     continued: bool
     prompt_logprobs: list[TokenLogprob]
     state: State
+
+    def output(self, device: torch.device) -> StepOutput:
+        """What the step gave that computed the prompt's last token."""
+        return StepOutput(self.logits.to(device), None if self.hidden is None else self.hidden.to(device))
 
     def join(self, rows: Payload) -> Payload:
         """The last payload: the last rows, and this."""
@@ -122,11 +126,20 @@ class Exports:
         export = self._by_key.get(key)
         return export is not None and export.granted
 
-    def computed(self, key: int, last: Handover) -> None:
-        """The whole prompt is computed. Its sequence stays where it is until its rows have left."""
-        export = self._by_key[key]
-        export.last = last
-        export.sequence.pinned = True
+    def computed(self, request: Request, output: StepOutput, row: int, state: State) -> None:
+        """The whole prompt is computed; ``row`` of the step's output is what comes after it. Its sequence stays where
+        it is until its rows have left."""
+        first = request.first
+        self._by_key[first.key].last = Handover(
+            first.tokens,
+            output.logits[row : row + 1].clone(),
+            None if output.hidden is None else output.hidden[row : row + 1].clone(),
+            first.cached or 0,
+            request.continued,
+            request.prompt_logprobs,
+            state,
+        )
+        first.pinned = True
 
     @property
     def pending(self) -> bool:
@@ -255,11 +268,17 @@ class Imports:
         return granted
 
     def arrived(self, ready: Callable[[int], bool]) -> Iterator[tuple[Request, Handover]]:
-        """Take out the prompts that are there and whose requests are ``ready`` for a first token."""
+        """Take out the prompts that are there and whose requests are ``ready`` for a first token. Their sequences are
+        as if they had been computed here."""
         for key, coming in list(self._by_key.items()):
-            if coming.last is not None and ready(key):
-                del self._by_key[key]
-                yield coming.request, coming.last
+            if (last := coming.last) is None or not ready(key):
+                continue
+            del self._by_key[key]
+            request, first = coming.request, coming.request.first
+            first.tokens, first.prompt_len, first.sealed = last.tokens, len(last.tokens), True
+            first.cached, first.reached = last.cached, first.computed
+            request.continued, request.prompt_logprobs = last.continued, last.prompt_logprobs
+            yield request, last
 
     def remove(self, key: int) -> None:
         """Forget it; its blocks are its sequence's."""
