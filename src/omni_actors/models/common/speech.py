@@ -137,20 +137,24 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
 
 
 class Codes:
-    """Chooses a row's codes one after the other. A draw depends on (seed, name, place) alone, so an utterance repeats
-    with its seed whatever runs beside it."""
+    """Chooses codes, for one row of logits or for several at once. A draw depends on (seed, name, row, place) alone, so
+    an utterance repeats with its seed whatever runs beside it."""
 
-    def __init__(self, choosing: Choosing, name: str) -> None:
-        self._row = Row(choosing, stage=name)
+    def __init__(self, choosing: Choosing, name: str, rows: int = 1) -> None:
+        self._rows = [Row(choosing, stage=name, choice=row) for row in range(rows)]
 
     def choose(self, logits: torch.Tensor) -> int:
         """The next code, by its logits [vocabulary]. Raises :class:`OutputError` if they are not finite."""
-        chosen = sample(logits.to(torch.float32, copy=True).reshape(1, -1), [self._row], _no_bytes)
+        return self.choose_rows(logits.reshape(1, -1))[0]
+
+    def choose_rows(self, logits: torch.Tensor) -> list[int]:
+        """The next code of each row, by their logits [rows, vocabulary]. Raises as :meth:`choose` does."""
+        chosen = sample(logits.to(torch.float32, copy=True), self._rows, _no_bytes)
         if chosen.broken:
             raise OutputError("logits are not finite")
-        code = chosen.token_ids[0]
-        self._row.append(code)
-        return code
+        for row, code in zip(self._rows, chosen.token_ids, strict=True):
+            row.append(code)
+        return chosen.token_ids
 
 
 def _no_bytes(token_id: int) -> bytes:

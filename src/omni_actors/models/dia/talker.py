@@ -1,0 +1,149 @@
+"""The talker: an encoder reads the text's bytes, a decoder says rows of codes.
+
+Codebook ``c`` of frame ``f`` is in row ``f + delay[c]``: a frame is complete when the slowest codebook's row is. Rows
+before a codebook's first frame hold its beginning mark. The end is said by the first codebook alone; the others follow
+at their delays. With guidance, each row is computed twice, with the text and without, and what the text changes is
+enlarged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DacModel, DiaForConditionalGeneration, DiaProcessor
+
+from omni_actors.models.common import speech
+from omni_actors.models.common.speech import Codes, Frames, Utterance, choosing, load_model, most_frames
+from omni_actors.models.dia.pipeline import VOICES
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.request import Usage
+
+_SPEAKER = re.compile(r"\s*\[S\d\]")
+
+
+class Talker(speech.Talker):
+    frames = "codes"
+
+    def start(self, folder: Path) -> dict[str, Any]:
+        codec = load_model(DacModel, self.hello, speech.audio_tokenizer_folder(folder))
+        codec.decoder = None  # the codec stage has its own
+        self._processor = speech.load_processor(DiaProcessor, folder, codec)
+        self._rate = self._processor.feature_extractor.sampling_rate
+        self._model = load_model(DiaForConditionalGeneration, self.hello)
+        self._recommended = self._model.generation_config.to_diff_dict()
+        self._delays: list[int] = self._model.config.delay_pattern
+        return {"voices": list(VOICES)}
+
+    def check(self, utterance: Utterance) -> None:
+        if utterance.speech.voice not in ("default", *VOICES):
+            raise invalid_request(f"A voice is a speaker of the dialogue: {' or '.join(VOICES)}.", param="voice")
+        if utterance.speech.reference and not utterance.speech.ref_text:
+            raise invalid_request("This model must know what is said in the reference.", param="ref_text")
+        size = len(self._processor.tokenizer(self._text(utterance), add_special_tokens=False)["input_ids"])
+        most = self._model.config.encoder_config.max_position_embeddings
+        if size > most:
+            raise invalid_request(f"The text (with the reference's) has {size} bytes; the most is {most}.", "input")
+
+    @torch.inference_mode()
+    def speak(self, utterance: Utterance) -> Iterator[Frames | Usage]:
+        config = self._model.config.decoder_config
+        inputs = self._prompt(utterance)
+        yield Usage(prompt_tokens=inputs["input_ids"].shape[1])
+        given = inputs["decoder_input_ids"][0]  # rows of codes; the pad is where the model may choose
+        begin = int((given[:, 0] != config.pad_token_id).sum())
+        limit = self._recommended.get("max_length") or config.max_position_embeddings
+        most = most_frames(utterance.speech, self.hello.options, None, limit - 1 - begin)
+        rows: list[list[int]] = given[:begin].tolist()
+        decoder = _Decoder(self._model, inputs["input_ids"], self._guidance)
+        delays, slowest = self._delays, max(self._delays)
+        how = choosing(utterance.speech, self.hello.options, self._recommended)
+        if not how.greedy:
+            how = replace(how, temperature=max(1.0, how.temperature))  # as transformers has it: it was made for more
+        codes = Codes(how, "talker", len(delays))
+        fresh = rows
+        end: int | None = None  # the row in which the first codebook says that it is over
+        while end is None or len(rows) < end + slowest:
+            chosen = codes.choose_rows(self._allowed(decoder.read(fresh, how.top_k)))
+            place = len(rows)
+            if end is None and (chosen[0] == config.eos_token_id or place == begin + most):
+                end = place
+            for channel, delay in enumerate(delays):
+                if end is not None and place >= end + delay:
+                    chosen[channel] = config.eos_token_id if place == end + delay else config.pad_token_id
+                elif place < len(given) and int(given[place, channel]) != config.pad_token_id:
+                    chosen[channel] = int(given[place, channel])
+            rows.append(chosen)
+            fresh = [chosen]
+            frame = place - slowest
+            if frame >= begin and (end is None or frame < end):
+                yield np.asarray([[rows[frame + delay][channel] for channel, delay in enumerate(delays)]], np.int64)
+
+    @property
+    def _guidance(self) -> float:
+        scale = self.hello.options["guidance_scale"] or self._recommended.get("guidance_scale") or 1.0
+        return float(scale)
+
+    def _allowed(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [channels, vocabulary] without what may not be said. Only the first codebook may say the end, and only
+        where nothing is likelier: then it must."""
+        eos = self._model.config.decoder_config.eos_token_id
+        logits[:, eos + 1 :] = -torch.inf
+        logits[1:, eos] = -torch.inf
+        if int(logits[0].argmax()) == eos:
+            logits[0, :eos] = -torch.inf
+        else:
+            logits[0, eos] = -torch.inf
+        return logits
+
+    def _text(self, utterance: Utterance) -> str:
+        text = utterance.text
+        if not _SPEAKER.match(text):
+            voice = VOICES[0] if utterance.speech.voice == "default" else utterance.speech.voice
+            text = f"[{voice}] {text}"
+        if utterance.speech.ref_text:
+            said = utterance.speech.ref_text
+            text = f"{said if _SPEAKER.match(said) else f'[{VOICES[0]}] {said}'} {text}"
+        return text
+
+    def _prompt(self, utterance: Utterance) -> dict[str, torch.Tensor]:
+        sound = None
+        if utterance.references:
+            sound = [np.concatenate([clip.at(self._rate) for clip in utterance.references])]
+        made = self._processor(text=[self._text(utterance)], audio=sound, return_tensors="pt")
+        return {name: made[name].to(self.hello.device) for name in ("input_ids", "decoder_input_ids")}
+
+
+class _Decoder:
+    """The decoder and what it remembers of one utterance."""
+
+    def __init__(self, model: Any, text: torch.Tensor, guidance: float) -> None:
+        self._model = model
+        self._guidance = guidance
+        if guidance != 1.0:
+            text = torch.cat([text, torch.zeros_like(text)])  # the second is what it would say without the text
+        self._encoded = model.model.encoder(input_ids=text)
+        self._batch = len(text)
+        self._cache: Any = None
+
+    def read(self, rows: list[list[int]], top_k: int) -> torch.Tensor:
+        """Float32 logits [channels, vocabulary] of the row behind these."""
+        read = torch.tensor([rows] * self._batch, device=self._model.device)
+        step = self._model(
+            encoder_outputs=self._encoded, decoder_input_ids=read, past_key_values=self._cache, use_cache=True
+        )
+        self._cache = step.past_key_values
+        logits: torch.Tensor = step.logits[:, -1].to(torch.float32)
+        if self._guidance == 1.0:
+            return logits
+        given, free = logits.chunk(2)
+        guided: torch.Tensor = given + (given - free) * self._guidance
+        if not top_k:
+            return guided
+        kept = guided.topk(top_k, dim=-1).indices
+        return torch.full_like(given, -torch.inf).scatter(-1, kept, given.gather(-1, kept))
