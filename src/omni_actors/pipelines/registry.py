@@ -28,9 +28,11 @@ BUILTINS = {
     "pocket-tts": "omni_actors.models.pocket_tts.pipeline:PIPELINE",
     "dia": "omni_actors.models.dia.pipeline:PIPELINE",
     "qwen3-omni": "omni_actors.models.qwen3_omni.pipeline:PIPELINE",
+    "qwen2.5-omni": "omni_actors.models.qwen2_5_omni.pipeline:PIPELINE",
     "qwen3-tts": "omni_actors.models.qwen3_tts.pipeline:PIPELINE",
     "qwen3-tts-fused": "omni_actors.models.qwen3_tts.pipeline:FUSED",
     "qwen3-asr": "omni_actors.models.qwen3_asr.pipeline:PIPELINE",
+    "voxtral": "omni_actors.models.voxtral.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
 }
 """Known without entry points, so that a checkout works before it is installed."""

@@ -1,0 +1,157 @@
+"""media → encoder → thinker → talker → token2wav → sound. The thinker alone answers in text."""
+
+from __future__ import annotations
+
+import json
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage, Task
+
+SAMPLE_RATE = 24_000
+
+_FAMILY = "omni_actors.models.qwen2_5_omni"
+
+TOKEN2WAV_DEFAULTS: dict[str, Any] = {
+    "first_chunk_frames": 12,
+    "min_chunk_frames": 12,
+    "chunk_frames": 96,
+    "ramp": True,
+    "left_context_blocks": 2,
+    "look_ahead_blocks": 1,
+    "vocoder_context_frames": None,
+    "steps": 10,
+    "guidance": 0.5,
+    "sway": -1.0,
+}
+
+TOKEN2WAV = Stage(
+    name="token2wav",
+    engine="generation",
+    adapter=f"{_FAMILY}.token2wav:Token2Wav",
+    ports=(Port("codes", "codes", mode="chunk", doc="Codec tokens, 50 a second."),),
+    sections=("speech",),
+    emits="audio",
+    dtypes=("float32",),
+    weight=2.0,
+    defaults=TOKEN2WAV_DEFAULTS,
+    options_doc={
+        "first_chunk_frames": "Codes of an answer's first piece of sound, rounded up to what the blocks give; a "
+        "request may ask for its own number.",
+        "min_chunk_frames": "Fewest codes of the pieces behind it.",
+        "chunk_frames": "Most codes of a piece, and its size where the ramp is off.",
+        "ramp": "Let pieces grow while the listener has enough to play and shrink when it has not; otherwise each has "
+        "chunk_frames.",
+        "left_context_blocks": "Blocks before a block that its spectrogram is computed with; null for as many as keep "
+        "it as it would be in the whole.",
+        "look_ahead_blocks": "The same of blocks after it: the first sound waits for them. Null for as many as keep it "
+        "as it would be in the whole.",
+        "vocoder_context_frames": "Frames of spectrogram on either side of a piece that its sound is made with; null "
+        "for as many as the convolutions reach.",
+        "steps": "Time points of the flow's solver.",
+        "guidance": "Weight of classifier-free guidance.",
+        "sway": "How much the time points are drawn to the begin (negative) or the end.",
+    },
+    options_type={"left_context_blocks": int, "look_ahead_blocks": int, "vocoder_context_frames": int},
+    options_least={
+        "first_chunk_frames": 1,
+        "min_chunk_frames": 1,
+        "chunk_frames": 1,
+        "left_context_blocks": 0,
+        "look_ahead_blocks": 0,
+        "vocoder_context_frames": 0,
+        "steps": 2,
+    },
+    doc="Codec tokens to spectrograms by a diffusion transformer, and those to sound by BigVGAN.",
+)
+
+ENCODER = Stage(
+    name="encoder",
+    engine="generation",
+    adapter=f"{_FAMILY}.encoder:Encoder",
+    ports=(Port("media", "media", mode="chunk", doc="The request's images, clips and videos, in order."),),
+    defaults={"cache_bytes": 64 << 20, "image_max_pixels": None, "video_max_pixels": None},
+    options_doc={
+        "cache_bytes": "Memory for the features of media that were encoded last: the same one again costs nothing.",
+        "image_max_pixels": "Most pixels of an image after resizing; the checkpoint's own bound, if not set.",
+        "video_max_pixels": "Most pixels of a video's frame after resizing; the processor's own bound, if not set.",
+    },
+    options_type={"image_max_pixels": int, "video_max_pixels": int},
+    options_least={"image_max_pixels": 1024, "video_max_pixels": 1024},
+    doc="The towers that look and listen: media to features.",
+)
+
+THINKER = Stage(
+    name="thinker",
+    engine="autoregressive",
+    adapter=f"{_FAMILY}.thinker:Qwen25OmniThinker",
+    ports=(Port("features", "features", required=False, mode="chunk", doc="Of the prompt's media, one payload each."),),
+    sections=("prompt", "sampling", "speech"),
+    emits="text",
+    weight=4.0,
+    doc="Reads text and features, writes text.",
+)
+
+TALKER = Stage(
+    name="talker",
+    engine="autoregressive",
+    adapter=f"{_FAMILY}.talker:Qwen25OmniTalker",
+    ports=(Port("states", "hidden", mode="chunk", doc="What the thinker read and writes, as it goes."),),
+    sections=("speech",),
+    weight=2.0,
+    doc="Says what the thinker writes, while it writes, in codec tokens.",
+)
+
+
+def describe(folder: Path) -> PipelineFacts:
+    """What a checkpoint's folder says: its voices, and whether it speaks at all."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not config.get("enable_audio_output", True):
+        return PipelineFacts(lacks=("talker", "token2wav"))
+    return PipelineFacts(voices=speaker_names(folder / "spk_dict.pt"))
+
+
+def speaker_names(path: Path) -> tuple[str, ...] | None:
+    """The names in a checkpoint's dictionary of speakers, lower case, ``None`` without the file.
+
+    The serving process has no torch and unpickles nothing: it reads the strings of the pickled dictionary. Those that
+    are neither a speaker's field nor say where a tensor's numbers lie are the names.
+    """
+    if not path.exists():
+        return None
+    with zipfile.ZipFile(path) as archive:
+        pickled = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        operations = list(pickletools.genops(archive.read(pickled)))
+    strings = [str(value) for operation, value, _ in operations if operation.name.endswith("BINUNICODE")]
+    known = {"bos_token", "cond", "ref_mel", "storage", "cpu"}
+    names = [s.lower() for s in strings if s not in known and not s.isdigit() and not s.startswith("cuda")]
+    return tuple(dict.fromkeys(names))
+
+
+PIPELINE = Pipeline(
+    name="qwen2.5-omni",
+    stages=(ENCODER, THINKER, TALKER, TOKEN2WAV),
+    edges=(
+        Edge("encoder", "thinker.features", "features", mode="chunk", capacity=8),
+        Edge("thinker", "talker.states", "hidden", mode="chunk"),
+        Edge("talker", "token2wav.codes", "codes", mode="chunk"),
+    ),
+    tasks=(
+        Task(
+            "chat",
+            entries={"text": "thinker", **dict.fromkeys(("audio", "image", "video"), "encoder.media")},
+            outputs={"text": "thinker", "audio": "token2wav"},
+        ),
+        Task("completion", entries={"text": "thinker"}, outputs={"text": "thinker"}),
+        Task("speech", entries={"text": "thinker"}, outputs={"audio": "token2wav"}),
+    ),
+    architectures=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
+    checkpoints=("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen2.5-Omni-3B"),
+    describe=f"{_FAMILY}.pipeline:describe",
+    voices=("chelsie", "ethan"),
+    sample_rate=SAMPLE_RATE,
+    speech_fields=("max_tokens", "initial_chunk_frames", "temperature", "top_k", "top_p", "repetition_penalty"),
+    doc="Qwen2.5-Omni: text, images, audio and video in, text and speech out.",
+)

@@ -1,0 +1,266 @@
+"""The vocoder stage: codec tokens to sound, block by block, while they come.
+
+A block's spectrogram is computed once, when the codes that it looks ahead to are there (:mod:`flow`); sound is made of
+spectrograms by BigVGAN, in windows with as much context on both sides as its convolutions reach. What leaves does not
+depend on how it was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniToken2WavBigVGANModel,
+    Qwen2_5OmniToken2WavDiTModel,
+)
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.load import load_part
+from omni_actors.models.common.text import give_memory_back
+from omni_actors.models.qwen2_5_omni.flow import Condition, Flow, Window
+from omni_actors.models.qwen2_5_omni.pipeline import SAMPLE_RATE, TOKEN2WAV_DEFAULTS
+from omni_actors.models.qwen2_5_omni.speakers import read_speakers
+from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.params import Speech
+from omni_actors.protocol.request import Usage
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.generation import GenerationAdapter
+from omni_actors.worker.engines.outputs import OutputError, Result, audio_piece
+from omni_actors.worker.engines.ramp import Ramp
+
+PROBE_FRAMES = 192
+"""Length of the spectrogram on which the convolutions' reach is measured."""
+
+
+@dataclass(slots=True, eq=False)
+class Voicing:
+    """One request. ``mel`` [frames, mels] is the spectrogram from frame ``base`` on, as far as ``blocks`` blocks reach;
+    ``sent`` frames of it have left as sound."""
+
+    work: Work
+    ramp: Ramp
+    condition: Condition
+    seed: int
+    codes: torch.Tensor
+    mel: torch.Tensor
+    base: int = 0
+    blocks: int = 0
+    taken: int = 0
+    sent: int = 0
+    ended: bool = False
+    busy: bool = False
+
+
+class Token2Wav(GenerationAdapter[Voicing, Voicing]):
+    """``hello.model`` is the checkpoint's folder. Options: :data:`TOKEN2WAV_DEFAULTS`. It computes in float32, as the
+    checkpoint's makers do."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self._options = TOKEN2WAV_DEFAULTS | hello.options
+        self._flow: Flow
+        self._vocoder: Any
+
+    @torch.inference_mode()
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        torch.set_num_threads(self.hello.threads)
+        folder = self.hello.model
+        assert folder is not None
+        progress("loading the vocoder", None)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True).token2wav_config
+        device = self.hello.device
+        for part in (config.dit_config, config.bigvgan_config):
+            part._attn_implementation = "sdpa"
+        dit = load_part(
+            Qwen2_5OmniToken2WavDiTModel,
+            config.dit_config,
+            folder,
+            "token2wav.code2wav_dit_model.",
+            torch.float32,
+            device,
+        )
+        self._vocoder = load_part(
+            Qwen2_5OmniToken2WavBigVGANModel,
+            config.bigvgan_config,
+            folder,
+            "token2wav.code2wav_bigvgan_model.",
+            torch.float32,
+            device,
+        )
+        options = self._options
+        self._flow = Flow(dit, options["steps"], options["guidance"], options["sway"])
+        self._hop = int(np.prod(config.bigvgan_config.upsample_rates))
+        self._conditions = {
+            name.lower(): self._flow.condition(speaker) for name, speaker in read_speakers(Path(folder)).items()
+        }
+        progress("measuring the vocoder's reach", None)
+        reach = self._reach()
+        self._back = _given(options["left_context_blocks"], self._flow.sufficient_back)
+        self._ahead = _given(options["look_ahead_blocks"], self._flow.sufficient_ahead)
+        self._context = _given(options["vocoder_context_frames"], reach)
+        give_memory_back()
+        return {
+            "sample_rate": SAMPLE_RATE,
+            "channels": 1,
+            "voices": sorted(self._conditions),
+            "block_codes": self._flow.block_codes,
+            "sufficient_left_context_blocks": self._flow.sufficient_back,
+            "sufficient_look_ahead_blocks": self._flow.sufficient_ahead,
+            "sufficient_vocoder_context_frames": reach,
+        }
+
+    def _reach(self) -> int:
+        """How many frames on either side of a frame have a part in its sound: one in the middle is changed, and what
+        changes of the sound is looked at."""
+        generator = torch.Generator().manual_seed(0)
+        mel = torch.randn(1, self._flow.mels, PROBE_FRAMES, generator=generator).to(self.hello.device) - 4
+        before = self._sound(mel)
+        mel[:, :, PROBE_FRAMES // 2] += 1
+        changed = (self._sound(mel) != before)[0].nonzero().flatten() // self._hop
+        middle = PROBE_FRAMES // 2
+        return int(max(middle - changed.min(), changed.max() - middle))
+
+    def _sound(self, mel: torch.Tensor) -> torch.Tensor:
+        """Log-mel [batch, mels, frames] → samples [batch, frames * hop]."""
+        samples: torch.Tensor = self._vocoder(mel).reshape(len(mel), -1)
+        return samples
+
+    # ---- requests
+
+    @torch.inference_mode()
+    def open(self, work: Work) -> tuple[Voicing, Sequence[Voicing]]:
+        speech = work.params.get("speech") or Speech()
+        name = next(iter(self._conditions)) if speech.voice == "default" else speech.voice.lower()
+        condition = self._conditions.get(name)
+        if condition is None:
+            known = ", ".join(self._conditions)
+            raise invalid_request(f"There is no voice '{speech.voice}'; there are: {known}.", "voice")
+        options = self._options
+        most = options["chunk_frames"]
+        first = speech.initial_chunk_frames or (options["first_chunk_frames"] if options["ramp"] else most)
+        frame_s = self._flow.repeats * self._hop / SAMPLE_RATE
+        ramp = Ramp(frame_s, first, options["min_chunk_frames"], most, options["ramp"])
+        device = self._flow.device
+        mel = torch.empty(0, self._flow.mels, device=device)
+        return Voicing(work, ramp, condition, speech.seed, torch.empty(0, dtype=torch.int64, device=device), mel), ()
+
+    def feed(self, state: Voicing, port: str, payload: Payload | None, end: bool) -> Sequence[Voicing]:
+        if payload is not None:
+            codes = payload.tensors["codes"]
+            if codes.ndim != 2 or codes.shape[1] != 1 or codes.dtype != np.int64:
+                raise OutputError(f"codes are {codes.dtype}{list(codes.shape)}, not int64[frames, 1]")
+            if codes.size and not 0 <= codes.min() <= codes.max() <= self._flow.codes:
+                raise OutputError(f"a code is above {self._flow.codes}")
+            state.codes = torch.cat((state.codes, torch.from_numpy(codes[:, 0].copy()).to(state.codes.device)))
+        state.ended |= end
+        return self.more(state)
+
+    def more(self, state: Voicing) -> Sequence[Voicing]:
+        """The request again, if a piece's worth of codes can be turned into sound now."""
+        waiting = self._sounding(state, self._ready(state)) - state.sent
+        waiting //= self._flow.repeats
+        due = waiting > 0 and (state.ended or waiting >= state.ramp.wanted)
+        if state.busy or not due:
+            return ()
+        state.busy = True
+        return (state,)
+
+    def _ready(self, state: Voicing) -> int:
+        """So many blocks can be computed by now."""
+        size, count = self._flow.block_codes, len(state.codes)
+        return -(-count // size) if state.ended else max(0, count // size - self._ahead)
+
+    def _sounding(self, state: Voicing, blocks: int) -> int:
+        """So many frames can be turned into sound when so many blocks are computed."""
+        frames = min(blocks * self._flow.block_codes, len(state.codes)) * self._flow.repeats
+        whole = state.ended and blocks == self._ready(state)
+        return frames if whole else max(state.sent, frames - self._context)
+
+    @torch.inference_mode()
+    def run(self, items: Sequence[Voicing]) -> Sequence[Result | OmniError]:
+        targets = {id(state): self._target(state) for state in items}
+        windows = [
+            (state, self._window(state, block)) for state in items for block in range(state.blocks, targets[id(state)])
+        ]
+        mels: dict[int, list[torch.Tensor]] = {id(state): [state.mel] for state in items}
+        solved: dict[int, torch.Tensor] = {}
+        for group in _groups(range(len(windows)), lambda i: len(windows[i][1].codes)):
+            solved |= zip(group, self._flow.solve([windows[i][1] for i in group]), strict=True)
+        for i, (state, _) in enumerate(windows):
+            mels[id(state)].append(solved[i])
+        whole = {key: torch.cat(parts) for key, parts in mels.items()}
+        ends = {id(state): self._sounding(state, targets[id(state)]) for state in items}
+        samples = self._voice(items, whole, ends)
+        results: list[Result | OmniError] = []
+        for state in items:
+            results.append(self._result(state, samples[id(state)]))
+            self._advance(state, whole[id(state)], targets[id(state)], ends[id(state)])
+        return results
+
+    def _target(self, state: Voicing) -> int:
+        """How many blocks this piece takes the request to: enough that sound comes of it, no more than the ramp says."""
+        flow, ready = self._flow, self._ready(state)
+        wanted = state.sent + state.ramp.wanted * flow.repeats
+        blocks = state.blocks
+        while blocks < ready and self._sounding(state, blocks) < wanted:
+            blocks += 1
+        return blocks
+
+    def _window(self, state: Voicing, block: int) -> Window:
+        size, repeats = self._flow.block_codes, self._flow.repeats
+        first, last = max(0, block - self._back), block + self._ahead + 1
+        codes = state.codes[first * size : last * size]
+        noise = torch.cat([self._flow.noise(state.seed, b) for b in range(first, first + -(-len(codes) // size))])
+        begin = (block - first) * size
+        end = min(begin + size, len(codes))
+        return Window(codes, noise[: len(codes) * repeats], begin, end, state.condition)
+
+    def _voice(
+        self, items: Sequence[Voicing], mels: dict[int, torch.Tensor], ends: dict[int, int]
+    ) -> dict[int, np.ndarray[Any, np.dtype[np.float32]]]:
+        """The sound of frames ``sent … end - 1`` of each request."""
+
+        def cut(state: Voicing) -> tuple[torch.Tensor, int]:
+            first = max(0, state.sent - self._context)
+            last = ends[id(state)] + self._context
+            return mels[id(state)][first - state.base : last - state.base], state.sent - first
+
+        cuts = {id(state): cut(state) for state in items if ends[id(state)] > state.sent}
+        found = {id(state): np.empty(0, np.float32) for state in items}
+        for group in _groups(cuts, lambda key: len(cuts[key][0])):
+            sound = self._sound(torch.stack([cuts[key][0].t() for key in group])).float().numpy()
+            sent = {id(state): state.sent for state in items}
+            for key, row in zip(group, sound, strict=True):
+                start = cuts[key][1] * self._hop
+                found[key] = np.ascontiguousarray(row[start : start + (ends[key] - sent[key]) * self._hop])
+        return found
+
+    def _result(self, state: Voicing, samples: np.ndarray[Any, np.dtype[np.float32]]) -> Result:
+        sent = [audio_piece(state.work, samples, SAMPLE_RATE)] if len(samples) else []
+        return Result(sent, Usage(audio_output_s=len(samples) / SAMPLE_RATE))
+
+    def _advance(self, state: Voicing, mel: torch.Tensor, blocks: int, end: int) -> None:
+        frames = end - state.sent
+        state.ramp.cut(max(1, frames // self._flow.repeats), frames * self._hop / SAMPLE_RATE)
+        state.blocks, state.sent, state.busy = blocks, end, False
+        keep = max(state.base, end - self._context)
+        state.mel, state.base = mel[keep - state.base :], keep
+
+
+def _given(option: int | None, sufficient: int) -> int:
+    return sufficient if option is None else int(option)
+
+
+def _groups(items: Iterable[Any], length: Callable[[Any], int]) -> Iterable[list[Any]]:
+    """Items of equal lengths together."""
+    groups: dict[int, list[Any]] = {}
+    for item in items:
+        groups.setdefault(length(item), []).append(item)
+    return groups.values()
