@@ -205,7 +205,7 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         return results
 
     def _target(self, state: Voicing) -> int:
-        """How many blocks this piece takes the request to: enough that sound comes of it, no more than the ramp says."""
+        """How many blocks this piece takes the request to: enough that sound comes of it, no more than asked."""
         flow, ready = self._flow, self._ready(state)
         wanted = state.sent + state.ramp.wanted * flow.repeats
         blocks = state.blocks
