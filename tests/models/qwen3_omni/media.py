@@ -15,7 +15,7 @@ FPS = 2.0
 RATE = 16_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Given:
     """One medium: ``modality``, and pixels, samples or frames. A video may have sound."""
 

@@ -134,7 +134,7 @@ def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium]) -> Expa
     return Expanded(
         np.concatenate(tokens).tolist(),
         torch.from_numpy(along),
-        float(along.max() + np.float32(1)) - length,
+        float(along.max() + np.float32(1) - np.float32(length)),
         tuple(placements),
         root_of(media),
     )
