@@ -17,6 +17,7 @@ from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import serve
 from omni_actors.media.client import MediaService
+from omni_actors.media.limits import read_limits
 from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError
@@ -191,8 +192,9 @@ async def served(
     """The application on a free port, with the real media engine behind a real client."""
     plan = plan_of(pipeline, *overrides)
     orchestrator = FakeOrchestrator(plan, script)
-    room = Room()
-    media = MediaService(room.query) if plan.media is not None else None
+    settings = plan.media.options if plan.media is not None else {}
+    room = Room(**settings)
+    media = MediaService(room.query, limits=read_limits(settings)) if plan.media is not None else None
     app = build_app(orchestrator, media, plan, options)
     stop = trio.Event()
     async with trio.open_nursery() as nursery:

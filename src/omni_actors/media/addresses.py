@@ -96,9 +96,9 @@ class AllowList:
                 pass
             name = entry.lower().rstrip(".")
             bare = name.removeprefix("*.")
-            if "/" in entry or ":" in entry or not bare or bare.startswith("."):
+            if any(character in bare for character in "/:*") or not bare or bare.startswith("."):
                 raise ValueError(f"{entry!r} is no host name and no network")
-            if bare is not name and name.startswith("*."):
+            if name.startswith("*."):
                 self._domains.append("." + bare)
             else:
                 self._hosts.add(name)

@@ -16,7 +16,9 @@ class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Section ``prompt``. Exactly one of ``messages``, ``text`` and ``token_ids`` is set.
 
     ``messages`` follow the chat format; a content is a string or a list of parts ``{"type": "text", "text": …}`` and
-    ``{"type": "audio", "index": i}``, where ``i`` counts the request's audio clips in order.
+    ``{"type": "audio" | "image" | "video", "index": i}``, where ``i`` counts the request's media of all kinds in order.
+    ``media_kwargs`` says how they are meant: ``{"use_audio_in_video": True}`` when a video's audio track (delivered
+    with it, where it has one) belongs to the prompt.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -25,6 +27,7 @@ class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    media_kwargs: dict[str, Any] = {}
 
 
 class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -10,7 +10,8 @@ from omni_actors.protocol.errors import ErrorInfo
 
 
 class MediaRef(msgspec.Struct, frozen=True):
-    """A decoded clip that waits in the media process: ``id`` there, ``modality`` (``audio``), ``seconds`` of it."""
+    """A decoded medium that waits in the media process: ``id`` there, ``modality`` (``audio``, ``image`` or ``video``),
+    ``seconds`` of it (0 for an image)."""
 
     id: int
     modality: str
@@ -23,7 +24,7 @@ class Request(msgspec.Struct, kw_only=True):
     ``task`` names one of the pipeline's tasks (``chat``, ``completion``, ``speech``, ``transcription``, …).
     ``inputs`` are the modalities that the request brings, ``outputs`` those that the client wants.
     ``params`` maps section names (:mod:`omni_actors.protocol.params`) to structs.
-    ``media`` are clips, in order, delivered to the entry stage of their modality.
+    ``media`` are clips, images and videos, in order, delivered to the entry stage of their modalities.
     ``id`` is the caller's label for logs and echoes; identity inside is never taken from it.
     ``deadline_s`` is the whole budget in seconds from admission; ``None`` takes the deployment's default.
     ``affinity`` keeps requests with the same value on the same replicas while those live.

@@ -14,13 +14,17 @@ MAX_JSON = Limits().max_json_bytes
 
 
 async def read_json(
-    services: Services, call: Call, media: re.Pattern[bytes] | None = None
+    services: Services,
+    call: Call,
+    media: re.Pattern[bytes] | None = None,
+    modalities: tuple[str, ...] | None = None,
 ) -> tuple[bytes, list[MediaRef]]:
-    """A body as JSON that is small enough to decode here, and the clips that were in it (freed when the call is over).
+    """A body as JSON that is small enough to decode here, and the media that were in it (freed when the call is over).
 
     A body over ``limits.inline_body_bytes``, or with a match of ``media``, goes to the media process, raw and as it
-    arrives. A deployment without a media process takes no media, and parses everything here: its bodies have the
-    default bound of JSON there. Raises 413 over it.
+    arrives. Media of a modality that is not among ``modalities`` (``None``: all are) are refused there before they are
+    decoded or fetched. A deployment without a media process takes no media, and parses everything here: its bodies have
+    the default bound of JSON there. Raises 413 over it.
     """
     limits = services.plan.limits
     if services.media is None:
@@ -32,6 +36,8 @@ async def read_json(
     if ended and (media is None or media.search(data) is None):
         return data, []
     with before(call.context):
-        clean, clips = await services.media.parse_chat(data if ended else call.rest(data))
+        clean, clips = await services.media.parse_chat(
+            data if ended else call.rest(data), modalities=modalities, reference_rate=services.plan.sample_rate
+        )
     await call.enter(services.clips(clips))
     return clean, clips

@@ -18,11 +18,12 @@ from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of
-from omni_actors.entrypoints.openai.schemas import ChatRequest
+from omni_actors.entrypoints.openai.schemas import ChatRequest, MediaKwargs
 from omni_actors.entrypoints.openai.voicing import set_fields, voice_of
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.media.limits import PIECE
+from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, MediaRef, Request, TextDelta, TokenLogprob
@@ -31,8 +32,8 @@ TASK = "chat"
 
 DEFAULT_RATE = 24_000
 
-_AUDIO = re.compile(rb'"input_audio"|"audio_url"|\\u00[567]')
-"""What a body with audio parts contains (the type's letters may be escapes). A false hit costs a detour only."""
+_MEDIA = re.compile(rb'"input_audio"|"(?:audio|image|video)_url"|\\u00[567]')
+"""What a body with media parts contains (the type's letters may be escapes). A false hit costs a detour only."""
 
 
 @dataclass(slots=True)
@@ -52,11 +53,13 @@ class _Answer:
 
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first event, so that a failure before it still has its status."""
-    data, clips = await read_json(services, call, _AUDIO)
+    task = services.plan.tasks.get(TASK)
+    taken = None if task is None else tuple(sorted(MEDIA_MODALITIES & task.entries.keys()))
+    data, media = await read_json(services, call, _MEDIA, taken)
     body = decode(data, ChatRequest)
     model = services.model(body.model)
     spoken = "audio" in (body.modalities or ())
-    request = _request(services, call, body, clips, spoken)
+    request = _request(services, call, body, media, spoken)
     answer = _Answer(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         model=model,
@@ -76,9 +79,9 @@ async def create(services: Services, call: Call) -> Reply:
     return Reply(await _whole(services, call, events, answer))
 
 
-def _request(services: Services, call: Call, body: ChatRequest, clips: list[MediaRef], spoken: bool) -> Request:
+def _request(services: Services, call: Call, body: ChatRequest, media: list[MediaRef], spoken: bool) -> Request:
     """What is asked of the orchestrator. Raises 400 for what the model or this server cannot do."""
-    inputs = ("text", "audio") if clips else ("text",)
+    inputs = ("text", *sorted({medium.modality for medium in media}))
     # A spoken answer has its transcript beside it, so the text is wanted in either case.
     outputs = ("text", "audio") if spoken else ("text",)
     services.task(TASK, inputs=inputs, outputs=outputs)
@@ -110,19 +113,20 @@ def _request(services: Services, call: Call, body: ChatRequest, clips: list[Medi
             raise invalid_request("'continue_final_message' needs an assistant's message last.", "messages")
     params: dict[str, Any] = {
         "prompt": Prompt(
-            messages=prompt_messages(body.messages, len(clips), services.history),
+            messages=prompt_messages(body.messages, media, services.history),
             add_generation_prompt=not body.continue_final_message
             if body.add_generation_prompt is None
             else body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             chat_template_kwargs=body.chat_template_kwargs or {},
+            media_kwargs=_media_kwargs(services, body),
         ),
         "sampling": sampling_of(
             body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None
         ),
     }
-    if clips:
-        params["transcription"] = Transcription(clips=len(clips))
+    if "audio" in inputs:
+        params["transcription"] = Transcription(clips=sum(medium.modality == "audio" for medium in media))
     if spoken:
         own = body.audio.voice if body.audio is not None else None
         voice = voice_of(services, {"audio.voice": own, "voice": body.voice, "speaker": body.speaker})
@@ -133,10 +137,23 @@ def _request(services: Services, call: Call, body: ChatRequest, clips: list[Medi
         inputs=inputs,
         outputs=outputs,
         params=params,
-        media=tuple(clips),
+        media=tuple(media),
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
     )
+
+
+def _media_kwargs(services: Services, body: ChatRequest) -> dict[str, Any]:
+    """What a stage must know of how the videos are meant. How they are sampled is the media process's part."""
+    given = body.mm_processor_kwargs or MediaKwargs()
+    heard = given.use_audio_in_video
+    if None not in (heard, body.use_audio_in_video) and heard != body.use_audio_in_video:
+        raise invalid_request("'use_audio_in_video' is given twice, and differently.", "use_audio_in_video")
+    heard = heard or body.use_audio_in_video
+    if (heard or given.fps or given.max_frames) and "video" not in services.plan.tasks[TASK].entries:
+        param = "use_audio_in_video" if body.use_audio_in_video else "mm_processor_kwargs"
+        raise invalid_request(f"'{param}' is about videos; this model takes none.", param, "unsupported_parameter")
+    return {"use_audio_in_video": True} if heard else {}
 
 
 async def _whole(services: Services, call: Call, events: Events, answer: _Answer) -> bytes:

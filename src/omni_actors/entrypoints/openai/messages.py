@@ -7,21 +7,32 @@ from typing import Any
 from omni_actors.entrypoints.openai.fields import refuse_unserved
 from omni_actors.entrypoints.openai.schemas import (
     AssistantMessage,
-    ClipPart,
+    AudioUrlPart,
     FunctionMessage,
+    ImageUrlPart,
     InputAudioPart,
     Message,
     TextPart,
     ToolMessage,
+    VideoUrlPart,
 )
 from omni_actors.entrypoints.services import SpokenHistory
 from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.request import MediaRef
+
+_MODALITIES: dict[type, str] = {
+    InputAudioPart: "audio",
+    AudioUrlPart: "audio",
+    ImageUrlPart: "image",
+    VideoUrlPart: "video",
+}
+"""Parts that no media process has taken out → what they bring."""
 
 
-def prompt_messages(messages: list[Message], clips: int, history: SpokenHistory) -> list[dict[str, Any]]:
+def prompt_messages(messages: list[Message], media: list[MediaRef], history: SpokenHistory) -> list[dict[str, Any]]:
     """The messages with developer turned into system, spoken answers into their transcripts, and texts joined.
 
-    ``clips`` is how many clips the media process took out of the body: the messages must refer to each once, in order.
+    ``media`` are those that the media process took out of the body: the messages must refer to each once, in order.
     Raises 400 with the path of what is wrong.
     """
     made = []
@@ -39,9 +50,9 @@ def prompt_messages(messages: list[Message], clips: int, history: SpokenHistory)
         elif isinstance(message.content, str):
             one["content"] = message.content
         else:
-            one["content"], seen = _parts(message.content, at, seen, clips)
+            one["content"], seen = _parts(message.content, at, seen, media)
         made.append(one)
-    if seen != clips:
+    if seen != len(media):
         raise _forged("messages")
     return made
 
@@ -66,30 +77,31 @@ def _assistant_text(message: AssistantMessage, at: str, history: SpokenHistory) 
     raise invalid_request(f"'{at}': an assistant's message needs content or audio.", f"{at}.content")
 
 
-def _parts(parts: list[Any], at: str, seen: int, clips: int) -> tuple[str | list[dict[str, Any]], int]:
-    """Text alone becomes one string (what text models' templates take); with clips it stays a list."""
+def _parts(parts: list[Any], at: str, seen: int, media: list[MediaRef]) -> tuple[str | list[dict[str, Any]], int]:
+    """Text alone becomes one string (what text models' templates take); with media it stays a list."""
     if not parts:
         raise invalid_request(f"'{at}.content' is empty.", f"{at}.content")
     if all(isinstance(part, TextPart) for part in parts):
         return "\n".join(part.text for part in parts), seen
     made: list[dict[str, Any]] = []
     for place, part in enumerate(parts):
+        where = f"{at}.content[{place}]"
         if isinstance(part, TextPart):
             made.append({"type": "text", "text": part.text})
-        elif isinstance(part, ClipPart) and part.index == seen < clips:
-            made.append({"type": "audio", "index": seen})
-            seen += 1
-        elif isinstance(part, InputAudioPart):  # no media process has taken it out
+        elif (modality := _MODALITIES.get(type(part))) is not None:
             raise invalid_request(
-                f"'{at}.content[{place}]': this model takes no audio.",
-                f"{at}.content[{place}].type",
-                "unsupported_modality",
+                f"'{where}': this model takes no {modality}.", f"{where}.type", "unsupported_modality"
             )
         else:
-            raise _forged(f"{at}.content[{place}].type")
+            modality = type(part).__struct_config__.tag
+            if part.index != seen or seen >= len(media) or media[seen].modality != modality:
+                raise _forged(f"{where}.type")
+            made.append({"type": modality, "index": seen})
+            seen += 1
     return made, seen
 
 
 def _forged(param: str) -> OmniError:
     """The body brought a part of the server's own making."""
-    return invalid_request("Audio comes as parts of type 'input_audio'.", param, "invalid_value")
+    known = "'input_audio', 'image_url', 'audio_url' and 'video_url'"
+    return invalid_request(f"Media come as parts of type {known}.", param, "invalid_value")

@@ -91,15 +91,54 @@ class InputAudio(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputAudioPart(msgspec.Struct, tag="input_audio", tag_field="type", forbid_unknown_fields=True):
-    """Only in bodies that have not gone through the media process yet."""
+    """Like every part with a medium: only in bodies that have not gone through the media process yet."""
 
     input_audio: InputAudio
 
 
+class Url(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+
+
+class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImageUrlPart(msgspec.Struct, tag="image_url", tag_field="type", forbid_unknown_fields=True):
+    image_url: ImageUrl
+
+
+class AudioUrlPart(msgspec.Struct, tag="audio_url", tag_field="type", forbid_unknown_fields=True):
+    """vLLM's."""
+
+    audio_url: Url
+
+
+class VideoUrlPart(msgspec.Struct, tag="video_url", tag_field="type", forbid_unknown_fields=True):
+    """vLLM's."""
+
+    video_url: Url
+
+
 class ClipPart(msgspec.Struct, tag="audio", tag_field="type", forbid_unknown_fields=True):
-    """What the media process leaves in the place of an :class:`InputAudioPart`."""
+    """What the media process leaves in the place of a part with audio; ``index`` counts all media of the body."""
 
     index: int
+
+
+class ImagePart(msgspec.Struct, tag="image", tag_field="type", forbid_unknown_fields=True):
+    index: int
+
+
+class VideoPart(msgspec.Struct, tag="video", tag_field="type", forbid_unknown_fields=True):
+    index: int
+
+
+MediaPart = InputAudioPart | ImageUrlPart | AudioUrlPart | VideoUrlPart
+"""As clients send it."""
+TakenPart = ClipPart | ImagePart | VideoPart
+"""As the media process leaves it."""
 
 
 class SystemMessage(msgspec.Struct, tag="system", tag_field="role", forbid_unknown_fields=True):
@@ -113,7 +152,7 @@ class DeveloperMessage(msgspec.Struct, tag="developer", tag_field="role", forbid
 
 
 class UserMessage(msgspec.Struct, tag="user", tag_field="role", forbid_unknown_fields=True):
-    content: str | list[TextPart | ClipPart | InputAudioPart]
+    content: str | list[TextPart | MediaPart | TakenPart]
     name: str | None = None
 
 
@@ -147,6 +186,14 @@ class FunctionMessage(msgspec.Struct, tag="function", tag_field="role"):
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
+class MediaKwargs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's way to say how media are taken, of one request: here of its videos."""
+
+    use_audio_in_video: bool | None = None
+    fps: Annotated[float, Meta(gt=0, le=240)] | None = None
+    max_frames: Count | None = None
+
+
 class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/chat/completions``."""
 
@@ -168,6 +215,8 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: MediaKwargs | None = None
+    use_audio_in_video: bool | None = None
 
     store: Annotated[bool | None, NoOp(_STORED)] = None
     metadata: Annotated[dict[str, str] | None, NoOp(_STORED)] = None
