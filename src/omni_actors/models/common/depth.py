@@ -141,7 +141,7 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw], uniform: torch.Tensor) ->
     """One code per row, by inverting the cumulative distribution over codes from the likeliest down."""
     column = [(d.sampling.temperature, d.sampling.top_k or logits.shape[1], d.sampling.top_p) for d in draws]
     temperature, top_k, top_p = torch.tensor(column, device=logits.device).unsqueeze(-1).unbind(1)
-    ranked, order = logits.sort(-1, descending=True, stable=True)
+    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = torch.softmax(ranked / temperature.clamp_min(1e-5), -1)
     probabilities = probabilities * (torch.arange(logits.shape[1], device=logits.device) < top_k)
     probabilities = probabilities / probabilities.sum(-1, keepdim=True)
