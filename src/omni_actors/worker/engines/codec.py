@@ -11,7 +11,7 @@ not stand still because a piece is not full.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -90,7 +90,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._options = CODEC_DEFAULTS | hello.options
+        self._options = CODEC_DEFAULTS
         self._missing = self._unsettled = self._context = 0
 
     @abstractmethod
@@ -113,8 +113,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         info = self.prepare(progress)
         progress("warming up", None)
         self._measure()
-        context = self._options["left_context_frames"]
-        self._context = self.sufficient_context if context is None else context
+        self.configure(self.hello.options)
         return {
             "sample_rate": self.sample_rate,
             "channels": 1,
@@ -123,6 +122,12 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             "sufficient_context_frames": self.sufficient_context,
             **info,
         }
+
+    def configure(self, options: Mapping[str, Any]) -> None:
+        """Take these options, for requests that are opened from now on; what they do not say is as by default."""
+        self._options = {**CODEC_DEFAULTS, **options}
+        context = self._options["left_context_frames"]
+        self._context = self.sufficient_context if context is None else context
 
     @torch.inference_mode()
     def _measure(self) -> None:
