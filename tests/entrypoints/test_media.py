@@ -348,3 +348,13 @@ async def test_escapes_in_the_type_do_not_get_around_the_media_process() -> None
         response = await server.client.post(CHAT, content=raw, headers={"content-type": "application/json"})
         assert response.status_code == 200
         assert len(server.orchestrator.requests[0].media) == 1
+
+
+async def test_fetches_are_counted_by_their_outcome() -> None:
+    async with web(ok(PNG)) as other, omni(LOCAL) as server:
+        for url in (other.url(), other.url(), "http://10.0.0.1/", "http://no-such-name.invalid/"):
+            await server.post(CHAT, body(image(url)))
+        text = (await server.get("/metrics")).text
+        for outcome, count in (("fetched", 2), ("refused", 1), ("failed", 1)):
+            assert f'omni_actors_url_fetches_total{{outcome="{outcome}"}} {count}.0' in text
+        assert f"omni_actors_url_fetched_bytes_total {2 * len(PNG)}.0" in text

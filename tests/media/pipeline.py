@@ -1,4 +1,4 @@
-"""A pipeline that hears: the media process, and a stage that says how many bytes of samples came and their checksum."""
+"""Pipelines that hear and see: the media process, and a stage that says how many bytes came and their checksum."""
 
 from omni_actors.pipelines.declaration import Pipeline, Port, Stage, Task
 
@@ -16,4 +16,20 @@ PIPELINE = Pipeline(
     ),
     tasks=(Task("transcription", entries={"audio": "ear.audio"}, outputs={"text": "ear"}),),
     doc="media → ear.",
+)
+
+EYE = Pipeline(
+    name="eye",
+    stages=(
+        Stage(
+            name="eye",
+            engine="omni_actors.worker.engines.stub:StubEngine",
+            adapter="",
+            ports=(Port("media", "media", mode="chunk"),),
+            sections=("stub",),
+            emits="text",
+        ),
+    ),
+    tasks=(Task("look", dict.fromkeys(("audio", "image", "video"), "eye.media"), outputs={"text": "eye"}),),
+    doc="media → eye.",
 )

@@ -102,7 +102,7 @@ async def test_addresses_that_are_not_public_are_refused_by_number_and_by_name(a
     assert not is_public(parse(address))
     it = Fetcher(Limits(), resolver=names(evil_example=address))
     assert (await refused("http://evil.example/x.png", it)).code == "url_refused"
-    assert it.totals["url_refusals"] == 1
+    assert it.totals == {"fetched": 0, "refused": 1, "failed": 0, "bytes": 0}
     if "%" not in address:
         literal = f"[{address}]" if ":" in address else address
         assert (await refused(f"http://{literal}/x.png", Fetcher(Limits()))).code == "url_refused"
@@ -268,10 +268,10 @@ async def test_too_much_is_refused_by_its_declared_and_by_its_real_size() -> Non
     it = fetcher(max_blob_bytes=1 << 20)
     async with web(ok(bytes(2 << 20))) as server:
         assert (await refused(server.url(), it)).code == "url_too_large"
-    before = it.totals["url_fetched_bytes"]
+    before = it.totals["bytes"]
     async with web(endless) as server:
         assert (await refused(server.url(), it)).code == "url_too_large"
-    assert it.totals["url_fetched_bytes"] - before < 2 << 20
+    assert it.totals["bytes"] - before < 2 << 20
 
 
 async def _silent(stream: trio.SocketStream, path: str) -> None:
@@ -343,8 +343,7 @@ async def test_more_than_may_run_at_once_wait() -> None:
             for _ in range(10):
                 nursery.start_soon(fetch, server.url(), it)
     assert most <= 3
-    assert it.totals["url_fetches"] == 10
-    assert it.totals["url_fetched_bytes"] == 10 * len(BODY)
+    assert it.totals == {"fetched": 10, "refused": 0, "failed": 0, "bytes": 10 * len(BODY)}
 
 
 async def test_proxies_of_the_environment_have_no_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,23 +11,25 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import trio
-from tests.media.room import tone, wav
+from tests.media.pictures import noise, png, video
+from tests.media.room import Room, tone, wav
 
 from omni_actors.actors.background import background
 from omni_actors.media.client import MediaService
+from omni_actors.media.questions import How
 from omni_actors.orchestrator import Orchestrator, open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.registry import Registry
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import MediaRef, Request, TextDelta
 
-REGISTRY = Registry({"ear": "tests.media.pipeline:PIPELINE"})
+REGISTRY = Registry({"ear": "tests.media.pipeline:PIPELINE", "eye": "tests.media.pipeline:EYE"})
 
 
 @asynccontextmanager
-async def deployment(*overrides: str) -> AsyncIterator[tuple[Orchestrator, MediaService]]:
+async def deployment(*overrides: str, pipeline: str = "ear") -> AsyncIterator[tuple[Orchestrator, MediaService]]:
     """Both workers, checked at the end to hold nothing."""
-    async with open_orchestrator(resolve("ear", registry=REGISTRY, overrides=overrides)) as orchestrator:
+    async with open_orchestrator(resolve(pipeline, registry=REGISTRY, overrides=overrides)) as orchestrator:
         with trio.fail_after(20):
             await orchestrator.wait_ready()
         media = MediaService(orchestrator.query_media)
@@ -72,6 +74,32 @@ async def test_sound_reaches_a_models_worker_bit_for_bit() -> None:
         ref = await media.decode(data)
         assert ref.seconds == pytest.approx(1.0, abs=0.001)
         await media.discard([ref])
+
+
+async def test_images_videos_and_sound_reach_a_models_worker_bit_for_bit_over_one_edge() -> None:
+    """Small ones in one piece, large ones in several."""
+    noisy = np.random.default_rng(5).integers(0, 256, (1600, 1500, 3), np.uint8)
+    files = [
+        ("image", png(noise(30, 40))),
+        ("video", video(20, 10, sound_hz=440.0)),
+        ("audio", wav(tone(20.0, 16_000), 16_000)),
+        ("image", png(noisy, compress_level=0)),
+        ("video", video(60, 10, size=(480, 360), sound_hz=300.0, preset="ultrafast")),
+    ]
+    how = How(sound=True, fps=10.0)
+    room = Room()
+    payloads = room.payloads([room.keep(data, modality=kind, how=how).id for kind, data in files])
+    assert np.array_equal(payloads[3].tensors["pixels"], noisy)
+    assert payloads[4].nbytes > 24 << 20
+    whole = b"".join(tensor.tobytes() for payload in payloads for tensor in payload.tensors.values())
+    async with deployment(pipeline="eye") as (orchestrator, media):
+        refs = [await media.decode(data, modality=kind, how=how) for kind, data in files]
+        inputs = ("audio", "image", "video")
+        request = Request(task="look", inputs=inputs, outputs=("text",), params={"stub": {}}, media=tuple(refs))
+        async with orchestrator.open(request) as stream:
+            text = "".join([event.text async for event in stream if isinstance(event, TextDelta)])
+        assert text.strip() == f"{len(whole)}:{zlib.crc32(whole)}"
+        assert [round(ref.seconds) for ref in refs] == [0, 2, 20, 0, 6]
 
 
 @pytest.mark.slow

@@ -51,7 +51,8 @@ async def metrics(services: Services, call: Call) -> Reply:
     with trio.move_on_after(COUNTERS_S):
         counters = dict(await services.orchestrator.counters())
     replicas = {name: (state.live, state.wanted) for name, state in services.orchestrator.health().items()}
-    return Reply(services.metrics.render(counters, replicas), [("content-type", CONTENT_TYPE)])
+    fetches = services.media.fetches if services.media is not None else None
+    return Reply(services.metrics.render(counters, replicas, fetches), [("content-type", CONTENT_TYPE)])
 
 
 def served_tasks(services: Services) -> list[str]:

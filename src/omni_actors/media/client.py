@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -62,6 +62,11 @@ class MediaService:
         self._left_owners: set[str] = set()
         self._left_clips: set[int] = set()
         self._left = trio.Event()
+
+    @property
+    def fetches(self) -> Mapping[str, int]:
+        """How the fetches of URLs ended: ``fetched``, ``refused`` (by the guard) or ``failed``; and their ``bytes``."""
+        return self._fetcher.totals
 
     async def run(self) -> None:
         """Tell the media process what was left behind, until cancelled."""

@@ -84,7 +84,7 @@ class Download:
         if not isinstance(event, h11.Data):
             raise StopAsyncIteration
         self.size += len(event.data)
-        self._fetcher.totals["url_fetched_bytes"] += len(event.data)
+        self._fetcher.totals["bytes"] += len(event.data)
         self._fetcher.check_size(self.size, self._param)
         return bytes(event.data)
 
@@ -103,7 +103,8 @@ class Fetcher:
         self._slots = trio.CapacityLimiter(limits.max_fetches)
         # A resolver's thread cannot be stopped, only left: slow names must not use up the threads of everybody else.
         self._threads = trio.CapacityLimiter(limits.max_fetches)
-        self.totals = dict.fromkeys(("url_fetches", "url_refusals", "url_failures", "url_fetched_bytes"), 0)
+        self.totals = dict.fromkeys(("fetched", "refused", "failed", "bytes"), 0)
+        """How fetches ended, and what they brought; one that its client left is none of them."""
 
     @asynccontextmanager
     async def open(self, url: str, modality: str, param: str) -> AsyncIterator[Download]:
@@ -112,18 +113,18 @@ class Fetcher:
         All the time in the block counts towards ``limits.fetch_s``. Raises :class:`OmniError`: 400 with ``param`` for a
         URL that may not be fetched or gives nothing of that modality.
         """
-        self.totals["url_fetches"] += 1
         try:
             with trio.fail_after(self._limits.fetch_s):
                 async with self._slots:
                     hop, response = await self._follow(url, param)
                     async with hop:
                         yield Download(self, hop, self._content_type(response, modality, param), param)
+            self.totals["fetched"] += 1
         except trio.TooSlowError:
-            self.totals["url_failures"] += 1
+            self.totals["failed"] += 1
             raise _unusable(f"it took longer than {self._limits.fetch_s:g} s to fetch", param, "url_timeout") from None
         except OmniError as error:
-            self.totals["url_refusals" if error.info.code == "url_refused" else "url_failures"] += 1
+            self.totals["refused" if error.info.code == "url_refused" else "failed"] += 1
             raise
 
     def check_size(self, size: int, param: str) -> None:

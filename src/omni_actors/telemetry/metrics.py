@@ -99,10 +99,12 @@ class Metrics:
         self,
         counters: Mapping[str, Iterable[Mapping[str, float]]],
         replicas: Mapping[str, tuple[int, int]],
+        fetches: Mapping[str, int] | None = None,
     ) -> bytes:
-        """The exposition. ``counters``: stage → counters of each replica; ``replicas``: stage → (live, wanted)."""
+        """The exposition. ``counters``: stage → counters of each replica; ``replicas``: stage → (live, wanted);
+        ``fetches``: outcome → fetches of clients' URLs, and their ``bytes``."""
         stages = CollectorRegistry()
-        stages.register(_Families(_stage_families(counters, replicas)))
+        stages.register(_Families([*_stage_families(counters, replicas), *_fetch_families(fetches or {})]))
         return generate_latest(self.registry) + generate_latest(stages)
 
 
@@ -148,6 +150,17 @@ class _Families:
 
     def collect(self) -> Iterable[Metric]:
         return self._families
+
+
+def _fetch_families(fetches: Mapping[str, int]) -> list[Metric]:
+    ended = CounterMetricFamily("omni_actors_url_fetches", "Fetches of clients' URLs by outcome.", labels=["outcome"])
+    size = CounterMetricFamily("omni_actors_url_fetched_bytes", "What they brought.")
+    for outcome, count in fetches.items():
+        if outcome == "bytes":
+            size.add_metric([], count)
+        else:
+            ended.add_metric([outcome], count)
+    return [ended, size] if fetches else []
 
 
 def _stage_families(
