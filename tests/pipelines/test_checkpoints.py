@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from tests.pipelines import builders
 from tests.pipelines.builders import ASSISTANT
 
 from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
 from omni_actors.entrypoints.commands.explain import explain
 from omni_actors.pipelines.declaration import PipelineFacts, Task
-from omni_actors.pipelines.explain import facts
+from omni_actors.pipelines.explain import as_builtins, as_text, facts
 from omni_actors.pipelines.factory import missing_weights, resolve
 from omni_actors.pipelines.hub import cache_folder, snapshot_folder
 from omni_actors.pipelines.plan import Plan, PlanError
@@ -90,6 +92,17 @@ def test_a_checkpoint_is_planned_without_its_weights(cache: Path, registry: Regi
     assert plan.voices == FAMILY.voices
     missing = str(cache / "models--someone--assistant-3b" / "snapshots" / "main")
     assert missing_weights(plan) == [missing]
+
+
+def test_explain_says_whose_weights_are_not_there(cache: Path, registry: Registry) -> None:
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(as_text(plan_of(NAME, registry)))
+    assert "its weights are not on this machine" in console.export_text()
+    assert as_builtins(plan_of(NAME, registry))["missing_weights"] == missing_weights(plan_of(NAME, registry)) != []
+    download(cache)
+    console.print(as_text(plan_of(NAME, registry)))
+    assert "Planned by what" not in console.export_text()
+    assert as_builtins(plan_of(NAME, registry))["missing_weights"] == []
 
 
 def test_a_checkpoint_in_the_cache_is_served_from_there(cache: Path, registry: Registry) -> None:

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from omni_actors.pipelines.factory import missing_weights
 from omni_actors.pipelines.limits import limits_of
 from omni_actors.pipelines.plan import DeploymentLimits, Origin, Plan, StagePlan, edge_path, stage_path
 from omni_actors.pipelines.schema import Group, Leaf
@@ -41,6 +42,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "served_model_name": plan.served_model_name,
         "model": plan.model,
         "checkpoint": plan.checkpoint,
+        "missing_weights": missing_weights(plan),
         "stages": [stage.name for stage in plan.stages],
         "edges": [{"from": e.source, "to": f"{e.target}.{e.port}", "kind": e.kind} for e in plan.edges],
         "tasks": {
@@ -58,6 +60,7 @@ def as_text(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [
         Text.assemble((plan.served_model_name, "bold"), f"  pipeline {plan.name} on {plan.platform}"),
         Text(plan.pipeline.doc, style="dim"),
+        *_absent(plan),
         Text(),
         _graph(plan),
         Text(),
@@ -152,6 +155,15 @@ def _environment(stage: StagePlan) -> dict[str, Any]:
     if all(other == first for other in others):
         return first
     return {device: dict(found) for device, found in zip(stage.devices, stage.environments, strict=True)}
+
+
+def _absent(plan: Plan) -> list[Text]:
+    absent = missing_weights(plan)
+    if not absent:
+        return []
+    what = "its weights are not on this machine" if plan.checkpoint else "weights are missing"
+    more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+    return [Text(f"Planned by what the family declares: {what} ({absent[0]}{more}).", style="yellow")]
 
 
 def _plain(value: Any) -> Any:

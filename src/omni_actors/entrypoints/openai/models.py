@@ -48,6 +48,7 @@ def _card(services: Services, name: str) -> dict[str, Any]:
                 task.name: {"inputs": list(task.entries), "outputs": list(task.outputs)} for task in plan.tasks.values()
             },
             "voices": _voices(services),
+            "task_types": list(plan.pipeline.task_types),
             "sample_rate": plan.sample_rate,
             "languages": list(plan.languages),
         },
