@@ -108,6 +108,8 @@ class Hearing:
             transcribed = isinstance(asked.section, Transcription)
             params: dict[str, Any] = {"transcription" if transcribed else "prompt": asked.section}
             if not transcribed:
+                if asked.clips:  # as the chat route sends it, for models that need clips written down first
+                    params["transcription"] = Transcription()
                 params["sampling"] = Sampling(temperature=0.0, max_tokens=asked.max_tokens)
             ports = frozenset(("features",)) if asked.clips else frozenset[str]()
             self.engine.admit(Work(key, f"request-{key}", params, ports, visible=True))

@@ -27,6 +27,7 @@ BUILTINS = {
     "csm": "omni_actors.models.csm.pipeline:PIPELINE",
     "pocket-tts": "omni_actors.models.pocket_tts.pipeline:PIPELINE",
     "dia": "omni_actors.models.dia.pipeline:PIPELINE",
+    "higgs-audio": "omni_actors.models.higgs_audio.pipeline:PIPELINE",
     "qwen3-omni": "omni_actors.models.qwen3_omni.pipeline:PIPELINE",
     "qwen2.5-omni": "omni_actors.models.qwen2_5_omni.pipeline:PIPELINE",
     "qwen3-tts": "omni_actors.models.qwen3_tts.pipeline:PIPELINE",

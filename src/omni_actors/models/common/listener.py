@@ -112,15 +112,18 @@ class Listener(AutoregressiveAdapter):
     # ---- requests
 
     def open(self, work: Work) -> PromptInput:
-        asked = work.params.get("transcription") or work.params.get("prompt")
+        # A chat with clips brings both: the section of transcriptions is for models that need it written down first.
+        asked = work.params.get("prompt") or work.params.get("transcription")
         if not isinstance(asked, Transcription | Prompt):
             raise invalid_request("The request has no prompt.", param="messages")
         request = self._requests[work.key] = _Request(asked)
         return PromptInput() if FEATURES in work.ports else self._begin(work.key, request)
 
     def sampling(self, work: Work) -> Sampling:
-        asked = work.params.get("transcription")
-        return Sampling(temperature=asked.temperature) if asked is not None else super().sampling(work)
+        asked: Transcription | None = work.params.get("transcription")
+        if asked is None or "prompt" in work.params:
+            return super().sampling(work)
+        return Sampling(temperature=asked.temperature)
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
         request, decoder = self._requests[key], self.decoder
@@ -158,7 +161,7 @@ class Listener(AutoregressiveAdapter):
         return PromptInput(expanded, root=root_of(media), continued=continued, complete=True)
 
     def _in_order(self, prompt: Prompt, media: Sequence[Medium]) -> list[Medium]:
-        """The prompt's clips in the order in which it names them."""
+        """The prompt's clips in the order in which it names them. Raises 400 when it does not name each once."""
         by_index = {medium.index: medium for medium in media}
         found: list[Medium] = []
         for message in prompt.messages or ():
@@ -171,6 +174,8 @@ class Listener(AutoregressiveAdapter):
                     kind = part.get("type")
                     raise invalid_request(f"This model takes no content part of type {kind!r}.", param="messages")
                 found.append(medium)
+        if len(found) != len(media):
+            raise invalid_request("The messages do not name each clip once.", param="messages")
         return found
 
     def _check_length(self, prompt: Prompt) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 
+MAX_TOKENS = 4096
+"""Of an answer whose request names no limit, as a transcription cannot: some twenty minutes of speech."""
+
 
 def listening_pipeline(
     name: str,
@@ -38,6 +41,7 @@ def listening_pipeline(
         sections=("prompt", "sampling", "transcription") if chats else ("transcription",),
         emits="text",
         weight=4.0,
+        defaults={"max_tokens": MAX_TOKENS},
         separable=True,
         doc="Decoder: what was heard, and text, to text.",
     )

@@ -22,6 +22,7 @@ FAMILIES: dict[str, str] = {
     "csm": "omni_actors.models.tiny.csm",
     "pocket-tts": "omni_actors.models.tiny.pocket_tts",
     "dia": "omni_actors.models.tiny.dia",
+    "higgs-audio": "omni_actors.models.tiny.higgs_audio",
     "qwen3-tts": "omni_actors.models.tiny.qwen3_tts:CUSTOM_VOICE",
     "qwen3-tts-design": "omni_actors.models.tiny.qwen3_tts:VOICE_DESIGN",
     "qwen3-tts-base": "omni_actors.models.tiny.qwen3_tts:BASE",
