@@ -29,8 +29,8 @@ After = Callable[[int, torch.Tensor], torch.Tensor]
 class _Layer:
     input_norm: torch.Tensor
     qkv: Linear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
+    head_norm: torch.Tensor | None
+    """Weights [heads + kv_heads, head_dim] of the norms of queries and keys."""
     out: Linear
     mlp_norm: torch.Tensor
     mlp: Mix
@@ -58,7 +58,7 @@ class Layers:
         self._scale = float(getattr(attention, "scaling", self.head_dim**-0.5))
         self._layers: list[_Layer] = []
         for i in range(len(modules)):
-            self._layers.append(_take(modules[i]))
+            self._layers.append(_take(modules[i], self.heads, self.kv_heads))
             modules[i] = torch.nn.Identity()  # its weights would be in memory twice
 
     def __len__(self) -> int:
@@ -81,11 +81,10 @@ class Layers:
         turned, width, half = heads + kv_heads, (self.width,), self.head_dim // 2
         for i, layer in enumerate(self._layers):
             qkv = layer.qkv(torch.rms_norm(x, width, layer.input_norm, eps)).view(-1, turned + kv_heads, head_dim)
-            if layer.query_norm is not None:
-                qkv[:, :heads] = torch.rms_norm(qkv[:, :heads], (head_dim,), layer.query_norm, eps)
-                qkv[:, heads:turned] = torch.rms_norm(qkv[:, heads:turned], (head_dim,), layer.key_norm, eps)
-            plain = qkv[:, :turned]
-            torch.addcmul(plain * cos, plain.roll(half, -1), sin, out=plain)
+            place = plain = qkv[:, :turned]
+            if layer.head_norm is not None:
+                plain = torch.rms_norm(plain, (head_dim,), None, eps) * layer.head_norm
+            torch.addcmul(plain * cos, plain.roll(half, -1), sin, out=place)
             out = attention.attend(i, qkv[:, :heads], qkv[:, heads:], self._scale, layer.window)
             x = x + layer.out(out.reshape(-1, heads * head_dim))
             x = x + layer.mlp(torch.rms_norm(x, width, layer.mlp_norm, eps))
@@ -129,15 +128,17 @@ class _Mixture:
         return out
 
 
-def _take(layer: Any) -> _Layer:
+def _take(layer: Any, heads: int, kv_heads: int) -> _Layer:
     attention = layer.self_attn
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    head_norm = None
+    if query_norm is not None and key_norm is not None:
+        head_norm = torch.cat((own(query_norm).expand(heads, -1), own(key_norm).expand(kv_heads, -1)))
     window = getattr(attention, "sliding_window", None)
     return _Layer(
         input_norm=own(layer.input_layernorm),
         qkv=join(attention.q_proj, attention.k_proj, attention.v_proj),
-        query_norm=None if query_norm is None else own(query_norm),
-        key_norm=None if key_norm is None else own(key_norm),
+        head_norm=head_norm,
         out=join(attention.o_proj),
         mlp_norm=own(layer.post_attention_layernorm),
         mlp=_Mixture(layer.mlp) if hasattr(layer.mlp, "experts") else _Gated(layer.mlp),
