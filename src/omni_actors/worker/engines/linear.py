@@ -23,9 +23,9 @@ rows is several times slower with others."""
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """``x → x · weightᵀ + bias`` for a ``weight`` [out, in] that is given away.
 
-    In host memory a large weight is reordered once, so that a step reads it at memory speed (measured against the layout it
-    comes in, per step of a 135M model: 2 to 3 times in float32, 1.5 to 2 times in bfloat16). The arithmetic stays that
-    of the dtype.
+    In host memory a large weight is reordered once, so that a step reads it at memory speed (measured against the
+    layout it comes in, per step of a 135M model: 2 to 3 times in float32, 1.5 to 2 times in bfloat16). The arithmetic
+    stays that of the dtype.
     """
     if weight.device.type != "cpu" or weight.numel() < _PACK_FROM or not torch.backends.mkldnn.is_available():
         return lambda x: F.linear(x, weight, bias)
