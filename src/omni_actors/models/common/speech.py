@@ -161,14 +161,19 @@ def _no_bytes(token_id: int) -> bytes:
     return b""
 
 
-def choosing(speech: Speech, options: Mapping[str, Any], recommended: Mapping[str, Any]) -> Choosing:
+def choosing(speech: Speech, options: Mapping[str, Any], advice: Mapping[str, Any]) -> Choosing:
     """How codes are chosen: by the request's ``temperature``, ``top_k`` and ``top_p``, else the deployment's, else by
-    what the model's makers recommend in its generation config (greedily, if that does not sample)."""
-    made = dict(recommended)
+    what the model's makers advise (see :func:`recommended`): greedily, if they do not sample."""
+    made = dict(advice)
     if not made.get("do_sample"):
         made["temperature"] = 0.0
     sampling = Sampling(seed=speech.seed, temperature=speech.temperature, top_k=speech.top_k, top_p=speech.top_p)
     return resolve(sampling, options, made)
+
+
+def recommended(generation_config: Any) -> dict[str, Any]:
+    """What the model's makers recommend, with the settings that only the family knows."""
+    return {name: value for name, value in generation_config.to_dict().items() if value is not None}
 
 
 def asked_frames(speech: Speech, options: Mapping[str, Any]) -> int | None:
@@ -176,15 +181,12 @@ def asked_frames(speech: Speech, options: Mapping[str, Any]) -> int | None:
     return min((bound for bound in (speech.max_tokens, options["max_frames"]) if bound is not None), default=None)
 
 
-def most_frames(speech: Speech, options: Mapping[str, Any], recommended: int | None, room: int | None = None) -> int:
+def most_frames(speech: Speech, options: Mapping[str, Any], advised: int | None, room: int) -> int:
     """How many frames an utterance may have: what the request asks for, else the deployment, else the model's makers,
     as far as there is room. Raises :class:`OmniError` (400) when there is none."""
-    if room is not None and room < 1:
+    if room < 1:
         raise invalid_request("The text and its reference leave no room for speech.", param="input")
-    wanted = asked_frames(speech, options) or recommended
-    if wanted is None and room is None:
-        raise ValueError("nothing bounds the utterance")
-    return min(bound for bound in (wanted, room) if bound is not None)
+    return min(asked_frames(speech, options) or advised or room, room)
 
 
 def noise(shape: Sequence[int], seed: int, name: str, place: int) -> torch.Tensor:

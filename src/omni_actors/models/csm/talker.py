@@ -29,8 +29,8 @@ class Talker(speech.Talker):
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = model = load_model(CsmForConditionalGeneration, self.hello)
         model.codec_model.decoder = None  # the codec stage has its own
-        self._recommended = model.generation_config.to_diff_dict()
-        self._depth_recommended = model.depth_decoder.generation_config.to_diff_dict()
+        self._recommended = speech.recommended(model.generation_config)
+        self._depth_recommended = speech.recommended(model.depth_decoder.generation_config)
         self._codes = model.config.codec_config.codebook_size
         return {"speakers": [str(n) for n in range(10)]}
 

@@ -36,7 +36,7 @@ class Talker(speech.Talker):
         self._processor = speech.load_processor(DiaProcessor, folder, codec)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(DiaForConditionalGeneration, self.hello)
-        self._recommended = self._model.generation_config.to_diff_dict()
+        self._recommended = speech.recommended(self._model.generation_config)
         self._delays: list[int] = self._model.config.delay_pattern
         return {"voices": list(VOICES)}
 

@@ -46,7 +46,7 @@ class Talker(speech.Talker):
         self._processor = speech.load_processor(PocketTTSProcessor, folder, encoder)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(PocketTTSForConditionalGeneration, self.hello)
-        self._recommended: Mapping[str, Any] = _DEFAULTS | self._model.generation_config.to_diff_dict()
+        self._recommended: Mapping[str, Any] = _DEFAULTS | speech.recommended(self._model.generation_config)
         self._voices = dict(self._read_voices(folder))
         return {"voices": list(self._voices)}
 

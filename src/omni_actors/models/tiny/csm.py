@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import CsmConfig, CsmForConditionalGeneration, CsmProcessor, EncodecFeatureExtractor
 
-from omni_actors.models.tiny.speech import byte_tokenizer, ids_of, mimi_config, randomise_mimi
+from omni_actors.models.tiny.speech import byte_tokenizer, ids_of, mimi_config, randomise_mimi, recommend
 from omni_actors.models.tiny.weights import initialise
 
 SPECIALS = ("<|begin_of_text|>", "<|end_of_text|>", "<|AUDIO|>", "<|audio_eos|>")
@@ -64,8 +64,8 @@ def write(folder: Path, seed: int) -> None:
     randomise_mimi(model.codec_model, seed)
     with torch.no_grad():
         model.lm_head.weight[config.codebook_eos_token_id] = 0  # an end comes seldom: it takes all codebooks
-    model.generation_config.update(do_sample=True, temperature=0.9, top_k=50, max_new_tokens=125)
-    model.depth_decoder.generation_config.update(do_sample=True, temperature=0.9, top_k=50)
+    recommend(model.generation_config, do_sample=True, temperature=0.9, top_k=50, max_new_tokens=125)
+    recommend(model.depth_decoder.generation_config, do_sample=True, temperature=0.9, top_k=50)
     model.save_pretrained(folder)
     extractor = EncodecFeatureExtractor(feature_size=1, sampling_rate=24_000)
     CsmProcessor(extractor, tokenizer, chat_template=TEMPLATE).save_pretrained(folder)

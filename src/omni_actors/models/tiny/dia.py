@@ -15,7 +15,7 @@ from transformers import (
     DiaTokenizer,
 )
 
-from omni_actors.models.tiny.speech import name_audio_tokenizer, soften
+from omni_actors.models.tiny.speech import name_audio_tokenizer, recommend, soften
 from omni_actors.models.tiny.weights import initialise
 
 WIDTH, CODEBOOKS, CODES = 32, 9, 1024
@@ -41,15 +41,21 @@ def write(folder: Path, seed: int) -> None:
     )
     model = DiaForConditionalGeneration(config).eval()
     initialise(model, seed, {"*embed*": 1 / CODEBOOKS**0.5, "logits_dense.*": 2.0})
-    model.generation_config.update(
-        do_sample=True, temperature=1.8, top_p=0.9, top_k=45, guidance_scale=3.0, max_length=512
+    recommend(
+        model.generation_config,
+        do_sample=True,
+        temperature=1.8,
+        top_p=0.9,
+        top_k=45,
+        guidance_scale=3.0,
+        max_length=512,
     )
     model.save_pretrained(folder)
     codec = _codec(seed)
     codec.save_pretrained(folder / "audio_tokenizer")
     extractor = DiaFeatureExtractor(sampling_rate=codec.config.sampling_rate, hop_length=codec.config.hop_length)
     DiaProcessor(extractor, DiaTokenizer(), codec).save_pretrained(folder)
-    name_audio_tokenizer(folder, "audio_tokenizer")
+    name_audio_tokenizer(folder, codec)
 
 
 def _codec(seed: int) -> DacModel:

@@ -15,7 +15,7 @@ from transformers import (
     PocketTTSProcessor,
 )
 
-from omni_actors.models.tiny.speech import byte_tokenizer, ids_of, mimi_config, name_audio_tokenizer, soften
+from omni_actors.models.tiny.speech import byte_tokenizer, ids_of, mimi_config, name_audio_tokenizer, recommend, soften
 from omni_actors.models.tiny.weights import initialise
 
 SPECIALS = {
@@ -65,10 +65,11 @@ def write(folder: Path, seed: int) -> None:
     initialise(model, seed, {"eos_head.weight": 2.0})
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        model.eos_head.bias.fill_(-7.5)  # with the threshold of -4, an end comes after some dozens of frames
+        model.eos_head.bias.fill_(-6.5)  # with the threshold of -4, an end comes after some dozens of frames
         model.latent_mean.copy_(0.1 * torch.randn(LATENT, generator=generator))
         model.latent_std.copy_(1 + 0.1 * torch.rand(LATENT, generator=generator))
-    model.generation_config.update(
+    recommend(
+        model.generation_config,
         do_sample=True,
         temperature=0.7,
         return_dict_in_generate=True,
@@ -81,7 +82,7 @@ def write(folder: Path, seed: int) -> None:
     codec.save_pretrained(folder / "audio_tokenizer")
     extractor = PocketTTSFeatureExtractor(frame_size=codec.config.frame_size)
     PocketTTSProcessor(extractor, tokenizer, audio_tokenizer=codec, chat_template=TEMPLATE).save_pretrained(folder)
-    name_audio_tokenizer(folder, "audio_tokenizer")
+    name_audio_tokenizer(folder, codec)
     (folder / "voices").mkdir(exist_ok=True)
     for name in VOICES:
         frames = torch.randn(12, LATENT, generator=generator)

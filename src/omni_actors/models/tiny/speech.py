@@ -71,9 +71,19 @@ def soften(convolution: Any, factor: float) -> None:
             convolution.bias *= factor
 
 
-def name_audio_tokenizer(folder: Path, name: str) -> None:
+def recommend(generation_config: Any, **settings: Any) -> None:
+    """Put these into a generation config, those that only the family knows too."""
+    for name, value in settings.items():
+        setattr(generation_config, name, value)
+    generation_config._from_model_config = False  # else what only the family knows is dropped when it is read
+
+
+def name_audio_tokenizer(folder: Path, codec: Any, name: str = "audio_tokenizer") -> None:
     """Make the processor name its codec as a checkpoint's folder does, and not where it lay when it was saved."""
     path = folder / "processor_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
-    settings["audio_tokenizer"]["audio_tokenizer_name_or_path"] = name
+    settings["audio_tokenizer"] = {
+        "audio_tokenizer_class": type(codec).__name__,
+        "audio_tokenizer_name_or_path": name,
+    }
     path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,19 @@
+"""Higgs Audio v2: a scene, speech before it, and text → frames of codes → 24 kHz sound."""
+
+from omni_actors.models.common.speech_pipeline import speech_pipeline
+
+PIPELINE = speech_pipeline(
+    "higgs-audio",
+    "omni_actors.models.higgs_audio",
+    architectures=("HiggsAudioV2ForConditionalGeneration",),
+    checkpoints=("bosonai/higgs-audio-v2-generation-3B-base", "eustlb/higgs-audio-v2-generation-3B-base"),
+    sample_rate=24_000,
+    clones=True,
+    speech_fields=("instructions", "ref_text"),
+    talker={
+        "system": ("Generate audio following instruction.", "What every conversation with the model begins with."),
+        "scene": ("Audio is recorded from a quiet room.", "The scene where a request's instructions describe none."),
+    },
+    windows=True,
+    doc="Boson AI's speech language model. Instructions describe the scene; a clip and its text set the voice.",
+)
