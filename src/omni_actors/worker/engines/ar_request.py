@@ -24,7 +24,7 @@ CONTEXT_TOKENS = 8
 @dataclass(slots=True)
 class Request:
     """``first`` is the sequence that computes the prompt, and then the first of the ``choices``, which there are once
-    the prompt is complete. ``opened`` says that the adapter knows the request."""
+    the prompt is complete. ``opened`` says that the adapter knows the request, ``most`` is its own bound on the answer."""
 
     work: Work
     sampling: Sampling
@@ -34,6 +34,7 @@ class Request:
     open_ports: set[str]
     continued: bool = False
     final: bool = False
+    most: int | None = None
     opened: bool = True
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -161,7 +161,7 @@ class AutoregressiveEngine(Engine):
             return
         if prompt.tokens and not first.tokens:
             first.root, first.reuse = prompt.root, first.reuse and prompt.reuse
-            request.continued, request.final = prompt.continued, prompt.final
+            request.continued, request.final, request.most = prompt.continued, prompt.final, prompt.max_tokens
         first.tokens += prompt.tokens
         first.prompt_len = len(first.tokens)
         limit = self._limit(request)
@@ -177,7 +177,8 @@ class AutoregressiveEngine(Engine):
 
     def _limit(self, request: Request) -> int:
         """Most tokens that a choice may have. Raises (400) when the context is too short for what is asked."""
-        length, most = request.first.prompt_len, request.sampling.max_tokens
+        length, asked, own = request.first.prompt_len, request.sampling.max_tokens, request.most
+        most = own if asked is None else asked if own is None else min(asked, own)
         room = self._max_len - length
         if room >= 0 and (request.final or self._exports is not None):
             return 0
@@ -338,7 +339,7 @@ class AutoregressiveEngine(Engine):
         if choice.finish_reason is not None:
             self._scheduler.remove(choice.sequence)
         if request.work.visible and self._adapter.vocabulary is not None:
-            out.text(delta)
+            out.text(self._adapter.shown(delta))
 
     def _release(self, choice: Choice, text: str) -> Release:
         """What the next stage may have of this step."""

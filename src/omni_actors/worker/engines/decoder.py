@@ -17,6 +17,7 @@ import torch
 from omni_actors.connectors.payload import Payload, text_payload
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.detokenize import Vocabulary
 
@@ -118,6 +119,7 @@ class PromptInput:
 
     ``complete`` says that nothing more is added, although ports may be open still: what they bring from now on is input
     of the steps to come. ``final`` says that nothing is sampled: the request is over when its prompt is computed.
+    ``max_tokens`` bounds the answer beside what the request says: there is no input for more steps.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -126,6 +128,7 @@ class PromptInput:
     reuse: bool = True
     complete: bool = False
     final: bool = False
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,11 @@ class AutoregressiveAdapter(ABC):
     def output(self, release: Release) -> Payload | None:
         """What the request's edges get of this step, if it has any."""
         return text_payload(release.text) if release.text else None
+
+    def shown(self, delta: TextDelta) -> TextDelta:
+        """What the client sees of a step's text: by default all of it. (A transcriber takes out what it says about the
+        clip.) Called for each delta of a visible request, the last one of a choice too."""
+        return delta
 
     def export_state(self, key: int) -> State:
         """The prompt is computed, and another engine goes on with it: what the family's adapter there must know (an
