@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.connectors.ends import BACKENDS, open_pair, take
 
-from omni_actors.connectors.packing import pack, size_of, unpack
+from omni_actors.connectors.packing import place
 from omni_actors.connectors.payload import Payload
-from omni_actors.connectors.shared_memory import Arena, SlabViews
+from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.frames import Chunk
 from omni_actors.worker import kv
 from omni_actors.worker.engines.decoder import KVShape
@@ -82,8 +83,8 @@ def test_what_is_inserted_is_what_was_extracted(
     for block in set(range(target.padding + 1)) - set(target_blocks):
         for layer, before in zip(target.layers, untouched, strict=True):
             assert torch.equal(layer[block].view(torch.uint8), before[block].view(torch.uint8))
-    for place in range(cuts[-1], len(target_blocks) * target_size):  # behind the end nothing is written
-        block, at = target_blocks[place // target_size], place % target_size
+    for token in range(cuts[-1], len(target_blocks) * target_size):  # behind the end nothing is written
+        block, at = target_blocks[token // target_size], token % target_size
         for layer, before in zip(target.layers, untouched, strict=True):
             now, then = layer[block, :, at].contiguous(), before[block, :, at].contiguous()
             assert torch.equal(now.view(torch.uint8), then.view(torch.uint8))
@@ -101,28 +102,34 @@ def test_rows_are_where_attention_puts_and_finds_them() -> None:
         assert torch.equal(torch.from_numpy(rows[layer]), (key_value * (layer + 1)).transpose(0, 1))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_payload_survives_shared_memory(dtype: torch.dtype) -> None:
-    """Read-only memory of another process is read without a copy and without being written."""
+def test_rows_are_read_where_they_arrive(dtype: torch.dtype, backend: str) -> None:
+    """They are written where they leave from, and memory that is lent is read without a copy and never written."""
     shape = KVShape(layers=2, kv_heads=2, head_dim=64, dtype=dtype, side=8)
     source = noise(KVCache(shape, 20, 16, torch.device("cpu")), 3)
     target = noise(KVCache(shape, 90, 4, torch.device("cpu")), 4)
-    blocks, count = list(range(20)), 300
-    arena, views = Arena(), SlabViews()
+    blocks, others, count = list(range(20)), list(range(89, 9, -1)), 300
+    arena = Arena()
     try:
-        packed = pack(kv.extract(source, blocks, 0, count), arena, 1)
-        slot = packed.slot
-        assert slot is not None
-        views.add(slot.slab.id, os.dup(slot.slab.fd))
-        chunk = Chunk(1, 0, 0, False, packed.kind, packed.meta, packed.metas)
-        received = unpack(chunk, views.view(slot.slab.id, slot.offset, size_of(packed.metas)))
-        assert received is not None
-        assert not received.tensors["rows"].flags.writeable
-        kv.insert(target, list(range(89, 9, -1)), received)
+        with open_pair(backend) as pair:
+            placed = place(kv.KIND, {"start": 0, "tokens": count}, kv.specs(shape, count), arena)
+            assert placed is not None
+            kv.fill(source, blocks, placed)
+            packed = placed.packed(1)
+            pair[0].send_chunk(Chunk(7, 0, 0, False, packed.kind, packed.meta, packed.metas, packed.data), packed.slot)
+            (chunk,) = take(pair)
+            assert type(chunk) is Chunk
+            received = pair[1].payload(chunk)
+            assert received is not None
+            assert not received.tensors["rows"].flags.writeable
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                kv.insert(target, others, received)
     finally:
         arena.close()
     for token in range(count):
-        assert bits(target, list(range(89, 9, -1)), token) == bits(source, blocks, token)
+        assert bits(target, others, token) == bits(source, blocks, token)
 
 
 def test_rows_that_do_not_belong_are_refused() -> None:

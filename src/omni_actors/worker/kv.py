@@ -2,7 +2,7 @@
 
 Kind :data:`KIND`, on an edge whose capacity is 1. The producer first *asks* (:func:`ask`): how many tokens will come,
 and what they look like. The consumer leaves that payload unconsumed until it has reserved room for all of them, so that
-the producer begins only then: it has no other credit. What follows are *rows* (:func:`extract`), in order of position,
+the producer begins only then: it has no other credit. What follows are *rows* (:func:`fill`), in order of position,
 each payload with a range of tokens: ``rows`` [layers, 2 * kv_heads, tokens, head_dim], keys' heads before values'
 heads, and ``side`` [tokens, width] where the layout has side vectors. A row does not depend on how either cache is cut
 into blocks: their sizes and ids are each cache's own. The bits are those of the cache. The last payload may hold more,
@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, numpy_dtype
 from omni_actors.worker.engines.decoder import KVShape
 from omni_actors.worker.engines.paged_attention import KVCache
-from omni_actors.worker.tensors import tensor_payload
 
 KIND = "kv"
 
@@ -81,18 +80,30 @@ def ask(tokens: int, layout: Layout) -> Payload:
     return Payload(KIND, {"ask": tokens, "layout": asdict(layout)})
 
 
+def specs(shape: KVShape, count: int) -> TensorSpecs:
+    """The tensors of a payload with the rows of ``count`` tokens."""
+    dtype = str(shape.dtype).removeprefix("torch.")
+    rows = (shape.layers, 2 * shape.kv_heads, count, shape.head_dim)
+    return {"rows": (rows, dtype)} | ({"side": ((count, shape.side), dtype)} if shape.side else {})
+
+
 @torch.inference_mode()
-def extract(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> Payload:
-    """Tokens ``start … start + count - 1`` of the sequence in these blocks. A copy: the blocks may go."""
-    shape, device = cache.shape, cache.layers[0].device
-    token_rows, page_rows = _rows(cache, blocks, start, count)
-    rows = torch.empty((shape.layers, 2 * shape.kv_heads, count, shape.head_dim), dtype=shape.dtype, device=device)
-    for source, target in zip(cache.rows, rows, strict=True):
-        torch.index_select(source, 0, page_rows, out=target.view(-1, shape.head_dim))
-    tensors = {"rows": rows}
+def fill(cache: KVCache, blocks: Sequence[int], payload: Payload) -> None:
+    """Write the rows of the sequence in these blocks that ``payload`` says (``start``, ``tokens``) into its tensors,
+    which may be the memory that the consumer reads."""
+    shape = cache.shape
+    token_rows, page_rows = _rows(cache, blocks, payload.meta["start"], payload.meta["tokens"])
+    for source, target in zip(cache.rows, _view(payload, "rows", shape.dtype), strict=True):
+        _gather(source, page_rows, target.view(-1, shape.head_dim))
     if cache.side is not None:
-        tensors["side"] = cache.side.view(-1, shape.side).index_select(0, token_rows)
-    return tensor_payload(KIND, {"start": start, "tokens": count}, tensors)
+        _gather(cache.side.view(-1, shape.side), token_rows, _view(payload, "side", shape.dtype))
+
+
+def extract(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> Payload:
+    """Tokens ``start … start + count - 1`` of the sequence in these blocks, in memory of its own."""
+    payload = blank_payload(KIND, {"start": start, "tokens": count}, specs(cache.shape, count))
+    fill(cache, blocks, payload)
+    return payload
 
 
 @torch.inference_mode()
@@ -105,12 +116,16 @@ def insert(cache: KVCache, blocks: Sequence[int], payload: Payload) -> range:
     start, count = int(payload.meta["start"]), int(payload.meta["tokens"])
     if not 0 <= start <= start + count <= len(blocks) * cache.block_size:
         raise ValueError(f"tokens {start} to {start + count} do not fit {len(blocks)} blocks of {cache.block_size}")
+    for name, (size, dtype) in specs(shape, count).items():
+        array = payload.tensors.get(name)
+        if array is None or array.shape != size or array.dtype != numpy_dtype(dtype):
+            found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+            raise ValueError(f"{name}: {found}, where {dtype} {list(size)} belongs")
     token_rows, page_rows = _rows(cache, blocks, start, count)
-    rows = _view(payload, "rows", (shape.layers, 2 * shape.kv_heads, count, shape.head_dim), shape.dtype).to(device)
-    for target, source in zip(cache.rows, rows, strict=True):
+    for target, source in zip(cache.rows, _view(payload, "rows", shape.dtype).to(device), strict=True):
         target.index_copy_(0, page_rows, source.view(-1, shape.head_dim))
     if cache.side is not None:
-        side = _view(payload, "side", (count, shape.side), shape.dtype).to(device)
+        side = _view(payload, "side", shape.dtype).to(device)
         cache.side.view(-1, shape.side).index_copy_(0, token_rows, side)
     return range(start, start + count)
 
@@ -126,13 +141,15 @@ def _rows(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> tupl
     return torch.from_numpy(block * size + place).to(device), torch.from_numpy(page_rows.reshape(-1)).to(device)
 
 
-def _view(payload: Payload, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A payload's tensor without a copy. It may lie in memory that is read-only: it must not be written."""
-    array = payload.tensors.get(name)
-    bits = np.dtype("uint16") if dtype == torch.bfloat16 else np.dtype(str(dtype).removeprefix("torch."))
-    if array is None or array.shape != shape or array.dtype != bits:
-        found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-        raise ValueError(f"{name}: {found}, where {bits} {list(shape)} belongs")
+def _gather(source: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> None:
+    if source.device == target.device:
+        torch.index_select(source, 0, rows, out=target)
+    else:
+        target.copy_(source.index_select(0, rows))
+
+
+def _view(payload: Payload, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """A payload's tensor without a copy. If it lies in memory that is read-only it must not be written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(np.ascontiguousarray(array)).view(dtype)
+        return torch.from_numpy(payload.tensors[name]).view(dtype)

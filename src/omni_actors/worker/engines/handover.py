@@ -53,20 +53,20 @@ class Handover:
         """What the step gave that computed the prompt's last token."""
         return StepOutput(self.logits.to(device), None if self.hidden is None else self.hidden.to(device))
 
-    def join(self, rows: Payload) -> Payload:
-        """The last payload: the last rows, and this."""
+    @property
+    def meta(self) -> dict[str, Any]:
+        return {"handover": {"cached": self.cached, "continued": self.continued, "state": self.state.facts}}
+
+    def tensors(self) -> Payload:
+        """What of it is more than a frame should carry beside a payload's tensors, as such."""
         tensors = {f"state.{name}": tensor for name, tensor in self.state.tensors.items()} | {"logits": self.logits}
         if self.hidden is not None:
             tensors["hidden"] = self.hidden
-        own = tensor_payload(kv.KIND, {}, tensors)
-        # Not in the metadata: a long prompt's would be too much for a frame.
-        arrays: dict[str, np.ndarray[Any, Any]] = {"tokens": np.array(self.tokens, np.int64)}
+        tensors["tokens"] = torch.tensor(self.tokens)
         if self.prompt_logprobs:
-            arrays["prompt_logprobs"] = np.frombuffer(msgspec.msgpack.encode(self.prompt_logprobs), np.uint8)
-        meta = {"handover": {"cached": self.cached, "continued": self.continued, "state": self.state.facts}}
-        return Payload(
-            kv.KIND, {**rows.meta, **meta}, {**rows.tensors, **own.tensors, **arrays}, {**rows.dtypes, **own.dtypes}
-        )
+            packed = msgspec.msgpack.encode(self.prompt_logprobs)
+            tensors["prompt_logprobs"] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+        return tensor_payload(kv.KIND, {}, tensors)
 
     @classmethod
     def of(cls, payload: Payload) -> Handover | None:
@@ -173,13 +173,23 @@ class Exports:
         count = min(sequence.computed - start, self._tokens)
         if count <= 0:
             return False
-        payload = kv.extract(self._cache, sequence.blocks, start, count)
         export.sent += count
         self.total += count
         whole = export.sent == len(sequence.tokens)
+        meta: dict[str, Any] = {"start": start, "tokens": count}
+        specs = dict(kv.specs(self._cache.shape, count))
+        more = Payload(kv.KIND)
         if whole:
             assert export.last is not None
-            payload = export.last.join(payload)
+            meta |= export.last.meta
+            more = export.last.tensors()
+            specs |= {
+                name: (array.shape, more.dtypes.get(name, array.dtype.name)) for name, array in more.tensors.items()
+            }
+        payload = out.allocate(key, kv.KIND, meta, specs)
+        kv.fill(self._cache, sequence.blocks, payload)
+        for name, array in more.tensors.items():
+            np.copyto(payload.tensors[name], array)
         out.emit(key, payload)
         return whole
 
