@@ -191,6 +191,33 @@ def test_while_an_image_is_decoded_its_memory_counts() -> None:
     room.assert_empty()
 
 
+def test_while_a_large_image_is_decoded_others_are_served() -> None:
+    room = Room()
+    large = np.random.default_rng(2).integers(0, 256, (3000, 3000, 3), np.uint8)
+    job = room.put(q.Decode(owner="o", modality="image", blob=room.blob(png(large, compress_level=1))))
+    clip = room.keep(wav(tone(0.1, 16_000), 16_000))
+    assert job not in room.replies
+    while job not in room.replies:
+        room.engine.step(room)
+    picture = q.parse(room.take(job), q.MediumInfo)
+    room.ask(q.Discard(clips=(clip.id, picture.id)))
+    room.assert_empty()
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+def test_a_decode_that_is_left_ends_at_any_moment(format: str) -> None:
+    room = Room(slice_s=0.0001)
+    data = encoded(Image.fromarray(np.tile(noise(300, 400), (5, 4, 1))), format)
+    for steps in (1, 2, 4):
+        room.put(q.Decode(owner="o", modality="image", blob=room.blob(data)))
+        for _ in range(steps):
+            room.engine.step(room)
+        room.ask(q.Discard(owners=("o",)))
+        room.assert_empty()
+    assert pixels(room, png(IMAGE)).shape == IMAGE.shape  # the thread is free again
+    room.engine.close()
+
+
 def test_any_damage_is_an_image_or_a_400() -> None:
     generator = np.random.default_rng(3)
     room = Room()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
+from omni_actors.media.aside import Aside
 from omni_actors.media.audio import Samples, Source, decode
 from omni_actors.media.held import Blob, Clip, Medium, Picture, Reserve
 from omni_actors.media.images import decode_image
@@ -18,8 +19,8 @@ MODALITIES = ("audio", "image", "video")
 class Decoding:
     """One file on its way to a medium. ``nbytes`` is what the work holds now, beside the file.
 
-    ``max_seconds`` bounds its sound; ``afford`` raises when there is no room for so many more bytes. Raises
-    :class:`OmniError` (400) for an unknown modality.
+    ``max_seconds`` bounds its sound; ``afford`` raises when there is no room for so many more bytes; ``aside`` makes
+    the calls that cannot be sliced. Raises :class:`OmniError` (400) for an unknown modality.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Decoding:
         limits: Limits,
         max_seconds: float,
         afford: Callable[[int], None],
+        aside: Aside,
         param: str | None,
     ) -> None:
         if modality not in MODALITIES:
@@ -42,6 +44,7 @@ class Decoding:
             raise invalid_request(f"A clip cannot be resampled to {rate} Hz.", param)
         self._samples = Samples(max_seconds, param, rate)
         self._reserve = Reserve(afford)
+        self._aside = aside
 
     @property
     def nbytes(self) -> int:
@@ -49,9 +52,11 @@ class Decoding:
 
     def run(self, blob: Blob, content_type: str | None, filename: str | None) -> Generator[None, None, Medium]:
         """Raises :class:`OmniError` (400) for whatever is wrong with the file."""
-        source, limits = Source(blob.pieces), self._limits
+        limits, param = self._limits, self._param
         if self._modality == "image":
-            return Picture((yield from decode_image(source, self._reserve, limits, self._param, self._how.within)))
+            within = self._how.within
+            return Picture((yield from decode_image(blob.pieces, self._aside, self._reserve, limits, param, within)))
+        source = Source(blob.pieces)
         if self._modality == "video":
             most = limits.max_video_frames
             wanted = Wanted(
@@ -59,6 +64,6 @@ class Decoding:
                 max_frames=most if self._how.max_frames is None else min(most, self._how.max_frames),
                 sound=self._how.sound,
             )
-            return (yield from decode_video(source, wanted, self._reserve, self._samples, limits, self._param))
-        yield from decode(source, self._samples, limits, content_type, filename, self._param)
+            return (yield from decode_video(source, wanted, self._reserve, self._samples, limits, param))
+        yield from decode(source, self._samples, limits, content_type, filename, param)
         return Clip((yield from self._samples.join()), self._samples.rate)

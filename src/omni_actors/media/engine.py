@@ -13,6 +13,7 @@ import msgspec
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.media import questions as q
+from omni_actors.media.aside import Aside
 from omni_actors.media.audio import AUDIO_CODECS
 from omni_actors.media.bodies import ChatBody, decode_base64
 from omni_actors.media.bridge import cut
@@ -61,6 +62,7 @@ class MediaEngine(Engine):
         self._clips: Table[Medium] = Table("decoded file", self.limits.max_clips, idle, ids, clock)
         self._streams: Table[Stream] = Table("encoder", self.limits.max_streams, idle, ids, clock)
         self._jobs: deque[Job] = deque()
+        self._aside = Aside()
         self._deliveries: dict[int, Delivery] = {}
         self._formats: tuple[str, ...] = ()
         self._totals = dict.fromkeys(
@@ -126,6 +128,7 @@ class MediaEngine(Engine):
     def close(self) -> None:
         for job in self._jobs:
             job.work.close()
+        self._aside.close()
 
     def _deliver(self, out: Outbox) -> bool:
         ran = False
@@ -253,7 +256,7 @@ class MediaEngine(Engine):
         return q.plain(q.ChatInfo(body, infos))
 
     def _decoding(self, modality: str, how: q.How, max_seconds: float, param: str | None) -> Decoding:
-        return Decoding(modality, how, self.limits, max_seconds, self._afford, param)
+        return Decoding(modality, how, self.limits, max_seconds, self._afford, self._aside, param)
 
     def _run(
         self, decoding: Decoding, blob: Blob, content_type: str | None, filename: str | None

@@ -8,13 +8,14 @@ small file that claims to be huge costs nothing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from omni_actors.media.aside import Aside
 from omni_actors.media.audio import Source
 from omni_actors.media.held import Reserve, UInt8
 from omni_actors.media.limits import Limits
@@ -25,6 +26,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 _WORKING_BYTES = 12
 """Bytes per pixel that decoding holds at once: Pillow's own copies (four each) and the array."""
+_BAND = 1 << 18
+"""Pixels that are copied in one call: what holds the interpreter holds everybody."""
 _ORIENTATION = 0x0112
 
 
@@ -32,21 +35,34 @@ def unreadable(reason: str, param: str | None) -> OmniError:
     return invalid_request(f"The image cannot be used: {reason}.", param, "invalid_image")
 
 
+class _Stoppable(Source):
+    """A file whose reader ends at its next read, once it is stopped."""
+
+    stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.stopped:
+            raise OSError("stopped")
+        return super().read(size)
+
+
 def decode_image(
-    source: Source, reserve: Reserve, limits: Limits, param: str | None, within: int | None = None
+    pieces: Sequence[bytes], aside: Aside, reserve: Reserve, limits: Limits, param: str | None, within: int | None
 ) -> Generator[None, None, UInt8]:
     """The image as uint8 [height, width, 3] RGB: upright by its EXIF orientation, transparency laid on white.
 
-    With ``within`` it is shrunk to fit a square of so many pixels a side. ``reserve`` is what it holds meanwhile. One
-    image is decoded in one call, about 10 ms per million pixels. Raises :class:`OmniError` (400) for whatever is wrong
-    with it: also a file that ends early.
+    With ``within`` it is shrunk to fit a square of so many pixels a side. ``reserve`` is what it holds meanwhile.
+    Pillow decodes in long calls, so they are made ``aside``. Raises :class:`OmniError` (400) for whatever is wrong with
+    the file: also when it ends early.
     """
+    source = _Stoppable(pieces)
     if not source.size:
         raise unreadable("it is empty", param)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image: Image.Image = Image.open(cast(IO[bytes], source), formats=FORMATS)
+        image = yield from aside.run(lambda: _open(source), source.stop)
     except Exception:  # A damaged header can fail in any way that Python knows.
         raise unreadable("it is damaged or in a format that this server does not read", param) from None
     with image:
@@ -54,24 +70,34 @@ def decode_image(
         if width * height > limits.max_image_pixels:
             raise unreadable(f"it has {width} × {height} pixels, of at most {limits.max_image_pixels:,}", param)
         reserve.hold(width * height * _WORKING_BYTES)
-        yield
         try:
-            image.load()
-            yield
-            upright = _upright(image)
-            yield
-            flat = _flat(upright)
-            yield
-            if within is not None and max(flat.size) > within:
-                flat.thumbnail((within, within), Image.Resampling.BICUBIC)
-            pixels: UInt8 = np.array(flat, np.uint8)
+            pixels = yield from aside.run(lambda: _pixels(image, within), source.stop)
         except Exception:
             raise unreadable("it is damaged", param) from None
     reserve.hold(pixels.nbytes)
     return pixels
 
 
+def _open(source: Source) -> Image.Image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(cast(IO[bytes], source), formats=FORMATS)
+
+
+def _pixels(image: Image.Image, within: int | None) -> UInt8:
+    flat = _flat(_upright(image))
+    if within is not None and max(flat.size) > within:
+        flat.thumbnail((within, within), Image.Resampling.BICUBIC)
+    width, height = flat.size
+    pixels = np.empty((height, width, 3), np.uint8)
+    rows = max(1, _BAND // width)
+    for top in range(0, height, rows):
+        pixels[top : top + rows] = np.asarray(flat.crop((0, top, width, min(height, top + rows))))
+    return pixels
+
+
 def _upright(image: Image.Image) -> Image.Image:
+    image.load()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -86,7 +112,7 @@ def _flat(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     clear = image.convert("RGBA")
     white = Image.new("RGB", image.size, "white")
     white.paste(clear, mask=clear.getchannel("A"))
