@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from omni_actors.models import tiny
+from omni_actors.models.tiny.cache import cached
 
 KINDS = ("qwen3-tts", "qwen3-tts-design", "qwen3-tts-base")
 
 
-@cache
 def folder_of(kind: str) -> Path:
     """A tiny checkpoint of that kind, built once."""
-    import tempfile
-
-    return tiny.build(kind, Path(tempfile.mkdtemp(prefix=f"tiny-{kind}-")))
+    return cached(kind)
 
 
 def voice_clip(seconds: float, rate: int = 24000, pitch: float = 200.0) -> np.ndarray[Any, Any]:
