@@ -116,8 +116,10 @@ class Listener(AutoregressiveAdapter):
         asked = work.params.get("prompt") or work.params.get("transcription")
         if not isinstance(asked, Transcription | Prompt):
             raise invalid_request("The request has no prompt.", param="messages")
-        request = self._requests[work.key] = _Request(asked)
-        return PromptInput() if FEATURES in work.ports else self._begin(work.key, request)
+        request = _Request(asked)
+        opened = PromptInput() if FEATURES in work.ports else self._begin(work.key, request)
+        self._requests[work.key] = request
+        return opened
 
     def sampling(self, work: Work) -> Sampling:
         asked: Transcription | None = work.params.get("transcription")

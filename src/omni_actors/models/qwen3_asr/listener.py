@@ -4,18 +4,51 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec.structs
+
 from omni_actors.models.causal_lm.prompts import render
 from omni_actors.models.common.listener import Listener, check_transcription
 from omni_actors.models.qwen3_asr.languages import LANGUAGES
 from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Prompt, Transcription
+from omni_actors.protocol.request import TextDelta
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.decoder import PromptInput
 
 MARK = "<asr_text>"
 """The transcript begins behind it; before it stands ``language NAME``."""
 
+HEAD = "language "
+
+LONGEST_HEAD = 64
+"""Characters after which an answer without the mark is taken for the transcript itself."""
+
 
 class Decoder(Listener):
+    """Tells the language in the metadata of the first delta: the asked one, or what the model named."""
+
     model_types = frozenset({"qwen3"})
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self._heads: dict[int, Head] = {}
+
+    def open(self, work: Work) -> PromptInput:
+        asked: Transcription | None = work.params.get("transcription")
+        head = Head(None if asked is None else check_transcription(asked, LANGUAGES))
+        opened = super().open(work)
+        self._heads[work.key] = head
+        return opened
+
+    def shown(self, delta: TextDelta) -> TextDelta:
+        text, language = self._heads[delta.key].push(delta.text, delta.finish_reason is not None)
+        meta = delta.meta if language is None else {**(delta.meta or {}), "language": language}
+        return msgspec.structs.replace(delta, text=text, meta=meta)
+
+    def close(self, key: int) -> None:
+        self._heads.pop(key, None)
+        super().close(key)
 
     def prompt_tokens(self, prompt: Prompt) -> list[int]:
         raise invalid_request("This model only transcribes.", param="messages")
@@ -35,3 +68,31 @@ class Decoder(Listener):
             render(self.text.tokenizer, prompt, messages), add_special_tokens=False
         )
         return tokens
+
+
+class Head:
+    """Takes ``language NAME<asr_text>`` off the beginning of an answer that comes in pieces. ``asked`` is the language
+    that was asked for: then the answer is the transcript alone."""
+
+    def __init__(self, asked: str | None) -> None:
+        self._language = asked
+        self._held: str | None = "" if asked is None else None
+
+    def push(self, text: str, last: bool) -> tuple[str, str | None]:
+        """What of the transcript is certain now, and the language's code once it is known (at the first text)."""
+        if self._held is None:
+            language, self._language = self._language, None
+            return text, language
+        held = self._held = self._held + text
+        head, mark, rest = held.partition(MARK)
+        if mark:
+            self._held = None
+            return rest, self._code(head)
+        if last or len(held) > LONGEST_HEAD or held[: len(HEAD)] != HEAD[: len(held)]:
+            self._held = None
+            return held, None
+        return "", None
+
+    def _code(self, head: str) -> str | None:
+        name = head.strip().removeprefix(HEAD).strip().lower()
+        return next((code for code, language in LANGUAGES.items() if language.lower() == name), None)

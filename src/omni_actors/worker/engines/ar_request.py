@@ -24,7 +24,8 @@ CONTEXT_TOKENS = 8
 @dataclass(slots=True)
 class Request:
     """``first`` is the sequence that computes the prompt, and then the first of the ``choices``, which there are once
-    the prompt is complete. ``opened`` says that the adapter knows the request, ``most`` is its own bound on the answer."""
+    the prompt is complete. ``opened`` says that the adapter knows the request; ``most`` is its own bound on the
+    answer."""
 
     work: Work
     sampling: Sampling

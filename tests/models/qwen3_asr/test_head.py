@@ -1,0 +1,44 @@
+"""What Qwen3-ASR says before the transcript is taken out of the text, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_actors.models.qwen3_asr.listener import Head
+
+
+def pushed(head: Head, pieces: list[str]) -> tuple[str, list[str]]:
+    text, languages = "", []
+    for place, piece in enumerate(pieces):
+        shown, language = head.push(piece, place == len(pieces) - 1)
+        text += shown
+        languages += [] if language is None else [language]
+    return text, languages
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "languages"),
+    [
+        ("language English<asr_text>Hello there.", "Hello there.", ["en"]),
+        ("language None<asr_text>", "", []),
+        ("language Klingon<asr_text>nuqneH", "nuqneH", []),
+        ("Hello there.", "Hello there.", []),
+        ("language is what we speak, and more than sixty-four characters of it.", None, []),
+        ("lang", "lang", []),
+        ("", "", []),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_the_head_is_taken_off(answer: str, text: str | None, languages: list[str], size: int) -> None:
+    pieces = [answer[at : at + size] for at in range(0, len(answer), size)] or [""]
+    assert pushed(Head(None), pieces) == (answer if text is None else text, languages)
+
+
+def test_text_that_is_no_head_is_not_held_back() -> None:
+    head = Head(None)
+    assert head.push("Hel", False) == ("Hel", None)
+    assert head.push("language English<asr_text>", False) == ("language English<asr_text>", None)
+
+
+def test_an_asked_language_is_told_once_and_nothing_is_taken_off() -> None:
+    assert pushed(Head("de"), ["language English", "<asr_text>a"]) == ("language English<asr_text>a", ["de"])
