@@ -24,7 +24,7 @@ from omni_actors.worker.engines.decoder import KVShape
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention
 
 SHAPE = KVShape(layers=2, kv_heads=2, head_dim=4, dtype=torch.float32)
-LAYOUT = kv.Layout.of(SHAPE, "model")
+LAYOUT = kv.Layout.of(replace(SHAPE, side=8), "model")
 
 
 def noise(cache: KVCache, seed: int) -> KVCache:
@@ -153,7 +153,7 @@ def test_rows_that_do_not_belong_are_refused() -> None:
         ({"kv_heads": 1}, "kv_heads 1 instead of 2"),
         ({"head_dim": 8}, "head_dim 8 instead of 4"),
         ({"dtype": "bfloat16"}, "dtype 'bfloat16' instead of 'float32'"),
-        ({"side": 7}, "side 7 instead of 0"),
+        ({"side": 7}, "side 7 instead of 8"),
         ({"model": "other"}, "model 'other' instead of 'model'"),
     ],
 )
@@ -162,6 +162,16 @@ def test_a_layout_that_differs_says_in_what(change: dict[str, object], says: str
     assert LAYOUT.difference(asked) == says
     assert LAYOUT.difference(kv.ask(3, LAYOUT).meta["layout"]) == ""
     assert "layers None" in LAYOUT.difference({})
+
+
+def test_side_vectors_that_nobody_needs_are_let_lie() -> None:
+    """As for a deployment whose next stage is not there: only the first half knows of nothing beyond."""
+    source = noise(KVCache(replace(SHAPE, side=8), 4, 4, torch.device("cpu")), 1)
+    target = KVCache(SHAPE, 4, 4, torch.device("cpu"))
+    assert kv.Layout.of(SHAPE, "model").difference(kv.ask(3, LAYOUT).meta["layout"]) == ""
+    kv.insert(target, [0, 1], kv.extract(source, [2, 3], 0, 6))
+    for token in range(6):
+        assert bits(target, [0, 1], token) == bits(source, [2, 3], token)[:-1]
 
 
 def test_a_models_identity_is_its_content(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ _SAMPLE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fingerprint of what rows hold. Two caches may exchange rows if theirs are equal. ``model`` is the identity of
-    the model that computed them (:func:`model_identity`): keys of another one would be read without complaint."""
+    """The fingerprint of what rows hold: a cache takes in those of its own layout. ``model`` is the identity of the
+    model that computed them (:func:`model_identity`): keys of another one would be read without complaint."""
 
     layers: int
     kv_heads: int
@@ -53,11 +53,10 @@ class Layout:
         return cls(shape.layers, shape.kv_heads, shape.head_dim, shape.side, dtype, model)
 
     def difference(self, other: Mapping[str, Any]) -> str:
-        """What keeps rows of the layout ``other`` (as it travels) out of a cache of this one; empty if nothing does."""
-        mine = asdict(self)
-        return ", ".join(
-            f"{name} {other.get(name)!r} instead of {mine[name]!r}" for name in mine if other.get(name) != mine[name]
-        )
+        """What keeps rows of the layout ``other`` (as it travels) out of a cache of this one; empty if nothing does.
+        Side vectors that nobody needs here are let lie."""
+        wanted = asdict(self) if self.side else {k: v for k, v in asdict(self).items() if k != "side"}
+        return ", ".join(f"{k} {other.get(k)!r} instead of {v!r}" for k, v in wanted.items() if other.get(k) != v)
 
 
 def model_identity(folder: str | None, adapter: str) -> str:

@@ -32,6 +32,11 @@ class Features:
     deepstack: torch.Tensor | None = None
 
 
+def without_features(delta: float) -> Features:
+    """Of a request whose prompt is computed: all that its answer needs."""
+    return Features(np.empty(0, np.int64), torch.empty(0), delta=delta)
+
+
 @dataclass(slots=True)
 class _Step:
     """The features among one step's tokens."""

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.features import FeatureDecoder, Features
+from omni_actors.models.common.features import FeatureDecoder, Features, without_features
 from omni_actors.models.common.multimodal import Expanded, Medium
 from omni_actors.models.common.text import Text, context_length, eos_ids, give_memory_back, sampling_defaults
 from omni_actors.protocol.errors import invalid_request
@@ -21,7 +21,7 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput, Release
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput, Release, State
 from omni_actors.worker.tensors import tensor_of, tensor_payload
 
 FEATURES = "features"
@@ -170,6 +170,18 @@ class Thinker(AutoregressiveAdapter):
         return Features(
             ascending, torch.cat(rows)[order], made.positions.to(self.decoder.device), made.rope_delta, deep
         )
+
+    def export_state(self, key: int) -> State:
+        request, features = self._requests[key], self.decoder.requests.get(key)
+        delta = 0.0 if features is None else features.delta
+        return State({"delta": delta, "answer": request.answer, "media": request.facts})
+
+    def import_state(self, work: Work, state: State) -> None:
+        """The features stay where the prompt was computed; of them the answer needs their part in its positions."""
+        request = self._requests[work.key] = _Request(*self._asked(work))
+        request.answer, request.facts = state.facts["answer"], state.facts["media"]
+        if delta := state.facts["delta"]:
+            self.decoder.requests[work.key] = without_features(delta)
 
     def output(self, release: Release) -> Payload | None:
         if release.states is None:

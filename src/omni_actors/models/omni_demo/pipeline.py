@@ -48,6 +48,7 @@ LLM = Stage(
     ),
     sections=("prompt", "sampling"),
     emits="text",
+    separable=True,
     model="llm",
     weight=4.0,
     defaults={"max_tokens": 512},  # so small a model may talk without end

@@ -90,6 +90,7 @@ THINKER = Stage(
     ports=(Port("features", "features", required=False, mode="chunk", doc="Of the prompt's media, one payload each."),),
     sections=("prompt", "sampling", "speech"),
     emits="text",
+    separable=True,
     weight=4.0,
     doc="Reads text and features, writes text.",
 )
