@@ -2,34 +2,74 @@
 
 from __future__ import annotations
 
+import secrets
 import select
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
+from omni_actors.connectors.handshake import SECRET_BYTES
 from omni_actors.connectors.link import Link
+from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.packing import Packed, pack
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
+from omni_actors.connectors.tcp import TcpLink
 from omni_actors.connectors.unix import UnixLink
 from omni_actors.protocol.frames import Ack, Chunk
 
-BACKENDS = ("unix",)
+BACKENDS = ("unix", "tcp")
 
 Pair = tuple[Link, Link]
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
 
 
 @contextmanager
 def open_pair(backend: str) -> Iterator[Pair]:
     """A producer's and a consumer's end."""
-    a, b = socket.socketpair()
-    ends = UnixLink(1, "b", a), UnixLink(1, "a", b)
+    inboxes = Arena(), Arena()
+    ends = open_tcp(*inboxes) if backend == "tcp" else open_unix()
     try:
         yield ends
     finally:
-        for end in ends:
+        for end, inbox in zip(ends, inboxes, strict=True):
             end.close()
+            inbox.close()
+
+
+def open_unix() -> tuple[UnixLink, UnixLink]:
+    a, b = socket.socketpair()
+    return UnixLink(1, "b", a), UnixLink(1, "a", b)
+
+
+def open_tcp(ours: Arena, theirs: Arena) -> tuple[TcpLink, TcpLink]:
+    """Open and authenticated."""
+    secret = secrets.token_bytes(SECRET_BYTES)
+    listener = Listener("127.0.0.1")
+    try:
+        producer = TcpLink.open(1, "b", listener.address, secret, ours)
+        listener.expect(1, secret)
+        while True:
+            wait(producer, listener)
+            producer.flush()
+            producer.receive()
+            for id, sock in listener.serve():
+                return producer, TcpLink(id, "a", sock, theirs)
+    finally:
+        listener.close()
+
+
+def wait(*things: HasFileno, timeout_s: float = 5.0) -> None:
+    """Until one of them can be read."""
+    with select.epoll() as epoll:
+        for thing in things:
+            epoll.register(thing.fileno(), select.EPOLLIN | select.EPOLLOUT * (getattr(thing, "pending", False)))
+        if not epoll.poll(timeout_s):
+            raise TimeoutError
 
 
 def send(link: Link, payload: Payload, arena: Arena, seq: int = 0) -> Packed:
@@ -42,13 +82,10 @@ def send(link: Link, payload: Payload, arena: Arena, seq: int = 0) -> Packed:
 def take(pair: Pair, count: int = 1) -> list[Chunk | Ack]:
     """The next messages at the consumer's end, while the producer's end writes."""
     got: list[Chunk | Ack] = []
-    with select.epoll() as epoll:
-        epoll.register(pair[1].fileno(), select.EPOLLIN)
-        while len(got) < count:
-            pair[0].flush()
-            if not epoll.poll(5):
-                raise TimeoutError(f"{len(got)} messages of {count}")
-            got += pair[1].receive()
+    while len(got) < count:
+        pair[0].flush()
+        wait(pair[1])
+        got += pair[1].receive()
     return got
 
 

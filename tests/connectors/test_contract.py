@@ -165,7 +165,7 @@ def test_what_the_socket_does_not_take_waits_and_no_descriptor_leaks(backend: st
 
 def _send_more_than_the_socket_takes(backend: str) -> None:
     arena = Arena()
-    payloads = [np.full(n, n % 251, dtype=np.uint8) for n in (INLINE_LIMIT, 5 << 20, 100, 9 << 20, 15_000)] * 25
+    payloads = [np.full(n, n % 251, dtype=np.uint8) for n in (INLINE_LIMIT, 5 << 20, 100, 9 << 20, 15_000)] * 10
     with open_pair(backend) as pair:
         for seq, array in enumerate(payloads):
             send(pair[0], Payload("x", {}, {"a": array}), arena, seq)

@@ -36,7 +36,7 @@ async def idle(orchestrator: Orchestrator) -> None:
         assert not replica.requests
     for stage in (await orchestrator.counters()).values():
         for counters in stage:
-            for gauge in ("running", "jobs", "early", "arena_used_bytes"):
+            for gauge in ("running", "jobs", "early", "arena_used_bytes", "inbox_used_bytes", "credits_outstanding"):
                 assert counters.get(gauge, 0) == 0, (gauge, counters)
 
 

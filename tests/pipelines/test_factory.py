@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.pipelines import builders
-from tests.pipelines.builders import ASSISTANT, may, plan_of, stage
+from tests.pipelines.builders import ASSISTANT, may, needs, plan_of, stage
 
 from omni_actors.models.weights import demo_folder
 from omni_actors.pipelines.declaration import Edge, Pipeline, Task
@@ -359,3 +359,21 @@ def test_the_builtins_are_sound() -> None:
         assert isinstance(pipeline, Pipeline)
         assert pipeline.name == name
         assert plan_of(pipeline).name == name
+
+
+def test_parallel_edges_share_one_channel_so_they_share_a_connector() -> None:
+    pipeline = Pipeline(
+        name="twice",
+        stages=(stage("a"), stage("b", needs("p"), needs("q"), emits="text")),
+        edges=(Edge("a", "b.p", "text"), Edge("a", "b.q", "text")),
+        tasks=(Task("t", {"text": "a"}, {"text": "b"}),),
+    )
+    with pytest.raises(PlanError, match="one ordered channel"):
+        plan_of(pipeline, "edges.b.p.connector=tcp")
+    plan = plan_of(pipeline, "edges.b.p.connector=tcp", "edges.b.q.connector=tcp", "stages.b.host=::1")
+    assert {edge.connector for edge in plan.edges} == {"tcp"}
+    hello = plan.hello("b", 0, 1)
+    assert ({edge.connector for edge in hello.inputs}, hello.host) == ({"tcp"}, "::1")
+    for host in ("localhost", "1.2.3", "7"):
+        with pytest.raises(PlanError, match="IP address"):
+            plan_of(pipeline, f"stages.b.host={host}")

@@ -9,6 +9,7 @@ machine, :class:`~omni_actors.connectors.tcp.TcpLink` between machines. The work
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Slot
@@ -27,6 +28,9 @@ class Link(ABC):
     first.
     """
 
+    may_break: ClassVar[bool] = False
+    """Whether it can end while both ends live."""
+
     def __init__(self, id: int, peer: str) -> None:
         self.id = id
         self.peer = peer
@@ -37,6 +41,8 @@ class Link(ABC):
         """Bytes that were queued so far."""
         self.written = 0
         """Bytes of them that the socket has taken."""
+        self.deadline: float | None = None
+        """For the owner's loop: when a link that is not open yet is to be given up, by :func:`time.monotonic`."""
 
     @abstractmethod
     def fileno(self) -> int: ...

@@ -11,7 +11,6 @@ import itertools
 import logging
 import math
 import secrets
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from omni_actors.actors.process import Launcher, open_launcher
 from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
+from omni_actors.orchestrator.wiring import Wiring
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
 from omni_actors.pipelines.subgraph import Key, Subgraph, subgraph
 from omni_actors.protocol.codec import FrameTooLarge, frame, raw
@@ -35,7 +35,7 @@ from omni_actors.protocol.errors import (
     stage_unavailable,
     too_large,
 )
-from omni_actors.protocol.frames import Submit
+from omni_actors.protocol.frames import Submit, Unlinked
 from omni_actors.protocol.request import Request
 from omni_actors.stages.pool import StageHealth, StagePool
 from omni_actors.stages.replica import StageReplica
@@ -77,7 +77,8 @@ class Orchestrator:
                         index,
                         launcher,
                         log_level=log_level,
-                        on_ready=self._wire,
+                        on_ready=self._ready,
+                        on_unlinked=self._unlinked,
                         on_change=self._change,
                     )
                     for index in range(stage.replicas)
@@ -85,20 +86,15 @@ class Orchestrator:
             )
             for stage in plan.stages
         }
+        self._wiring = Wiring(plan, self.pools)
         self.deadlines: Deadlines[RequestStream] = Deadlines(self._expire)
         self.unreleased: Deadlines[RequestStream] = Deadlines(self._overdue)
         self._slots: dict[int, int] = {}
         """Where a request lies in ``deadlines``, and once it is terminal in ``unreleased``."""
         self._keys = itertools.count()
-        self._links = itertools.count()
         self._ids = itertools.count(1)
         self._run_id = secrets.token_hex(4)
         self._subgraphs: dict[Key, Subgraph] = {}
-        self._neighbours = {
-            stage.name: {edge.source for edge in plan.edges if edge.target == stage.name}
-            | {edge.target for edge in plan.edges if edge.source == stage.name}
-            for stage in plan.stages
-        }
 
     # ---- requests
 
@@ -152,11 +148,14 @@ class Orchestrator:
             submits = []
             for part in reversed(graph.parts):
                 replica = replicas[part.stage.name]
-                routes = tuple(
-                    (edge.index, replica.links[edge.target, replicas[edge.target].index]) for edge in part.outputs
+                routes = tuple((edge.index, _link(replica, replicas[edge.target])) for edge in part.outputs)
+                sources = tuple(
+                    (edge.index, _link(replica, replicas[edge.source]))
+                    for edge in part.inputs
+                    if edge.connector == "tcp"
                 )
                 params = {name: sections[name] for name in part.sections if name in sections}
-                submit = Submit(key, record.id, params, part.ports, routes, part.visible)
+                submit = Submit(key, record.id, params, part.ports, routes, part.visible, sources)
                 submits.append((replica, frame(submit)))
         except FrameTooLarge as error:
             raise too_large(f"The request is too large: {error}.") from None
@@ -190,18 +189,11 @@ class Orchestrator:
 
     # ---- replicas
 
-    def _wire(self, replica: StageReplica) -> None:
-        """A replica is ready: link it to every live replica of its neighbour stages.
+    def _ready(self, replica: StageReplica) -> None:
+        self._wiring.wire(replica)
 
-        Both ends' frames go out before any Submit that uses the link, on the same ordered channels, so nobody waits.
-        """
-        for name in sorted(self._neighbours[replica.stage.name]):
-            for other in self.pools[name].replicas:
-                if other.live and other is not replica:
-                    ours, theirs = socket.socketpair()
-                    link = next(self._links)
-                    replica.wire(link, other, ours.detach())
-                    other.wire(link, replica, theirs.detach())
+    async def _unlinked(self, replica: StageReplica, message: Unlinked) -> None:
+        await self._wiring.unlinked(replica, message)
 
     def _change(self) -> None:
         self.changed.unpark_all()
@@ -276,6 +268,14 @@ class Orchestrator:
             for pool in self.pools.values():
                 for replica in pool.replicas:
                     nursery.start_soon(replica.stop)
+
+
+def _link(replica: StageReplica, other: StageReplica) -> int:
+    """The link between two replicas that live. Raises ``stage_unavailable`` while it is being made anew."""
+    try:
+        return replica.links[other.stage.name, other.index]
+    except KeyError:
+        raise stage_unavailable(other.stage.name) from None
 
 
 @asynccontextmanager

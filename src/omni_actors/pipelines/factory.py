@@ -16,6 +16,7 @@ from omni_actors.pipelines.hub import missing_shards
 from omni_actors.pipelines.limits import limits_of, with_engine_options
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
 from omni_actors.pipelines.plan import (
+    LOOPBACK,
     MEDIA_STAGE,
     DeploymentLimits,
     EdgePlan,
@@ -288,6 +289,7 @@ def _stage(
         limits=MappingProxyType(limits),
         start_timeout_s=settings.get(f"{at}.start_timeout_s", START_TIMEOUT_S),
         environments=environments,
+        host=settings.get(f"{at}.host", LOOPBACK),
         worker_devices=tuple(map(platform.worker_device, devices)),
     )
 
@@ -334,6 +336,7 @@ def _model(at: str, stage: Stage, folder: str | None, settings: Settings) -> str
 
 
 def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
+    """Every edge as it will run. Raises :class:`PlanError` when two stages would need two channels."""
     media = [
         Edge(MEDIA_STAGE, place, port.kind, mode=port.mode, capacity=MEDIA_CAPACITY, bridge=MEDIA_BRIDGE)
         for place, port in _media_ports(pipeline).items()
@@ -355,6 +358,15 @@ def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
                 on_death=edge.on_death,
             )
         )
+    between: dict[tuple[str, str], EdgePlan] = {}
+    for it in found:
+        other = between.setdefault((it.source, it.target), it)
+        if it.connector != other.connector:
+            where = settings.where(f"{edge_path(it.source, it.target, it.port)}.connector")
+            raise PlanError(
+                f"{where}: the edges from '{it.source}' to '{it.target}' share one ordered channel, so "
+                f"'{it.port}' cannot travel by {it.connector} and '{other.port}' by {other.connector}"
+            )
     return tuple(found)
 
 

@@ -19,6 +19,8 @@ from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello
 MEDIA_STAGE = "media"
 """Name of the implicit stage that decodes what clients send and encodes what they get."""
 
+LOOPBACK = "127.0.0.1"
+
 Balancer = Literal["least_queue", "round_robin"]
 OriginKind = Literal["default", "declaration", "model", "platform", "overlay", "command line"]
 
@@ -79,7 +81,8 @@ class StagePlan:
     ``model`` is an absolute path, ``None`` for a stage without weights. Replica ``r`` runs on
     ``devices[r % len(devices)]``. ``options`` are the declaration's defaults with the overlay's changes merged in;
     ``sampling`` (if given) lies there under the key ``sampling``. ``environments`` has, for each of ``devices``, what
-    the process of a worker on it gets on top of its parent's.
+    the process of a worker on it gets on top of its parent's. ``host`` is the address that its workers are called at by
+    others, where an edge by TCP leads to them.
     """
 
     name: str
@@ -100,6 +103,7 @@ class StagePlan:
     start_timeout_s: float
     """From process start to Ready; loading shows progress but does not extend it."""
     environments: tuple[Mapping[str, str], ...]
+    host: str
     worker_devices: tuple[str, ...] = ()
     """What each of ``devices`` is called in a worker's own process, where that differs."""
 
@@ -145,6 +149,7 @@ class EdgePlan:
             mode=self.mode,
             capacity=self.capacity,
             bridge=self.bridge,
+            connector=self.connector,
         )
 
 
@@ -217,5 +222,6 @@ class Plan:
             limits=dict(it.limits),
             inputs=tuple(e.spec() for e in self.edges if e.target == it.name),
             outputs=tuple(e.spec() for e in self.edges if e.source == it.name),
+            host=it.host,
             log_level=log_level,
         )

@@ -6,6 +6,7 @@ It is made for one pipeline and one platform, since their stages, options and li
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 from omni_actors.platforms.platform import OmniPlatform
 
-CONNECTORS = ("shared_memory",)
+CONNECTORS = ("shared_memory", "tcp")
 SAMPLING_DEFAULTS = {
     "temperature": (0.0, 2.0, "Randomness of the choice; 0 takes the likeliest token."),
     "top_p": (0.0, 1.0, "Keep the likeliest tokens up to this much probability."),
@@ -96,6 +97,7 @@ def _stage(stage: Stage) -> Group:
         "balancer": Leaf(one_of("least_queue", "round_robin"), "How requests are spread over replicas."),
         "start_timeout_s": Leaf(number(0.1), "From process start to ready."),
         "environment": Leaf(environment, "Environment variables of the workers."),
+        "host": Leaf(address, "Address at which edges by TCP reach the workers; nobody else is let in."),
         "strategy": Group(
             {name: Leaf(integer(1), doc) for name, doc in STRATEGY_DOC.items()}, "Parallel degrees inside a replica."
         ),
@@ -137,7 +139,7 @@ def _edge(edge: Edge, takes: Mode) -> Group:
         {
             "mode": Leaf(one_of(*modes), "Hand on pieces as they come (chunk), or the whole at the end (full)."),
             "capacity": Leaf(integer(1), "Chunks of one request that may be under way."),
-            "connector": Leaf(one_of(*CONNECTORS), "How payloads travel."),
+            "connector": Leaf(one_of(*CONNECTORS), "How payloads travel: within a machine, or between two."),
         },
         f"From stage {edge.source}.",
     )
@@ -153,6 +155,13 @@ def strings(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
         raise ValueError("takes a list of texts")
     return tuple(value)
+
+
+def address(value: Any) -> str:
+    try:
+        return str(ipaddress.ip_address(value if isinstance(value, str) else ""))
+    except ValueError:
+        raise ValueError("takes an IP address in numbers") from None
 
 
 def environment(value: Any) -> dict[str, str]:

@@ -90,6 +90,20 @@ def stage_died(stage: str, retry_after: float = 1.0) -> OmniError:
     )
 
 
+def link_lost(stage: str, retry_after: float = 1.0) -> OmniError:
+    """The connection between two stages' workers broke before the input was whole (503)."""
+    return OmniError(
+        ErrorInfo(
+            message=f"Stage '{stage}' lost the connection that its input came by.",
+            type="unavailable_error",
+            code="link_lost",
+            status=503,
+            stage=stage,
+            retry_after=retry_after,
+        )
+    )
+
+
 def stage_failed(stage: str, message: str = "The stage failed on this request.") -> OmniError:
     """An unexpected exception inside a stage (500); the message names the stage, never a traceback."""
     return OmniError(ErrorInfo(message=f"Stage '{stage}': {message}", code="stage_failed", status=500, stage=stage))

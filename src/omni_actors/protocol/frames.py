@@ -19,13 +19,14 @@ Welcome    worker → serving            the worker speaks this version
 Progress   worker → serving            what is being loaded, for a person to read
 Ready      worker → serving            loaded; capabilities
 Fatal      worker → serving            the worker cannot go on (last frame before it exits)
-Wire       serving → worker (+ 1 fd)   one end of a link to another worker
+Wire       serving → worker (+ 1 fd)   one end of a link to another worker; without the descriptor where it is TCP
 Submit     serving → worker            take part in a request
 Feed       serving → worker            more input for a port of a request (streaming input)
 Abort      serving → worker            forget a request
 Query      serving → worker            ask for counters (or another named question)
 Reply      worker → serving            answer to a Query
 Step       worker → serving            what one iteration produced, for all requests at once
+Unlinked   worker → serving            a TCP link is broken, and what it leaves unfinished
 Stop       serving → worker            finish and exit
 Chunk      worker → worker             a payload on an edge of a request (inline, or in a slab)
 Ack        worker → worker             chunks consumed: credits back, slab space free
@@ -65,6 +66,7 @@ class EdgeSpec(msgspec.Struct, kw_only=True, frozen=True):
     mode: str = "full"
     capacity: int = 64
     bridge: str | None = None
+    connector: str = "shared_memory"
 
 
 class Hello(msgspec.Struct, tag="hello", kw_only=True, array_like=True):
@@ -84,6 +86,8 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True, array_like=True):
     limits: dict[str, int] = {}
     inputs: tuple[EdgeSpec, ...] = ()
     outputs: tuple[EdgeSpec, ...] = ()
+    host: str = "127.0.0.1"
+    """The address that others call this worker at, if it has inputs by TCP."""
     log_level: str = "INFO"
 
 
@@ -98,24 +102,41 @@ class Progress(msgspec.Struct, tag="progress", array_like=True):
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """``address``: where the worker is called for links by TCP, if it has inputs by that."""
+
     info: dict[str, Any]
+    address: tuple[str, int] | None = None
 
 
 class Fatal(msgspec.Struct, tag="fatal", array_like=True):
     error: ErrorInfo
 
 
+class TcpEnd(msgspec.Struct, array_like=True):
+    """One end of a TCP link: the end with an ``address`` opens the connection to there, the other one is called. Each
+    proves to the other that it has the ``secret``, which is the link's alone."""
+
+    secret: bytes
+    address: tuple[str, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"TcpEnd(address={self.address})"
+
+
 class Wire(msgspec.Struct, tag="wire", array_like=True):
-    """``peer`` names the other end (stage#replica@incarnation). The descriptor rides on this frame. No answer is
-    needed: frames of a channel are handled in order, so a Submit that names the link comes after it."""
+    """``peer`` names the other end (stage#replica@incarnation). The descriptor rides on this frame unless the link is
+    ``tcp``. No answer is needed: frames of a channel are handled in order, so a Submit that names the link comes after
+    it, and what is sent on a link that is not open yet waits."""
 
     link: int
     peer: str
+    tcp: TcpEnd | None = None
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
     """``ports`` are those that will be fed by edges or by Feed; ``routes`` are pairs (edge index, link) to send the
-    stage's output on; ``visible`` says that the client wants this stage's output. ``params`` as in Request."""
+    stage's output on; ``visible`` says that the client wants this stage's output. ``params`` as in Request.
+    ``sources`` are pairs as in ``routes`` for input by TCP: such a link can break while both its ends live."""
 
     key: int
     request_id: str
@@ -123,6 +144,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     ports: tuple[str, ...]
     routes: tuple[tuple[int, int], ...]
     visible: bool
+    sources: tuple[tuple[int, int], ...] = ()
 
 
 class Feed(msgspec.Struct, tag="feed", array_like=True):
@@ -163,12 +185,20 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     fed: list[tuple[int, int]] = []
 
 
+class Unlinked(msgspec.Struct, tag="unlinked", array_like=True):
+    """A TCP link could not be opened or is broken. ``keys`` are the requests here whose input on it has not ended. The
+    other end may be dead, which the serving process learns otherwise too, or alive."""
+
+    link: int
+    keys: tuple[int, ...]
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True):
     """The end; whoever sends it has drained first."""
 
 
 Down = Hello | Wire | Submit | Feed | Abort | Query | Stop
-Up = Welcome | Progress | Ready | Fatal | Reply | Step
+Up = Welcome | Progress | Ready | Fatal | Reply | Step | Unlinked
 
 
 class TensorMeta(msgspec.Struct, array_like=True, frozen=True):

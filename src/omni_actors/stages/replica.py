@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Never, Protocol
 
 import msgspec
@@ -40,6 +40,8 @@ from omni_actors.protocol.frames import (
     Reply,
     Step,
     Stop,
+    TcpEnd,
+    Unlinked,
     Up,
     Welcome,
     Wire,
@@ -84,6 +86,7 @@ class StageReplica:
         *,
         log_level: str = "INFO",
         on_ready: Callable[[StageReplica], None],
+        on_unlinked: Callable[[StageReplica, Unlinked], Awaitable[None]],
         on_change: Callable[[], None],
     ) -> None:
         self.plan = plan
@@ -97,11 +100,14 @@ class StageReplica:
         self.was_ready = False
         self.links: dict[tuple[str, int], int] = {}
         """Link ids by (other stage, other replica), for both directions."""
+        self.address: tuple[str, int] | None = None
+        """Where its worker is called for links by TCP."""
         self.requests: dict[int, Participant] = {}
         self.pid: int | None = None
         self._launcher = launcher
         self._log_level = log_level
         self._on_ready = on_ready
+        self._on_unlinked = on_unlinked
         self._on_change = on_change
         self._channel: Channel | None = None
         self._child: ChildProcess | None = None
@@ -135,13 +141,24 @@ class StageReplica:
         if key in self.requests and self._channel is not None:
             self._channel.send(frame(Abort(key)))
 
-    def wire(self, link: int, other: StageReplica, fd: int) -> None:
-        """Hand the worker one end of a link. ``fd`` is closed here."""
+    def wire(self, link: int, other: StageReplica, end: int | TcpEnd) -> None:
+        """Hand the worker one end of a link: a descriptor, which is closed here, or what it must know for TCP."""
         if self._channel is None:
-            os.close(fd)
+            if isinstance(end, int):
+                os.close(end)
             return
         self.links[other.stage.name, other.index] = link
-        self._channel.send_fd(frame(Wire(link, other.name)), fd)
+        if isinstance(end, int):
+            self._channel.send_fd(frame(Wire(link, other.name)), end)
+        else:
+            self._channel.send(frame(Wire(link, other.name, end)))
+
+    def unwire(self, other: StageReplica, link: int) -> bool:
+        """Forget a link that is broken; whether it is the one that is used."""
+        if self.links.get((other.stage.name, other.index)) != link:
+            return False
+        del self.links[other.stage.name, other.index]
+        return True
 
     async def query(self, what: str, args: dict[str, Any] | None = None, *, timeout_s: float | None = None) -> Any:
         """Ask the worker. Raises its typed error, ``stage_unavailable`` without a live worker, ``stage_died`` when it
@@ -235,6 +252,7 @@ class StageReplica:
                 self._on_change()
             case Ready() if self.state is ReplicaState.STARTING:
                 self.info = message.info
+                self.address = message.address
                 self.state = advance(self.state, ReplicaState.READY)
                 self.progress = "ready"
                 self.was_ready = True
@@ -329,6 +347,8 @@ class Incarnation(Actor[Never]):
                         replica._step(message)
                     elif type(message) is Fatal:
                         self._last_word = message.error
+                    elif type(message) is Unlinked:
+                        self.start_soon(replica._on_unlinked, replica, message)
                     else:
                         replica._handle(message)
                 if replica.state is ReplicaState.READY:

@@ -75,7 +75,8 @@ class Source:
 @dataclass(slots=True, eq=False)
 class Job:
     """A request in this worker. ``waiting`` are the ports that have not ended. ``placed`` are slots that the engine
-    writes in and has not emitted; ``dropped`` says that what it emits now goes nowhere."""
+    writes in and has not emitted; ``dropped`` says that what it emits now goes nowhere. ``awaited`` are
+    the edges by TCP whose end is still to come, with their links."""
 
     key: int
     request_id: str
@@ -87,6 +88,7 @@ class Job:
     feeds_consumed: int = 0
     placed: set[Slot] = field(default_factory=set)
     dropped: bool = False
+    awaited: dict[int, int] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:

@@ -17,14 +17,13 @@ from typing import Any
 import msgspec
 
 from omni_actors.connectors.link import Link, LinkClosed
+from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
-from omni_actors.connectors.unix import UnixLink
 from omni_actors.protocol.codec import ProtocolError
 from omni_actors.protocol.errors import OmniError, stage_failed
 from omni_actors.protocol.frames import (
     Abort,
-    Ack,
     Chunk,
     Down,
     EdgeSpec,
@@ -33,6 +32,7 @@ from omni_actors.protocol.frames import (
     Query,
     Stop,
     Submit,
+    Unlinked,
     Wire,
 )
 from omni_actors.protocol.params import SECTIONS
@@ -40,6 +40,7 @@ from omni_actors.worker.bridge import Bridge, Identity
 from omni_actors.worker.control import Control, Hangup
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.jobs import Job, Route, Source
+from omni_actors.worker.links import Links
 from omni_actors.worker.outlet import Outlet
 
 log = logging.getLogger("omni_actors.worker")
@@ -49,10 +50,16 @@ ARENA_BYTES = 256 << 20
 
 
 class Worker:
-    """The loop of one replica. ``bridges`` maps an edge index to the factory of its bridge."""
+    """The loop of one replica. ``bridges`` maps an edge index to the factory of its bridge. ``listener`` is for inputs
+    by TCP, and closed with the rest."""
 
     def __init__(
-        self, sock: socket.socket, hello: Hello, engine: Engine, bridges: dict[int, Callable[[], Bridge]]
+        self,
+        sock: socket.socket,
+        hello: Hello,
+        engine: Engine,
+        bridges: dict[int, Callable[[], Bridge]],
+        listener: Listener | None = None,
     ) -> None:
         self._stage = hello.stage
         self._engine = engine
@@ -62,13 +69,12 @@ class Worker:
         self._control = Control(sock)
         arena = Arena(hello.limits.get("arena_bytes", ARENA_BYTES))
         self._out = Outlet(hello.stage, self._control, arena, engine.abort)
-        self._links: dict[int, Link] = {}
-        self._by_fd: dict[int, Link] = {}
         self._early: dict[int, list[tuple[Link, Chunk]]] = {}
         self._last_key = -1
         self._watched_writable = False
         self._epoll = select.epoll()
         self._epoll.register(self._control.fileno(), select.EPOLLIN)
+        self._links = Links(self._epoll, listener)
         self._stopping = False
 
     # ---- the loop
@@ -79,14 +85,15 @@ class Worker:
         try:
             blocked = False  # everything runnable waits for credit
             while not self._stopping:
-                events = self._epoll.poll(0 if not blocked and self._may_step else -1)
+                events = self._epoll.poll(0 if not blocked and self._may_step else self._links.patience_s)
                 if events:
                     blocked = False
                     for message in self._control.receive():
                         self._handle(message)
-                    for fd, event in events:
-                        if (link := self._by_fd.get(fd)) is not None:
-                            self._serve_link(link, event)
+                    for link in self._links.readable(events):
+                        self._serve_link(link)
+                if self._links.patience_s == 0:
+                    self._give_up()
                 if not blocked and not self._stopping and self._may_step:
                     blocked = not self._engine.step(self._out)
                 self._write()
@@ -101,11 +108,12 @@ class Worker:
         """Everything that this turn made, in one write for each socket."""
         touched = self._out.flush()
         if self._out.arena.closed:
-            touched.update(link for link in self._links.values() if link.forget(self._out.arena.closed))
+            touched.update(link for link in self._links if link.forget(self._out.arena.closed))
             self._out.arena.closed.clear()
+        self._links.inbox.closed.clear()  # which are nobody's but this worker's
         for link in touched:
-            if link.id in self._links:
-                self._flush_link(link)
+            if self._links.get(link.id) is link:
+                self._links.flush(link)
         self._out.report()
         self._control.flush()
         if self._control.writable is self._watched_writable:
@@ -122,10 +130,8 @@ class Worker:
             case Feed():
                 self._feed(message)
             case Wire():
-                link: Link = UnixLink(message.link, message.peer, self._control.take_fd())
-                self._links[link.id] = link
-                self._by_fd[link.fileno()] = link
-                self._epoll.register(link.fileno(), select.EPOLLIN)
+                if not self._links.wire(message, self._control.take_fd):
+                    self._unlinked(message.link)
             case Query():
                 self._query(message)
             case Stop():
@@ -152,8 +158,12 @@ class Worker:
             self._engine.admit(Work(key, job.request_id, params, ports, visible=job.visible, routed=bool(routes)))
         except Exception as error:
             self._fail(job, error)
+        job.awaited = dict(message.sources)
         for link, chunk in self._early.pop(key, ()):
             self._chunk(link, chunk)
+        for id in job.awaited.values():
+            if not self._links.known(id):  # broken before the request came
+                self._control.send(Unlinked(id, (key,)))
 
     def _abort(self, key: int) -> None:
         job = self._out.jobs.get(key)
@@ -188,20 +198,18 @@ class Worker:
 
     # ---- links
 
-    def _serve_link(self, link: Link, event: int) -> None:
-        if event & select.EPOLLOUT:
-            self._flush_link(link)
-        if not event & ~select.EPOLLOUT:
-            return
+    def _serve_link(self, link: Link) -> None:
         try:
             for message in link.receive():
-                match message:
-                    case Chunk():
-                        self._chunk(link, message)
-                    case Ack():
-                        self._out.acknowledged(message)
+                if isinstance(message, Chunk):
+                    self._chunk(link, message)
+                else:
+                    self._out.acknowledged(message)
         except LinkClosed:
             self._drop_link(link)
+            return
+        if link.pending is not link.watched:
+            self._links.flush(link)
 
     def _chunk(self, link: Link, chunk: Chunk) -> None:
         key = chunk.key
@@ -228,6 +236,8 @@ class Worker:
             raise ProtocolError(f"chunk {chunk.seq} of request {key} where {source.seq} was due")
         source.seq += 1
         source.ended = chunk.end
+        if chunk.end:
+            job.awaited.pop(chunk.edge, None)
         source.slabs |= chunk.slab is not None
         try:
             items = source.bridge.feed(link.payload(chunk), chunk.end)
@@ -245,24 +255,29 @@ class Worker:
         source.marks.append((chunk.seq, source.fed))
         self._out.settle(job, source)
 
-    def _flush_link(self, link: Link) -> None:
-        try:
-            link.flush()
-        except LinkClosed:
-            link.mute()  # what it said before its end is still to be read; the end itself drops the link
-        if link.pending is not link.watched:
-            link.watched = link.pending
-            self._epoll.modify(link.fileno(), select.EPOLLIN | (select.EPOLLOUT if link.pending else 0))
-
     def _drop_link(self, link: Link) -> None:
         """The other end is gone, and all its words are read. The orchestrator ends the requests that it had in hand."""
-        if self._links.pop(link.id, None) is None:
+        if not self._links.drop(link):
             return
         log.debug("link to %s closed", link.peer)
-        del self._by_fd[link.fileno()]
-        self._epoll.unregister(link.fileno())
-        link.close()
         self._out.lost(link)
+        if link.may_break:
+            self._unlinked(link.id)
+
+    def _give_up(self) -> None:
+        """Drop the links that did not open in time."""
+        for id in self._links.overdue():
+            log.error("link %d did not open in time", id)
+            if (link := self._links.get(id)) is not None:
+                self._drop_link(link)
+            else:
+                self._unlinked(id)
+
+    def _unlinked(self, id: int) -> None:
+        """Say that a link is gone that may have broken while both its ends live, and whose input is not whole by that:
+        nobody else knows."""
+        keys = tuple(job.key for job in self._out.jobs.values() if id in job.awaited.values())
+        self._control.send(Unlinked(id, keys))
 
     # ---- questions
 
@@ -275,6 +290,8 @@ class Worker:
                     "early": len(self._early),
                     "arena_used_bytes": out.arena.used_bytes,
                     "arena_bytes": out.arena.bytes,
+                    "inbox_used_bytes": self._links.inbox.used_bytes,
+                    "inbox_bytes": self._links.inbox.bytes,
                     "credits_outstanding": sum(job.credits for job in (*out.jobs.values(), *out.draining.values())),
                     "chunks_total": out.chunks,
                     "chunk_bytes_total": out.chunk_bytes,
@@ -298,7 +315,6 @@ class Worker:
 
     def close(self) -> None:
         """Close links and memory. The control socket stays with its owner."""
-        for link in self._links.values():
-            link.close()
+        self._links.close()
         self._out.arena.close()
         self._epoll.close()

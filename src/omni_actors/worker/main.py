@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from omni_actors.connectors.listener import Listener
 from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import (
@@ -36,14 +37,16 @@ def main(control: socket.socket) -> int:
     if hello is None:
         return 1
     configure(hello.log_level, f"{hello.stage}#{hello.replica}@{hello.incarnation}")
+    _show_as(f"{hello.stage}#{hello.replica}")
     try:
-        engine, bridges = _load(control, hello)
+        listener = Listener(hello.host) if any(edge.connector == "tcp" for edge in hello.inputs) else None
+        engine, bridges = _load(control, hello, listener)
     except Exception as error:
         log.exception("loading failed")
         info = error.info if isinstance(error, OmniError) else ErrorInfo(message=f"{type(error).__name__}: {error}")
         _tell(control, Fatal(msgspec.structs.replace(info, stage=hello.stage)))
         return 1
-    worker = Worker(control, hello, engine, bridges)
+    worker = Worker(control, hello, engine, bridges, listener)
     try:
         worker.run()
     except Exception as error:
@@ -55,6 +58,12 @@ def main(control: socket.socket) -> int:
         worker.close()
         engine.close()
     return 0
+
+
+def _show_as(name: str) -> None:
+    """The process's name in ``top`` and ``/proc``: all workers have one command line. The kernel keeps 15 bytes."""
+    with open("/proc/self/comm", "w") as comm:
+        comm.write(name)
 
 
 def _handshake(control: socket.socket) -> Hello | None:
@@ -75,7 +84,9 @@ def _handshake(control: socket.socket) -> Hello | None:
     return hello
 
 
-def _load(control: socket.socket, hello: Hello) -> tuple[Engine, dict[int, Callable[[], Bridge]]]:
+def _load(
+    control: socket.socket, hello: Hello, listener: Listener | None
+) -> tuple[Engine, dict[int, Callable[[], Bridge]]]:
     def progress(text: str, fraction: float | None = None) -> None:
         _tell(control, Progress(text, fraction))
 
@@ -86,7 +97,7 @@ def _load(control: socket.socket, hello: Hello) -> tuple[Engine, dict[int, Calla
     # What loading left lives as long as the process: no collection need ever walk over it.
     gc.collect()
     gc.freeze()
-    _tell(control, Ready(info))
+    _tell(control, Ready(info, None if listener is None else listener.address))
     return engine, bridges
 
 

@@ -1,0 +1,96 @@
+"""Links between workers: made when a replica is ready, and anew when one breaks while both its ends live."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import secrets
+import socket
+from collections.abc import Mapping
+
+import trio
+
+from omni_actors.connectors.handshake import SECRET_BYTES
+from omni_actors.pipelines.plan import Plan
+from omni_actors.protocol.errors import link_lost
+from omni_actors.protocol.frames import TcpEnd, Unlinked
+from omni_actors.stages.pool import StagePool
+from omni_actors.stages.replica import StageReplica
+
+log = logging.getLogger("omni_actors.orchestrator")
+
+
+class Wiring:
+    """Every live replica has one link to each live replica of the stages that its edges lead to or come from."""
+
+    def __init__(self, plan: Plan, pools: Mapping[str, StagePool]) -> None:
+        self._limits = plan.limits
+        self._pools = pools
+        self._ids = itertools.count()
+        self._neighbours = {
+            stage.name: {edge.source for edge in plan.edges if edge.target == stage.name}
+            | {edge.target for edge in plan.edges if edge.source == stage.name}
+            for stage in plan.stages
+        }
+        self._by_tcp = {(edge.source, edge.target) for edge in plan.edges if edge.connector == "tcp"}
+        self._anew: dict[frozenset[StageReplica], tuple[float, float]] = {}
+        """When the last link between two was made anew, and after what pause."""
+
+    def wire(self, replica: StageReplica) -> None:
+        """A replica is ready: link it to every live replica of its neighbour stages.
+
+        Both ends' frames go out before any Submit that uses the link, on the same ordered channels, so nobody waits.
+        """
+        for name in sorted(self._neighbours[replica.stage.name]):
+            for other in self._pools[name].replicas:
+                if other.live and other is not replica:
+                    self._link(replica, other)
+
+    async def unlinked(self, replica: StageReplica, message: Unlinked) -> None:
+        """A TCP link of this replica is broken. If its other end lives, fail what the break left unfinished and make
+        another link, after a pause that grows while that does not last; if not, its death is told by itself.
+
+        Runs within the life of the replica that said so: with that the link is over in any case.
+        """
+        other = self._other_end(replica, message.link)
+        if other is not None:
+            log.warning("the link between %s and %s is broken", replica.name, other.name)
+            # No request is admitted to it from here on.
+            replica.unwire(other, message.link)
+            other.unwire(replica, message.link)
+        incarnation = other.incarnation if other is not None else 0
+        pause_s = self._limits.restart_delay_s if other is None else self._pause_s(replica, other)
+        await trio.sleep(pause_s)
+        lost = link_lost(replica.stage.name).info
+        for key in message.keys:
+            if (participant := replica.requests.get(key)) is not None:
+                participant.on_failed(replica, lost)
+        if other is not None and replica.live and other.live and other.incarnation == incarnation:
+            self._anew[frozenset((replica, other))] = (trio.current_time(), pause_s)
+            self._link(replica, other)
+
+    def _link(self, one: StageReplica, two: StageReplica) -> None:
+        link = next(self._ids)
+        for source, target in ((one, two), (two, one)):
+            if (source.stage.name, target.stage.name) in self._by_tcp:
+                assert target.address is not None, "a worker with input by TCP says where it is called"
+                secret = secrets.token_bytes(SECRET_BYTES)
+                target.wire(link, source, TcpEnd(secret))
+                source.wire(link, target, TcpEnd(secret, target.address))
+                return
+        ours, theirs = socket.socketpair()
+        one.wire(link, two, ours.detach())
+        two.wire(link, one, theirs.detach())
+
+    def _other_end(self, replica: StageReplica, link: int) -> StageReplica | None:
+        for (stage, index), id in replica.links.items():
+            if id == link:
+                return self._pools[stage].replicas[index]
+        return None
+
+    def _pause_s(self, one: StageReplica, two: StageReplica) -> float:
+        """The pause before the next link between these two: longer while links do not last."""
+        first, cap = self._limits.restart_delay_s, self._limits.restart_delay_max_s
+        at, pause_s = self._anew.get(frozenset((one, two)), (-math.inf, first))
+        return first if trio.current_time() - at > 2 * cap else min(cap, 2 * pause_s)

@@ -1,0 +1,133 @@
+"""A worker's links in its loop: which there are, what each waits for, and those that are not open yet."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from omni_actors.connectors.link import Link, LinkClosed
+from omni_actors.connectors.listener import Listener
+from omni_actors.connectors.shared_memory import Arena
+from omni_actors.connectors.tcp import TcpLink
+from omni_actors.connectors.unix import UnixLink
+from omni_actors.protocol.codec import ProtocolError
+from omni_actors.protocol.frames import Wire
+
+log = logging.getLogger("omni_actors.worker")
+
+
+class Links:
+    """All links of one worker, by id, registered in its loop's ``epoll``."""
+
+    def __init__(self, epoll: select.epoll, listener: Listener | None) -> None:
+        self.inbox = Arena()
+        """What has come by TCP and is not acknowledged. Its producers' budgets bound it, not this one's, which only
+        says how much stays for reuse."""
+        self._epoll = epoll
+        self._listener = listener
+        self._links: dict[int, Link] = {}
+        self._by_fd: dict[int, Link] = {}
+        self._called: dict[int, str] = {}
+        """Who is going to call, by link."""
+        if listener is not None:
+            epoll.register(listener.fileno(), select.EPOLLIN)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links.values())
+
+    def get(self, id: int) -> Link | None:
+        return self._links.get(id)
+
+    def known(self, id: int) -> bool:
+        """Whether this link is there, or can still come."""
+        return id in self._links or id in self._called
+
+    def wire(self, message: Wire, take_fd: Callable[[], socket.socket]) -> bool:
+        """Take this end of a link; whether it can be. Raises :class:`ProtocolError`."""
+        end = message.tcp
+        if end is None:
+            self._add(UnixLink(message.link, message.peer, take_fd()))
+        elif end.address is not None:
+            try:
+                self._add(TcpLink.open(message.link, message.peer, end.address, end.secret, self.inbox))
+            except OSError as error:
+                log.error("link %d to %s at %s cannot be opened: %s", message.link, message.peer, end.address, error)
+                return False
+        elif self._listener is None:
+            raise ProtocolError("a call by TCP is announced to a worker without such inputs")
+        else:
+            self._called[message.link] = message.peer
+            self._listener.expect(message.link, end.secret)
+        return True
+
+    def readable(self, events: Iterable[tuple[int, int]]) -> Iterator[Link]:
+        """Write and accept what these events allow, and give the links that have something to say."""
+        for fd, event in events:
+            link = self._by_fd.get(fd)
+            if link is not None:
+                if event & select.EPOLLOUT:
+                    self.flush(link)
+                if event & ~select.EPOLLOUT:
+                    yield link
+            elif self._listener is not None and fd == self._listener.fileno():
+                for id, sock in self._listener.serve():
+                    self._add(TcpLink(id, self._called.pop(id), sock, self.inbox))
+
+    def flush(self, link: Link) -> None:
+        """Write what the socket takes, and wait for more room if it is needed."""
+        try:
+            link.flush()
+        except LinkClosed:
+            link.mute()  # what it said before its end is still to be read; the end itself drops the link
+        if link.pending is not link.watched:
+            link.watched = link.pending
+            self._epoll.modify(link.fileno(), select.EPOLLIN | (select.EPOLLOUT if link.pending else 0))
+
+    def drop(self, link: Link) -> bool:
+        """Close a link; whether it was there still."""
+        if self._links.pop(link.id, None) is None:
+            return False
+        del self._by_fd[link.fileno()]
+        self._epoll.unregister(link.fileno())
+        link.close()
+        return True
+
+    @property
+    def patience_s(self) -> float:
+        """How long the loop may wait until :meth:`overdue` has something to say; -1 for ever."""
+        if self._listener is None and not any(it.deadline is not None for it in self._links.values()):
+            return -1
+        deadlines = [it.deadline for it in self._links.values() if it.deadline is not None]
+        if self._listener is not None and self._listener.deadline is not None:
+            deadlines.append(self._listener.deadline)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else -1
+
+    def overdue(self) -> list[int]:
+        """The links that did not open in time. Those that this end was to open are there until they are dropped."""
+        now = time.monotonic()
+        late = [it.id for it in self._links.values() if it.deadline is not None and it.deadline <= now]
+        if self._listener is not None:
+            called = self._listener.overdue()
+            for id in called:
+                del self._called[id]
+            late += called
+        return late
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+        if self._listener is not None:
+            self._listener.close()
+        self.inbox.close()
+
+    def _add(self, link: Link) -> None:
+        self._links[link.id] = link
+        self._by_fd[link.fileno()] = link
+        self._epoll.register(link.fileno(), select.EPOLLIN)
+        self.flush(link)
