@@ -97,3 +97,16 @@ def shade(number: int) -> int:
 def shades(frames: UInt8) -> list[int]:
     """The greys of decoded frames."""
     return [round(float(frame.mean())) for frame in frames]
+
+
+def announcing(packets: int) -> bytes:
+    """A small MP4 whose header announces so many packets of one byte."""
+    data = bytearray(video(20, 10))
+    for box, fields in {
+        b"stsz": (0, 1, packets),
+        b"stsc": (0, 1, 1, packets, 1),
+        b"stts": (0, 1, packets, 1),
+    }.items():
+        at = data.index(box) + 4
+        data[at : at + 4 * len(fields)] = struct.pack(f">{len(fields)}I", *fields)
+    return bytes(data)

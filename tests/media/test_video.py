@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import resource
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.media.pictures import png, shade, shades, video
+from tests.media.pictures import announcing, png, shade, shades, video
 from tests.media.room import Room, container, loudness, tone, wav
 
 from omni_actors.connectors.payload import Payload
@@ -189,6 +190,21 @@ def test_pictures_of_too_many_pixels_are_refused_before_they_are_decoded() -> No
 def test_a_video_that_is_too_long_is_refused_before_it_is_decoded() -> None:
     assert refused(Room(max_video_seconds=1.0), GOOD).info.code == "video_too_long"
     assert refused(Room(), GOOD, how=q.How(sound=True), max_seconds=1.0).info.code == "audio_too_long"
+
+
+@pytest.mark.parametrize("packets", [1_000_000, 10_000_000, (1 << 32) - 1])
+@pytest.mark.parametrize("modality", ["video", "audio"])
+def test_a_small_file_that_announces_billions_of_packets_costs_little(packets: int, modality: str) -> None:
+    room = Room()
+    data = announcing(packets)
+    assert len(data) < 4096
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
+    with pytest.raises(OmniError) as caught:
+        room.keep(data, modality=modality)
+    assert caught.value.info.status == 400
+    assert time.process_time() - began < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 128 << 10  # KiB
 
 
 def test_while_a_video_is_decoded_its_memory_counts() -> None:

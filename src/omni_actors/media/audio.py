@@ -2,24 +2,22 @@
 
 The bytes decide what a file is; its name and declared type do not (browsers send ``audio/webm;codecs=opus``,
 ``audio/x-m4a`` or nothing). Only raw PCM, which nothing in the bytes declares, is taken at its word.
-
-Containers that can point at other files or hosts (playlists, concatenations, session descriptions) are not on the list
-of formats, and no protocol is allowed, so that an upload is never a way to read something else.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from io import RawIOBase
 from itertools import accumulate
-from typing import Any
+from typing import IO, Any, cast
 
 import av
 import numpy as np
 import numpy.typing as npt
 import soxr
 
+from omni_actors.media.libav import ERRORS, frames_of, open_untrusted
 from omni_actors.media.limits import CLIP_RATE, Limits
 from omni_actors.protocol.errors import OmniError, invalid_request
 
@@ -179,8 +177,8 @@ def _decode_raw(source: Source, samples: Samples, dtype: str, rate: int, channel
 def decode_track(source: Source, samples: Samples, limits: Limits, param: str | None) -> Slices:
     """The first audio stream of a file that lies at its beginning."""
     try:
-        container = av.open(source, "r", options=_options(), metadata_errors="ignore", buffer_size=1 << 16)
-    except (av.FFmpegError, ValueError, OSError):
+        container = open_untrusted(cast(IO[bytes], source), _CONTAINERS, AUDIO_CODECS)
+    except ERRORS:
         raise unreadable("it is damaged or in a format that this server does not read", param) from None
     with container:
         if not container.streams.audio:
@@ -210,43 +208,6 @@ def decode_track(source: Source, samples: Samples, limits: Limits, param: str | 
         if resampler is None:
             raise unreadable("nothing in it could be decoded", param)
         resampler.finish()
-
-
-def packets_of(container: Any, stream: Any) -> Iterator[Any]:
-    """A stream's packets up to its end, also of a file that was cut short, with ``None`` where others interrupt."""
-    packets = container.demux(stream)
-    while True:
-        try:
-            packet = next(packets)
-        except IndexError:
-            # A stream that was not there at the beginning (transport streams have such): not the one that is read.
-            packets = container.demux(stream)
-            yield None
-            continue
-        except (StopIteration, av.FFmpegError, ValueError, OSError):
-            return
-        yield packet
-
-
-def frames_of(container: Any, stream: Any) -> Iterator[Any]:
-    """The decodable frames, with a ``None`` after each packet."""
-    for packet in packets_of(container, stream):
-        try:
-            yield from packet.decode() if packet is not None else ()
-        except (av.FFmpegError, ValueError):
-            pass  # A damaged packet.
-        yield None
-
-
-def _options() -> dict[str, str]:
-    return {
-        "format_whitelist": _CONTAINERS,
-        "codec_whitelist": ",".join(AUDIO_CODECS),  # No video decoder is opened to look at a video's header.
-        "protocol_whitelist": "",
-        "probesize": str(1 << 20),
-        "analyzeduration": "1000000",
-        "max_streams": "32",
-    }
 
 
 def _audio_codecs() -> tuple[str, ...]:

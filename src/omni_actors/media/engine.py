@@ -20,6 +20,7 @@ from omni_actors.media.bridge import cut
 from omni_actors.media.decode import Decoding
 from omni_actors.media.encode import check_shape, open_encoder, unavailable, working_formats
 from omni_actors.media.held import Blob, Delivery, Job, Made, Medium, Stream
+from omni_actors.media.libav import bound_allocations
 from omni_actors.media.limits import CLIP_RATE, PIECE, read_limits, too_long_to_encode
 from omni_actors.media.tables import Sized, Table, lost
 from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed, too_large
@@ -74,6 +75,7 @@ class MediaEngine(Engine):
         )
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        bound_allocations()
         progress("checking audio encoders", None)
         self._formats = working_formats()
         return {"formats": list(self._formats), "decoders": len(AUDIO_CODECS), "clip_rate": CLIP_RATE}

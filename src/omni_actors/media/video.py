@@ -15,13 +15,14 @@ import math
 from bisect import bisect_right
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any, cast
 
 import av
 import numpy as np
 
-from omni_actors.media.audio import AUDIO_CODECS, Samples, Source, decode_track, frames_of, packets_of
+from omni_actors.media.audio import AUDIO_CODECS, Samples, Source, decode_track
 from omni_actors.media.held import Reserve, UInt8, Video
+from omni_actors.media.libav import ERRORS, frames_of, open_untrusted, packets_of
 from omni_actors.media.limits import Limits
 from omni_actors.protocol.errors import OmniError, invalid_request
 
@@ -101,19 +102,10 @@ def choose_frames(times: list[float], seconds: float, fps: float, least: int, mo
 
 def _open(source: Source, limits: Limits, param: str | None) -> Any:
     source.seek(0)
-    options = {
-        "format_whitelist": CONTAINERS,
-        "codec_whitelist": ",".join((*CODECS, *AUDIO_CODECS)),
-        "protocol_whitelist": "",
-        "probesize": str(1 << 20),
-        "analyzeduration": "1000000",
-        "max_streams": "32",
-        "max_pixels": str(limits.max_frame_pixels),
-        "threads": "1",
-    }
+    bound = {"max_pixels": str(limits.max_frame_pixels)}
     try:
-        container = av.open(source, "r", options=options, metadata_errors="ignore", buffer_size=1 << 16)
-    except (av.FFmpegError, ValueError, OSError):
+        container = open_untrusted(cast(IO[bytes], source), CONTAINERS, (*CODECS, *AUDIO_CODECS), threads="1", **bound)
+    except ERRORS:
         raise unreadable("it is damaged or in a format that this server does not read", param) from None
     pictures = [stream for stream in container.streams.video if not _is_cover(stream)]
     if not pictures:
@@ -130,7 +122,7 @@ def _open(source: Source, limits: Limits, param: str | None) -> Any:
             f"its pictures have {context.width} × {context.height} pixels, of at most {limits.max_frame_pixels:,}",
             param,
         )
-    context.options = {"max_pixels": str(limits.max_frame_pixels)}
+    context.options = bound
     context.thread_count = 1
     return container, stream
 
