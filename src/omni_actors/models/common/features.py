@@ -51,7 +51,7 @@ class FeatureDecoder:
     those requests that have any, by key; it is its owner's.
 
     ``side`` is the width of what :meth:`side` makes for the next stage, 0 for nothing; it is given the input of layer
-    ``capture`` (the last layer's normed output for ``len(layers)``).
+    ``capture`` (the last layer's normed output for ``len(layers)``), as its layer gave it: before deep features.
     """
 
     def __init__(
@@ -93,10 +93,11 @@ class FeatureDecoder:
 
         def after(layer: int, x: torch.Tensor) -> torch.Tensor:
             nonlocal captured
-            if step is not None and step.deepstack is not None and layer < len(step.deepstack):
-                x.index_add_(0, step.rows, step.deepstack[layer])
+            deep = None if step is None or step.deepstack is None else step.deepstack[layer : layer + 1]
             if layer + 1 == self._capture:
                 captured = x
+            if step is not None and deep is not None and len(deep):
+                x = x.index_add(0, step.rows, deep[0])
             return x
 
         x = self._layers(x, cos, sin, attention, after)

@@ -78,9 +78,13 @@ def expand(tokenizer: Any, layout: Layout, prompt: Prompt, media: Sequence[Mediu
     return lay_out(layout, ids, parts)
 
 
-def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium]) -> Expanded:
+def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium], *, talker: bool = False) -> Expanded:
     """The input for tokens in which each medium, in order, is one placeholder. Raises :class:`OmniError` (400) when the
-    placeholders are not those of the media."""
+    placeholders are not those of the media.
+
+    With ``talker`` positions are as transformers' ``generate`` gives them to the talker. It does not tell it that a
+    video's sound stands among its pictures, so these are counted like text, unless an image follows.
+    """
     tokens: list[Ints] = []
     positions: list[Floats] = []
     placements: list[Placement] = []
@@ -95,7 +99,7 @@ def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium]) -> Expa
             length += len(piece)
             free = (along.max() if after is None else after) + np.float32(1)
 
-    def put_text(piece: Sequence[int]) -> None:
+    def put_text(piece: Sequence[int] | Ints) -> None:
         along = np.arange(len(piece), dtype=np.float32) + free
         put(np.asarray(piece, np.int64), np.broadcast_to(along, (3, len(piece))))
 
@@ -122,7 +126,11 @@ def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium]) -> Expa
             at_token = length
             heard = _sound_track(layout, medium)
             kinds["features"], kinds["audio"] = np.flatnonzero(~heard), np.flatnonzero(heard)
-            put(np.where(heard, layout.audio, layout.video), *_with_sound(layout, medium, free))
+            both = np.where(heard, layout.audio, layout.video)
+            if talker and not any(later.modality == "image" for later in remaining):
+                put_text(both)
+            else:
+                put(both, *_with_sound(layout, medium, free))
             put_text([layout.audio_end])
         placements += [Placement(medium, name, torch.from_numpy(rows + at_token)) for name, rows in kinds.items()]
     if remaining:

@@ -165,7 +165,8 @@ class Qwen3OmniTalker(Talker):
         ids += [self._config.tts_pad_token_id] * len(assistant)
         features = None
         if heard.media:
-            made = lay_out(self._layout, collapse(self._layout, ids, heard.media), heard.media)
+            collapsed = collapse(self._layout, ids, heard.media)
+            made = lay_out(self._layout, collapsed, heard.media, talker=True)
             places = made.positions.to(self.decoder.device)
             features = Features(_NO_PLACES, places[:0], places, made.rope_delta)
         self.place(key, torch.cat((user, assistant)), features)
