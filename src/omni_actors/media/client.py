@@ -44,8 +44,8 @@ class MediaService:
 
     ``query`` asks the media worker and returns its answer; it may raise :class:`OmniError`. ``limits`` are that
     worker's; they hold for what is encoded here too. Every method raises :class:`OmniError`: 400 with ``param`` for
-    what is wrong with the media, 413 and 429 for its bounds, 408 when an answer takes longer than ``answer_s`` seconds,
-    503 when the process is gone.
+    what is wrong with the media, 413 and 429 for its bounds, 408 when an answer takes longer than ``answer_s`` seconds
+    (``limits.decode_s`` where something is decoded), 503 when the process is gone.
 
     Cancellation: whatever a cancelled or failed operation has left in the media process is freed by :meth:`run`, which
     must be running in the owner's nursery. What is to be freed is kept in two sets: it cannot be lost to a full queue,
@@ -272,8 +272,9 @@ class MediaService:
         return q.parse(await self._ask(question), kind)
 
     async def _ask(self, question: q.Question) -> Any:
+        decodes = isinstance(question, q.Decode | q.ParseChat)
         try:
-            with trio.fail_after(self._answer_s):
+            with trio.fail_after(self._limits.decode_s if decodes else self._answer_s):
                 return await self._query(question.what, question.args())
         except trio.TooSlowError:
             raise deadline_exceeded("The media process did not answer in time.") from None

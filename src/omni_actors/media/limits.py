@@ -53,6 +53,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allowed_hosts: tuple[str, ...] = ()
     max_fetches: int = 32
     fetch_s: float = 20.0
+    decode_s: float = 120.0
     idle_s: float = 300.0
     slice_s: float = 0.010
 
@@ -95,6 +96,7 @@ DOC = {
     "allowed_hosts": "Host names and networks that may be fetched from though their addresses are not public.",
     "max_fetches": "URLs that are fetched at once; others wait.",
     "fetch_s": "Longest fetch of one URL, waiting and redirects included.",
+    "decode_s": "Longest wait for a body's media to be decoded; over it the answer is 408.",
     "idle_s": "Seconds after which what nobody has touched is freed.",
     "slice_s": "Seconds that one step works before the loop looks at its socket again.",
 }
