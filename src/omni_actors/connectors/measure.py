@@ -8,6 +8,7 @@ engine would, as arrays, and looks at both ends of each; in the first rounds of 
 
 from __future__ import annotations
 
+import secrets
 import select
 import socket
 import statistics
@@ -21,22 +22,28 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from omni_actors.connectors.handshake import SECRET_BYTES
 from omni_actors.connectors.link import Link, LinkClosed
-from omni_actors.connectors.packing import pack
+from omni_actors.connectors.listener import Listener
+from omni_actors.connectors.packing import Packed, pack, place
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
+from omni_actors.connectors.tcp import TcpLink
 from omni_actors.connectors.unix import UnixLink
 from omni_actors.protocol.frames import Ack, Chunk
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 """Bytes of the payloads measured, from a frame of codes to a second of a large model's hidden states."""
 
-WAYS = ("shared memory",)
+SHARED, IN_PLACE, TCP = WAYS = ("shared memory", "in place", "tcp")
+"""A payload that an engine has in memory of its own; one that it computed where its readers see it, so that only the
+hand-over remains; and the first again, over loopback."""
 
 _CHECKED = 3
 """Rounds of each size, before those that are timed, in which the consumer compares every byte."""
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Measured:
 
 
 def rounds_for(nbytes: int, quick: bool) -> int:
-    """More where a round is short: the whole run stays within a minute, a quick one within ten seconds."""
+    """More where a round is short: a way takes some seconds, or one when it is to be quick."""
     most, total = (1000, 512 << 20) if quick else (5000, 2 << 30)
     return max(12, min(most, total // nbytes))
 
@@ -64,8 +71,8 @@ def measure(way: str, sizes: Sequence[int] = SIZES, *, quick: bool = False) -> l
     """Round trips of every size by one of :data:`WAYS`. Raises :class:`RuntimeError` when the consumer got other bytes
     than were put."""
     found = []
-    with _consumer() as link:
-        producer = _Producer(link)
+    with _consumer(way) as link:
+        producer = _Producer(link, in_place=way == IN_PLACE)
         try:
             for nbytes in sizes:
                 producer.begin(nbytes)
@@ -99,60 +106,102 @@ def _content(nbytes: int, seq: int) -> npt.NDArray[np.uint64]:
     return words
 
 
-class _Producer:
-    """The producing half of a worker: an arena, a link, and one request on one edge."""
+class _Loop:
+    """A worker's loop with one link and no engine."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._arena = Arena()
         self._epoll = select.epoll()
         self._epoll.register(link.fileno(), select.EPOLLIN)
+
+    def receive(self) -> list[Chunk | Ack]:
+        """Write what waits, then wait for what comes. Raises :class:`LinkClosed`."""
+        link = self._link
+        link.flush()
+        if link.pending is not link.watched:
+            link.watched = link.pending
+            self._epoll.modify(link.fileno(), select.EPOLLIN | (select.EPOLLOUT if link.pending else 0))
+        if any(event & ~select.EPOLLOUT for _fd, event in self._epoll.poll()):
+            return link.receive()
+        return []
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+class _Producer:
+    """The producing half of a worker: an arena, and one request on one edge."""
+
+    def __init__(self, link: Link, *, in_place: bool) -> None:
+        self._link = link
+        self._loop = _Loop(link)
+        self._in_place = in_place
+        self._arena = Arena()
         self._seq = 0
         self._data: npt.NDArray[np.uint64]
 
     def begin(self, nbytes: int) -> None:
         for _ in range(_CHECKED):
             self._data = _content(nbytes, self._seq)
-            self._send(checked=True)
+            self._hand_over(checked=True)
         self._data = _content(nbytes, 0)
 
     def round(self) -> float:
         """One payload there and its acknowledgement back."""
         self._data[0] = self._data[-1] = self._seq
         begun = time.perf_counter()
-        self._send(checked=False)
+        self._hand_over(checked=False)
         return time.perf_counter() - begun
 
-    def _send(self, *, checked: bool) -> None:
-        it = pack(Payload("bytes", {"checked": checked}, {"data": self._data}), self._arena, 1)
+    def _hand_over(self, *, checked: bool) -> None:
+        it = self._put(checked)
         self._link.send_chunk(Chunk(0, 0, self._seq, False, it.kind, it.meta, it.metas, it.data), it.slot)
         self._seq += 1
-        self._link.flush()
         acked = 0
-        while acked < self._seq:
-            self._epoll.poll()
-            try:
-                for message in self._link.receive():
-                    if type(message) is Ack:
-                        acked = message.upto
-            except LinkClosed:
-                raise RuntimeError("the consumer has ended: see what it said") from None
+        try:
+            while acked < self._seq:
+                for message in self._loop.receive():
+                    assert isinstance(message, Ack)
+                    acked = message.upto
+        except LinkClosed:
+            raise RuntimeError("the consumer has ended: see what it said") from None
         if it.slot is not None:
             self._arena.release(it.slot)
 
+    def _put(self, checked: bool) -> Packed:
+        data, meta = self._data, {"checked": checked}
+        if self._in_place and (placed := place("words", meta, {"data": (data.shape, "uint64")}, self._arena)):
+            target = placed.tensors["data"]
+            if checked:
+                target[:] = data
+            target[0], target[-1] = data[0], data[-1]
+            return placed.packed(1)
+        return pack(Payload("words", meta, {"data": data}), self._arena, 1)
+
     def close(self) -> None:
-        self._epoll.close()
+        self._loop.close()
         self._arena.close()
 
 
 @contextmanager
-def _consumer() -> Iterator[Link]:
+def _consumer(way: str) -> Iterator[Link]:
     """A consumer process and the producer's end of the link to it; it ends when that is closed."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        command = [sys.executable, "-m", "omni_actors.connectors.measure", str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    link = UnixLink(0, "consumer", ours)
+    command = [sys.executable, "-m", "omni_actors.connectors.measure"]
+    if way == TCP:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        secret = secrets.token_bytes(SECRET_BYTES)
+        with process.stdin, process.stdout:
+            process.stdin.write(secret.hex().encode() + b"\n")
+            process.stdin.flush()
+            address = (_LOOPBACK, int(process.stdout.readline()))
+        link: Link = TcpLink.open(0, "consumer", address, secret, Arena())
+    else:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        link = UnixLink(0, "consumer", ours)
     try:
         yield link
     finally:
@@ -164,19 +213,27 @@ def _consumer() -> Iterator[Link]:
             process.wait()
 
 
-def _consume(link: Link) -> None:
-    """The consuming half of a worker, until the producer is gone."""
-    epoll = select.epoll()
-    epoll.register(link.fileno(), select.EPOLLIN)
-    with epoll:
+def _accept() -> Link:
+    """The consumer's end of a link by TCP. The secret comes where nobody else reads, the port goes back."""
+    listener = Listener(_LOOPBACK)
+    listener.expect(0, bytes.fromhex(sys.stdin.readline()))
+    print(listener.address[1], flush=True)
+    with select.epoll() as epoll:
+        epoll.register(listener.fileno(), select.EPOLLIN)
         while True:
             epoll.poll()
-            try:
-                messages = link.receive()
-            except LinkClosed:
-                return
-            for message in messages:
-                assert type(message) is Chunk
+            for id, sock in listener.serve():
+                listener.close()
+                return TcpLink(id, "producer", sock, Arena())
+
+
+def _consume(link: Link) -> None:
+    """The consuming half of a worker, until the producer is gone."""
+    loop = _Loop(link)
+    try:
+        while True:
+            for message in loop.receive():
+                assert isinstance(message, Chunk)
                 payload = link.payload(message)
                 assert payload is not None
                 data = payload.tensors["data"]
@@ -184,10 +241,12 @@ def _consume(link: Link) -> None:
                     np.testing.assert_array_equal(data, _content(data.nbytes, message.seq))
                 elif not data[0] == data[-1] == message.seq:
                     raise RuntimeError(f"payload {message.seq} holds {data[0]} and {data[-1]}")
-                del payload, data
                 link.send_ack(Ack(message.key, message.edge, message.seq + 1))
-            link.flush()
+    except LinkClosed:
+        return
+    finally:
+        loop.close()
 
 
 if __name__ == "__main__":
-    _consume(UnixLink(0, "producer", socket.socket(fileno=int(sys.argv[1]))))
+    _consume(UnixLink(0, "producer", socket.socket(fileno=int(sys.argv[1]))) if len(sys.argv) > 1 else _accept())

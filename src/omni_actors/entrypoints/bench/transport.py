@@ -12,9 +12,11 @@ import rich.box
 import rich.console
 import rich.table
 
-from omni_actors.connectors.measure import SIZES, WAYS, Measured, measure, memcpy
+from omni_actors.connectors.measure import IN_PLACE, SIZES, WAYS, Measured, measure, memcpy
 from omni_actors.entrypoints.commands.files import OutputFile
 from omni_actors.version import __version__
+
+_WIDTH = 110
 
 
 @click.command("transport", context_settings={"show_default": True, "max_content_width": 110})
@@ -32,7 +34,9 @@ def transport_command(ways: tuple[str, ...], quick: bool, json_path: Path | None
     )
     copies = [memcpy(nbytes, quick=quick) for nbytes in SIZES]
     results = [row for way in ways or WAYS for row in measure(way, quick=quick)]
-    rich.console.Console().print(table([*results, *copies]))
+    console = rich.console.Console()
+    console.width = max(_WIDTH, console.width)
+    console.print(table([*results, *copies]))
     if json_path:
         rows = [dataclasses.asdict(row) | {"bandwidth": row.bandwidth} for row in [*results, *copies]]
         json_path.write_text(json.dumps({"settings": {"version": __version__}, "results": rows}, indent=2) + "\n")
@@ -42,15 +46,18 @@ def table(rows: list[Measured]) -> rich.table.Table:
     """A row per size, two columns per way."""
     ways = list(dict.fromkeys(row.way for row in rows))
     made = rich.table.Table(box=rich.box.SIMPLE)
-    made.add_column("payload", justify="right")
+    made.add_column("payload", justify="right", no_wrap=True)
     for way in ways:
-        made.add_column(f"{way}\nus", justify="right")
-        made.add_column("\nGB/s", justify="right")
+        made.add_column(f"{way}\nus", justify="right", no_wrap=True)
+        if way != IN_PLACE:  # nothing of it is moved
+            made.add_column("\nGB/s", justify="right", no_wrap=True)
     for nbytes in dict.fromkeys(row.nbytes for row in rows):
         cells: list[str] = []
         for way in ways:
             found = next((row for row in rows if (row.way, row.nbytes) == (way, nbytes)), None)
             cells += ["–", "–"] if found is None else [_times(found), f"{found.bandwidth / 1e9:.3g}"]
+            if way == IN_PLACE:
+                cells.pop()
         made.add_row(size(nbytes), *cells)
     return made
 
