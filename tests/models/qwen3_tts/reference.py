@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from omni_actors.models.qwen3_tts.codec_model import CodecEncoder, load_decoder
-from omni_actors.models.qwen3_tts.package import package
+from omni_actors.models.qwen3_tts.package import config_of, package, quiet
 
 GREEDY: dict[str, Any] = {"do_sample": False, "subtalker_dosample": False, "repetition_penalty": 1.0}
 
@@ -41,13 +40,14 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         parts = package()
-        config = parts.config(**json.loads((folder / "config.json").read_text()))
+        config = config_of(folder)
         # Not the class's own from_pretrained: that loads the codec by the package's inference code.
         load = PreTrainedModel.from_pretrained.__func__
         self.model = load(parts.model, folder, config=config, dtype=torch.float32)
         parts.prepare(self.model)
         self.model.eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        with quiet():
+            self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.decoder = load_decoder(folder / "speech_tokenizer", "cpu")
         self.encoder = CodecEncoder(folder / "speech_tokenizer", "cpu")
 

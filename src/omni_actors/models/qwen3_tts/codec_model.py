@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from transformers import MimiConfig, MimiModel
 
+from omni_actors.models.common.load import read_weights
 from omni_actors.models.qwen3_tts.package import package
+
+ENCODER = "encoder."
 
 _ENCODER_NAMES = (
     ("encoder.encoder.", "encoder.encoder_seanet."),
@@ -58,8 +60,9 @@ class CodecEncoder:
         self.hop = int(config.encode_downsample_rate)
         self._groups = int(config.encoder_valid_num_quantizers)
         model = make_encoder(config)
-        weights = _read(folder, {checkpoint_name(name): name for name in model.state_dict()})
-        model.load_state_dict(weights, assign=True)
+        stored = _float32(read_weights(folder, ENCODER))
+        names = {name: checkpoint_name(name).removeprefix(ENCODER) for name in model.state_dict()}
+        model.load_state_dict({name: stored[theirs] for name, theirs in names.items()}, assign=True)
         self._model = model.to(device).eval()
 
     @torch.inference_mode()
@@ -76,16 +79,11 @@ def load_decoder(folder: Path, device: str) -> Any:
     [batch, 1, frames * hop]."""
     parts = package()
     model = parts.codec_decoder._from_config(codec_config(folder).decoder_config)
-    model.load_state_dict(_read(folder, {f"decoder.{name}": name for name in model.state_dict()}), assign=True)
+    model.load_state_dict(_float32(read_weights(folder, "decoder.")), assign=True)
     parts.prepare(model)
     return model.to(device).eval()
 
 
-def _read(folder: Path, names: dict[str, str]) -> dict[str, torch.Tensor]:
-    """The tensors with these names in the checkpoint, under ours, in float32: rounded numbers would be heard."""
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        return {ours: _float32(file.get_tensor(theirs)) for theirs, ours in names.items()}
-
-
-def _float32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
+def _float32(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Sound is computed in float32: rounded numbers would be heard."""
+    return {name: weight.float() if weight.is_floating_point() else weight for name, weight in weights.items()}

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from transformers.audio_utils import mel_filter_bank
+from transformers.utils import logging
 
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
@@ -101,6 +104,25 @@ def package() -> Package:
         modelling.mel_spectrogram,
         compatibility.restore_rope_buffers,
     )
+
+
+def config_of(folder: Path) -> Any:
+    """``Qwen3TTSConfig`` of a checkpoint. The names that it has for rotary settings are older than transformers 5's."""
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return package().config(**settings)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """While it lasts, transformers keeps to itself that the folder's model is none of its own."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def mel_filters(sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float) -> np.ndarray[Any, Any]:

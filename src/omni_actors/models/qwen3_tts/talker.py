@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp, 
 from omni_actors.models.common.text import Text, context_length, give_memory_back
 from omni_actors.models.qwen3_tts.cloning import Cloner, Voice
 from omni_actors.models.qwen3_tts.folder import Folder
-from omni_actors.models.qwen3_tts.package import package
+from omni_actors.models.qwen3_tts.package import config_of, package, quiet
 from omni_actors.models.qwen3_tts.pipeline import DEFAULTS
 from omni_actors.models.qwen3_tts.prompt import Asked, Layout, Marks, lay_out, tokens_of
 from omni_actors.protocol.errors import invalid_request
@@ -67,11 +66,12 @@ class Qwen3TTSTalker(Talker):
         assert self.hello.model is not None
         path = Path(self.hello.model)
         self._folder = Folder.read(path)
-        config = package().config(**json.loads((path / "config.json").read_text(encoding="utf-8")))
+        config = config_of(path)
         talker = config.talker_config
         device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
         progress("loading the tokenizer", None)
-        self._text = Text(path)
+        with quiet():
+            self._text = Text(path)
         self._marks = Marks.of(config)
         self._recommended = self._folder.generation
         self.sampling_defaults = {name: self._recommended.get(name, value) for name, value in FIRST.items()}
@@ -213,6 +213,11 @@ class Qwen3TTSTalker(Talker):
                 clip_frames=0 if voice is None or clip_text is None or voice.codes is None else len(voice.codes),
             ),
         )
+        if len(layout.text) + (speech.max_tokens or 0) > self.max_model_len:
+            most = self.max_model_len - len(layout.text)
+            if most < 1:
+                raise invalid_request("The text is too long for this model.", "input", "context_length_exceeded")
+            raise invalid_request(f"Behind this text there is room for {most} frames.", "max_new_tokens")
         speaking = self.requests[key]
         self.place(key, self._embed(layout, voice))
         if layout.beside:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import EncodecFeatureExtractor
 
 from omni_actors.models.qwen3_tts.codec_model import checkpoint_name, make_encoder
-from omni_actors.models.qwen3_tts.package import package
+from omni_actors.models.qwen3_tts.package import config_of, package
 from omni_actors.models.tiny.qwen3_omni import SPECIALS
 from omni_actors.models.tiny.text import tokenizer
 from omni_actors.models.tiny.weights import initialise
@@ -145,7 +145,8 @@ def settings(kind: str, ids: dict[str, int]) -> dict[str, Any]:
 
 
 def _write_talker(folder: Path, seed: int, config: dict[str, Any]) -> None:
-    model = package().model(package().config(**config))
+    _write(folder / "config.json", config)
+    model = package().model(config_of(folder))
     initialise(model, seed, TALKER_GAINS)
     _save(folder, model.state_dict(), config)
 

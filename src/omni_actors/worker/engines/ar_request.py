@@ -60,6 +60,8 @@ class Request:
     def prompt_param(self) -> str:
         """The field of the client's request that the prompt comes from."""
         prompt = self.work.params.get("prompt")
+        if prompt is None and "speech" in self.work.params:
+            return "input"
         return "prompt" if isinstance(prompt, Prompt) and prompt.messages is None else "messages"
 
 
