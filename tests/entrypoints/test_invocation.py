@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.entrypoints.test_media import OMNI
 from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.entrypoints.commands.invocation import Invocation, build_request
@@ -34,6 +35,23 @@ def test_a_spoken_question_with_a_spoken_answer() -> None:
     assert request.params["speech"] == Speech(text=None, voice="heart")
     assert request.params["transcription"] == Transcription(clips=1)
     assert request.media == CLIP
+
+
+def test_images_videos_and_sound_stand_before_the_question_in_this_order() -> None:
+    plan = plan_of(OMNI)
+    typed = Invocation(prompt="What happens?", images=2, videos=1, audio=True, use_audio_in_video=True)
+    refs = tuple(MediaRef(i, modality) for i, modality in enumerate(typed.media))
+    request = build_request(plan, typed, refs)
+    assert request.inputs == ("text", "image", "video", "audio")
+    assert request.media == refs
+    parts = [{"type": kind, "index": i} for i, kind in enumerate(("image", "image", "video", "audio"))]
+    prompt = request.params["prompt"]
+    assert prompt.messages == [{"role": "user", "content": [*parts, {"type": "text", "text": "What happens?"}]}]
+    assert prompt.media_kwargs == {"use_audio_in_video": True}
+    with pytest.raises(OmniError, match="--use-audio-in-video"):
+        build_request(plan, Invocation(prompt="?", images=1, use_audio_in_video=True))
+    with pytest.raises(OmniError, match="image"):
+        build_request(DEMO, Invocation(prompt="?", images=1))
 
 
 def test_speech_says_the_prompt() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ OMNI = Pipeline(
     name="assistant",
     stages=(
         stage("encoder", may("media", "media")),
-        stage("llm", may("features", "features"), emits="text"),
+        replace(stage("llm", may("features", "features"), emits="text"), sections=("prompt", "sampling")),
     ),
     edges=(Edge("encoder", "llm.features", "features"),),
     tasks=(

@@ -87,10 +87,13 @@ class AsyncOmni:
                     raise
             await self.orchestrator.vacant.park()
 
-    async def decode(self, audio: bytes | Path, *, rate: int | None = None) -> MediaRef:
-        """An audio file as input of a request (``Request.media``), resampled to ``rate`` Hz, or to 16 kHz."""
+    async def decode(
+        self, audio: bytes | Path, *, modality: str = "audio", rate: int | None = None, how: How | None = None
+    ) -> MediaRef:
+        """A file as input of a request (``Request.media``): audio, resampled to ``rate`` Hz or to 16 kHz, an ``image``
+        or a ``video``, taken as ``how`` says."""
         data = await trio.Path(audio).read_bytes() if isinstance(audio, Path) else audio
-        return await self.media.decode(data, how=How(rate=rate))
+        return await self.media.decode(data, modality=modality, how=how or How(rate=rate))
 
 
 async def collect(stream: RequestStream) -> Output:

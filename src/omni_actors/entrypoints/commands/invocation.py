@@ -17,10 +17,17 @@ from omni_actors.protocol.request import MediaRef, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """One request as typed. ``None`` is what was not given; ``params`` are sections in plain builtins."""
+    """One request as typed. ``None`` is what was not given; ``params`` are sections in plain builtins.
+
+    The request's media are its images, its videos and its audio, in this order. ``use_audio_in_video``: the videos are
+    heard too.
+    """
 
     prompt: str | None = None
+    images: int = 0
+    videos: int = 0
     audio: bool = False
+    use_audio_in_video: bool = False
     task: str | None = None
     modalities: tuple[str, ...] = ()
     system: str | None = None
@@ -33,8 +40,13 @@ class Invocation:
     params: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def media(self) -> tuple[str, ...]:
+        """The modality of each."""
+        return ("image",) * self.images + ("video",) * self.videos + ("audio",) * self.audio
+
+    @property
     def inputs(self) -> tuple[str, ...]:
-        return (("text",) if self.prompt is not None else ()) + (("audio",) if self.audio else ())
+        return (("text",) if self.prompt is not None else ()) + tuple(dict.fromkeys(self.media))
 
 
 def choose_task(plan: Plan, it: Invocation) -> Task:
@@ -53,7 +65,7 @@ def choose_task(plan: Plan, it: Invocation) -> Task:
 def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) -> Request:
     """The request. Raises :class:`OmniError` for what the plan cannot do and for an option that nothing would read."""
     if not it.inputs and not it.params:
-        raise invalid_request("There is nothing to answer: give a prompt or an audio file.", "prompt")
+        raise invalid_request("There is nothing to answer: give a prompt or a file.", "prompt")
     task = choose_task(plan, it)
     inputs = it.inputs or tuple(task.entries)[:1]
     outputs = it.modalities or (("text",) if "text" in task.outputs else tuple(task.outputs))
@@ -62,6 +74,8 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
     params: dict[str, Any] = {}
     if "prompt" in sections:
         params["prompt"] = Prompt(text=it.prompt) if task.name == "completion" else Prompt(messages=_messages(it))
+        if it.use_audio_in_video:
+            params["prompt"].media_kwargs = {"use_audio_in_video": True}
     if "sampling" in sections:
         params["sampling"] = Sampling(max_tokens=it.max_tokens, temperature=it.temperature, seed=it.seed)
     if "speech" in sections:
@@ -71,7 +85,7 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
         speech.reference = it.audio and "prompt" not in sections
         params["speech"] = speech
     if "transcription" in sections:
-        params["transcription"] = Transcription(language=it.language, clips=max(1, len(media)))
+        params["transcription"] = Transcription(language=it.language)
     for name, given in it.params.items():
         params[name] = _section(it, name, params.get(name), given)
     return Request(task=task.name, inputs=inputs, outputs=outputs, params=params, media=media)
@@ -87,7 +101,7 @@ def _section(it: Invocation, name: str, typed: Any, given: Any) -> Any:
     for field_name in given.keys() - set(kind.__struct_fields__):
         raise invalid_request(f"Section '{name}' of --params has no field '{field_name}'.", f"{name}.{field_name}")
     if name == "prompt" and given.keys() & {"messages", "text", "token_ids"}:
-        if it.prompt is not None or it.audio or it.system is not None:
+        if it.prompt is not None or it.media or it.system is not None:
             raise invalid_request("The prompt is given twice: in --params, and beside them.", "prompt")
         typed = None
     try:
@@ -100,10 +114,10 @@ def _messages(it: Invocation) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if it.system is not None:
         messages.append({"role": "system", "content": it.system})
-    if not it.audio:
+    if not it.media:
         messages.append({"role": "user", "content": it.prompt or ""})
         return messages
-    parts: list[dict[str, Any]] = [{"type": "audio", "index": 0}]
+    parts: list[dict[str, Any]] = [{"type": modality, "index": index} for index, modality in enumerate(it.media)]
     if it.prompt is not None:
         parts.append({"type": "text", "text": it.prompt})
     messages.append({"role": "user", "content": parts})
@@ -121,6 +135,8 @@ def _check_read(it: Invocation, task: Task, sections: set[str]) -> None:
         "speed": {"speech"},
         "language": {"speech", "transcription"},
     }
+    if it.use_audio_in_video and not it.videos:
+        raise _unread("--use-audio-in-video", task, "use_audio_in_video")
     for name, wanted in readers.items():
         if getattr(it, name) is not None and not wanted & sections:
             raise _unread(f"--{name.replace('_', '-')}", task, name)

@@ -18,11 +18,14 @@ from rich.console import Console
 from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
 from omni_actors.entrypoints.commands.files import OutputFile
 from omni_actors.entrypoints.commands.invocation import Invocation, build_request
+from omni_actors.media.questions import How
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import restricted, subgraph
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta
 from omni_actors.telemetry import logs
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @dataclass(slots=True)
@@ -50,7 +53,10 @@ class Outcome:
 @click.command("run", context_settings={"show_default": True})
 @click.argument("prompt", required=False)
 @click.option("--model", help="Pipeline or folder of the model.  [default: the demo]", show_default=False)
-@click.option("--audio", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Spoken input: any format.")
+@click.option("--image", "images", type=_FILE, multiple=True, help="Image to look at; may be given several times.")
+@click.option("--video", "videos", type=_FILE, multiple=True, help="Video to watch; may be given several times.")
+@click.option("--use-audio-in-video", is_flag=True, help="Listen to the videos too.")
+@click.option("--audio", type=_FILE, help="Spoken input: any format.")
 @click.option("--task", help="chat, completion, speech, transcription, …  [default: the first that fits]")
 @click.option("--modalities", help="What to answer in: text, audio or text,audio.  [default: text if there is any]")
 @click.option("--output", type=OutputFile(), help="Audio file; its ending is its format.")
@@ -68,6 +74,8 @@ class Outcome:
 def run(
     deployment: Deployment,
     prompt: str | None,
+    images: tuple[Path, ...],
+    videos: tuple[Path, ...],
     audio: Path | None,
     modalities: str | None,
     output: Path | None,
@@ -87,6 +95,7 @@ def run(
     omni-actors run "What is the capital of France?"
     omni-actors run "What is the capital of France?" --modalities text,audio --output paris.mp3
     omni-actors run --audio question.wav
+    omni-actors run --model ./Qwen2.5-Omni-3B "What happens here?" --image cat.jpg --video street.mp4
     omni-actors run --audio meeting.mp3 --task transcription
     omni-actors run "Good morning." --task speech --output morning.flac
     omni-actors run --model ./SmolLM2-135M-Instruct "Hello" --max-tokens 40 --json
@@ -94,6 +103,8 @@ def run(
     logs.configure(log_level)
     invocation = Invocation(
         prompt=sys.stdin.read() if prompt == "-" else prompt,
+        images=len(images),
+        videos=len(videos),
         audio=audio is not None,
         modalities=tuple(part.strip() for part in modalities.split(",")) if modalities else (),
         params=_sections(params),
@@ -105,7 +116,8 @@ def run(
         raise invalid_request("--output has no effect: this request answers in text only.", "modalities")
     plan = restricted(plan, subgraph(plan, request.task, request.inputs, request.outputs))
     target = output or Path("answer.wav")
-    outcome = trio.run(_answer, plan, invocation, audio, target, not as_json, log_level.upper())
+    files = (*images, *videos, *([audio] if audio is not None else []))
+    outcome = trio.run(_answer, plan, invocation, files, target, not as_json, log_level.upper())
     if as_json:
         click.echo(json.dumps(outcome.as_builtins()))
     elif outcome.audio_file:
@@ -113,20 +125,22 @@ def run(
 
 
 async def _answer(
-    plan: Plan, invocation: Invocation, audio: Path | None, target: Path, show: bool, log_level: str
+    plan: Plan, invocation: Invocation, files: tuple[Path, ...], target: Path, show: bool, log_level: str
 ) -> Outcome:
     from omni_actors import open_omni
 
     console = Console(stderr=True)
     with console.status(f"starting {plan.served_model_name}") as status:
         async with open_omni(plan, log_level=log_level) as omni:
-            media: tuple[Any, ...] = ()
-            if audio is not None:
-                status.update(f"decoding {audio}")
-                data = await trio.Path(audio).read_bytes()
-                media = (await omni.media.decode(data, filename=audio.name),)
+            media = []
+            how = How(sound=invocation.use_audio_in_video)
+            for file, modality in zip(files, invocation.media, strict=True):
+                status.update(f"decoding {file}")
+                data = await trio.Path(file).read_bytes()
+                ref = await omni.media.decode(data, modality=modality, filename=file.name, how=how, param=file.name)
+                media.append(ref)
             status.stop()
-            return await _receive(omni, build_request(plan, invocation, media), target, show)
+            return await _receive(omni, build_request(plan, invocation, tuple(media)), target, show)
 
 
 async def _receive(omni: Any, request: Request, target: Path, show: bool) -> Outcome:
