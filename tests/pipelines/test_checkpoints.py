@@ -213,6 +213,24 @@ def test_stages_that_a_checkpoint_lacks_go_with_what_needs_them(tmp_path: Path, 
     assert plan.tasks["chat"].outputs == {"text": "llm"}
 
 
+def test_a_familys_deploy_file_serves_a_checkpoint_that_lacks_a_stage(
+    tmp_path: Path, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(
+        "stages: {llm: {replicas: 2}, vocoder: {replicas: 3}}\nedges: {vocoder: {frames: {capacity: 9}}}\n"
+    )
+    folder = str(write(tmp_path / "m", lacks=["acoustic", "vocoder"]))
+    plan = resolve(folder, overlay=deploy, platform="cpu", registry=registry)
+    assert {stage.name: stage.replicas for stage in plan.stages} == {"asr": 1, "llm": 2, "media": 1}
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.split("'")[1] for message in said] == ["stages.vocoder.replicas", "edges.vocoder.frames.capacity"]
+    assert all("deploy.yaml:" in message for message in said)
+    with pytest.raises(PlanError, match="did you mean 'vocoder'"):
+        resolve(folder, overrides=["stages.vocodr.replicas=2"], platform="cpu", registry=registry)
+    assert caplog.text.count("vocodr") == 0
+
+
 def test_a_checkpoint_may_have_tasks_of_its_own(tmp_path: Path, registry: Registry) -> None:
     plan = plan_of(str(write(tmp_path / "m", speaks_only=True)), registry)
     assert set(plan.tasks) == {"speech"}

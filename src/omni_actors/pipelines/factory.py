@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Por
 from omni_actors.pipelines.disaggregate import inherited, split, split_stages
 from omni_actors.pipelines.hub import missing_shards
 from omni_actors.pipelines.limits import limits_of, with_engine_options
-from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides
+from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides, schema_at
 from omni_actors.pipelines.plan import (
     LOOPBACK,
     MEDIA_STAGE,
@@ -27,7 +28,7 @@ from omni_actors.pipelines.plan import (
     edge_path,
     stage_path,
 )
-from omni_actors.pipelines.refine import describe, refined
+from omni_actors.pipelines.refine import describe, refined, without
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
 from omni_actors.pipelines.strategy import Strategy, refusals
@@ -37,6 +38,8 @@ from omni_actors.pipelines.validate import check_declaration, check_tasks, neare
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.select import select
+
+log = logging.getLogger(__name__)
 
 EARLY = {"model": "the argument MODEL", "pipeline": "--pipeline", "platform": "--platform"}
 """Keys of a deploy file that decide which other keys there are; the command line has a word of its own for each."""
@@ -106,14 +109,17 @@ def resolve(
     choice = choose(model, pipeline, early, overlay, registry)
     folder, model_origin = choice.folder, choice.origin
     said = describe(choice.pipeline, Path(folder)) if folder else PipelineFacts()
-    chosen = refined(choice.pipeline, said)
-    check_declaration(chosen)
-    chosen = replace(chosen, stages=tuple(map(with_engine_options, chosen.stages)))
+    family = refined(choice.pipeline, said)
+    check_declaration(without(family, said.lacks))
+    family = replace(family, stages=tuple(map(with_engine_options, family.stages)))
+    chosen = without(family, said.lacks)
     wanted = early.get("platform")
     device_platform = select(platform) if platform or not wanted else _platform(wanted, f"overlay {overlay}")
     media = resolve_name(MEDIA) if _has_media(chosen) else None
-    schema = settings_schema(chosen, device_platform, media)
+    schema = settings_schema(family, device_platform, media)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
+    if said.lacks:  # a deploy file is for a family, whichever of its checkpoints it is used with
+        listed = _within(listed, settings_schema(chosen, device_platform, media))
     given = {setting.path: setting for setting in listed}
     halved = split_stages(chosen, given)
     settings = Settings(inherited(given, halved), {}, _described(said, folder))
@@ -153,6 +159,19 @@ def resolve(
     )
     check_tasks(plan)
     return plan
+
+
+def _within(listed: list[Setting], schema: Group) -> list[Setting]:
+    """Those settings that the schema has. The others are said to have no effect."""
+    kept = []
+    for setting in listed:
+        try:
+            schema_at(schema, tuple(setting.path.split(".")), (), "")
+        except PlanError:
+            log.warning("%s: this checkpoint has no such part: '%s' has no effect", setting.origin.where, setting.path)
+        else:
+            kept.append(setting)
+    return kept
 
 
 def _described(said: PipelineFacts, folder: str | None) -> dict[str, Origin]:

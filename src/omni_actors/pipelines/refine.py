@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -34,7 +35,8 @@ def describe(pipeline: Pipeline, folder: Path) -> PipelineFacts:
 
 
 def refined(pipeline: Pipeline, facts: PipelineFacts) -> Pipeline:
-    """The declaration with the facts in it. Raises :class:`PlanError` for stages and options that are not declared."""
+    """The declaration with the facts in it, also of the stages that the checkpoint lacks (see :func:`without`). Raises
+    :class:`PlanError` for stages and options that are not declared."""
     stages = {stage.name: stage for stage in pipeline.stages}
     for name in (*facts.lacks, *facts.options):
         if name not in stages:
@@ -45,11 +47,13 @@ def refined(pipeline: Pipeline, facts: PipelineFacts) -> Pipeline:
             raise PlanError(f"pipeline '{pipeline.name}': stage '{name}' has no option '{unknown[0]}'; {known}")
         stages[name] = replace(stages[name], defaults={**stages[name].defaults, **options})
     values: dict[str, Any] = {name: getattr(facts, name) for name in _VALUES if getattr(facts, name) is not None}
-    pipeline = replace(pipeline, stages=tuple(stages.values()), **values)
-    return _without(pipeline, frozenset(facts.lacks)) if facts.lacks else pipeline
+    return replace(pipeline, stages=tuple(stages.values()), **values)
 
 
-def _without(pipeline: Pipeline, lacking: frozenset[str]) -> Pipeline:
+def without(pipeline: Pipeline, lacking: Collection[str]) -> Pipeline:
+    """The pipeline of a checkpoint that has no such stages: see :attr:`PipelineFacts.lacks`."""
+    if not lacking:
+        return pipeline
     tasks = []
     for task in pipeline.tasks:
         entries = {m: where for m, where in task.entries.items() if where.split(".", 1)[0] not in lacking}
