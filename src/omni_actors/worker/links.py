@@ -32,6 +32,7 @@ class Links:
         self._by_fd: dict[int, Link] = {}
         self._called: dict[int, str] = {}
         """Who is going to call, by link."""
+        self._opening: set[Link] = set()
         if listener is not None:
             epoll.register(listener.fileno(), select.EPOLLIN)
 
@@ -95,23 +96,26 @@ class Links:
             return False
         del self._by_fd[link.fileno()]
         self._epoll.unregister(link.fileno())
+        self._opening.discard(link)
         link.close()
         return True
 
     @property
-    def patience_s(self) -> float:
-        """How long the loop may wait until :meth:`overdue` has something to say; -1 for ever."""
-        if self._listener is None and not any(it.deadline is not None for it in self._links.values()):
-            return -1
-        deadlines = [it.deadline for it in self._links.values() if it.deadline is not None]
-        if self._listener is not None and self._listener.deadline is not None:
-            deadlines.append(self._listener.deadline)
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else -1
+    def deadline(self) -> float | None:
+        """When :meth:`overdue` may have something to say, by :func:`time.monotonic`."""
+        listener = self._listener
+        if not self._opening and (listener is None or listener.deadline is None):
+            return None  # as it is nearly always
+        self._opening = {link for link in self._opening if link.deadline is not None}
+        times = [link.deadline for link in self._opening if link.deadline is not None]
+        if listener is not None and listener.deadline is not None:
+            times.append(listener.deadline)
+        return min(times, default=None)
 
     def overdue(self) -> list[int]:
         """The links that did not open in time. Those that this end was to open are there until they are dropped."""
         now = time.monotonic()
-        late = [it.id for it in self._links.values() if it.deadline is not None and it.deadline <= now]
+        late = [link.id for link in self._opening if link.deadline is not None and link.deadline <= now]
         if self._listener is not None:
             called = self._listener.overdue()
             for id in called:
@@ -130,4 +134,6 @@ class Links:
         self._links[link.id] = link
         self._by_fd[link.fileno()] = link
         self._epoll.register(link.fileno(), select.EPOLLIN)
+        if link.deadline is not None:
+            self._opening.add(link)
         self.flush(link)

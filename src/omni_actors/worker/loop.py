@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,11 @@ ARENA_BYTES = 256 << 20
 """Budget of shared memory for payloads under way (``limits["arena_bytes"]``)."""
 
 
+def _seconds_to(deadline: float | None) -> float:
+    """What epoll may wait; -1 is for ever."""
+    return -1 if deadline is None else max(0.0, deadline - time.monotonic())
+
+
 class Worker:
     """The loop of one replica. ``bridges`` maps an edge index to the factory of its bridge. ``listener`` is for inputs
     by TCP, and closed with the rest."""
@@ -85,14 +91,15 @@ class Worker:
         try:
             blocked = False  # everything runnable waits for credit
             while not self._stopping:
-                events = self._epoll.poll(0 if not blocked and self._may_step else self._links.patience_s)
+                deadline = self._links.deadline
+                events = self._epoll.poll(0 if not blocked and self._may_step else _seconds_to(deadline))
                 if events:
                     blocked = False
                     for message in self._control.receive():
                         self._handle(message)
                     for link in self._links.readable(events):
                         self._serve_link(link)
-                if self._links.patience_s == 0:
+                if deadline is not None and deadline <= time.monotonic():
                     self._give_up()
                 if not blocked and not self._stopping and self._may_step:
                     blocked = not self._engine.step(self._out)
