@@ -28,12 +28,14 @@ BUILTINS = {
     "pocket-tts": "omni_actors.models.pocket_tts.pipeline:PIPELINE",
     "dia": "omni_actors.models.dia.pipeline:PIPELINE",
     "higgs-audio": "omni_actors.models.higgs_audio.pipeline:PIPELINE",
+    "vibevoice": "omni_actors.models.vibevoice.pipeline:PIPELINE",
     "qwen3-omni": "omni_actors.models.qwen3_omni.pipeline:PIPELINE",
     "qwen2.5-omni": "omni_actors.models.qwen2_5_omni.pipeline:PIPELINE",
     "qwen3-tts": "omni_actors.models.qwen3_tts.pipeline:PIPELINE",
     "qwen3-tts-fused": "omni_actors.models.qwen3_tts.pipeline:FUSED",
     "qwen3-asr": "omni_actors.models.qwen3_asr.pipeline:PIPELINE",
     "voxtral": "omni_actors.models.voxtral.pipeline:PIPELINE",
+    "kyutai-stt": "omni_actors.models.kyutai_stt.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
 }
 """Known without entry points, so that a checkout works before it is installed."""

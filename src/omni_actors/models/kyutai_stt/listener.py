@@ -1,0 +1,177 @@
+"""The decoder: at each step one token of text and the codes of one frame go in, and the next token comes out.
+
+A frame's codes are known before; a step's input is the sum of the embeddings of the text token before it and of the
+codes of the frame before it. The text is mostly padding: a word's tokens come some frames after its sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, GenerationConfig
+from transformers.models.kyutai_speech_to_text.modeling_kyutai_speech_to_text import KyutaiSpeechToTextModel
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.layers import Layers, own
+from omni_actors.models.common.listener import check_transcription
+from omni_actors.models.common.load import load_part, read_weights
+from omni_actors.models.common.rotary import Rotary
+from omni_actors.models.common.text import Text, context_length, give_memory_back, sampling_defaults
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.params import Sampling, Transcription
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.ar_options import OPTIONS
+from omni_actors.worker.engines.decoder import Attention, AutoregressiveAdapter, PromptInput, StepInputs, StepOutput
+from omni_actors.worker.engines.linear import Linear, linear
+from omni_actors.worker.tensors import tensor_of
+
+LANGUAGES = {"en": "English", "fr": "French"}
+
+
+class FrameDecoder:
+    """Implements :class:`~omni_actors.worker.engines.decoder.Decoder`. ``heard`` holds, by request, what is added to
+    the text's embedding at each position: [positions, width]."""
+
+    def __init__(
+        self, embeddings: torch.Tensor, layers: Layers, norm: torch.Tensor, head: Linear, rotary: Rotary
+    ) -> None:
+        self.device = embeddings.device
+        self.vocab_size = len(embeddings)
+        self.kv_shape = layers.kv_shape()
+        self.heard: dict[int, torch.Tensor] = {}
+        self._embeddings = embeddings
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._rotary = rotary
+
+    def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
+        x = F.embedding(inputs.tokens, self._embeddings)
+        for span in inputs.spans:
+            if (heard := self.heard.get(span.key)) is not None:
+                x[span.at : span.at + span.count] += heard[span.start : span.start + span.count]
+        cos, sin = self._rotary.at(inputs.positions)
+        x = self._layers(x, cos, sin, attention)
+        x = torch.rms_norm(x.index_select(0, inputs.rows), (x.shape[1],), self._norm, self._layers.eps)
+        return StepOutput(self._head(x))
+
+
+@dataclass(slots=True)
+class _Request:
+    frames: int = 0
+    codes: list[torch.Tensor] = field(default_factory=list)
+
+
+class Decoder(AutoregressiveAdapter):
+    """``hello.model`` is the checkpoint's folder. Options: those of the autoregressive engine."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self._options = OPTIONS | hello.options
+        self._requests: dict[int, _Request] = {}
+        self.decoder: FrameDecoder
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        folder = self.hello.model
+        assert folder is not None
+        progress("loading the tokenizer", None)
+        text = Text(folder)
+        self.vocabulary = text.vocabulary
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        # The model has no end of its own: an answer is over when its clip is.
+        self.eos = frozenset()
+        self.sampling_defaults = sampling_defaults(generation)
+        self.max_model_len = context_length(None, self._options["max_model_len"])
+        self._bos = int(config.bos_token_id if generation.bos_token_id is None else generation.bos_token_id)
+        progress("loading the weights", None)
+        self._build(folder, config)
+        give_memory_back()
+        return {"architecture": config.architectures[0], "dtype": self.hello.dtype, "chat": False}
+
+    def _build(self, folder: str, config: Any) -> None:
+        device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
+        model: Any = load_part(KyutaiSpeechToTextModel, config, folder, "model.", dtype, device)
+        table = own(model.embed_tokens.embed_tokens)
+        text = table[: config.vocab_size].clone()
+        self._offsets = model.embed_tokens.audio_tokens_offsets[1:].clone()
+        self._codes = table
+        self._begin = torch.full((1, config.num_codebooks), config.audio_bos_token_id, device=device)
+        head = read_weights(folder, "lm_head.")
+        self.decoder = FrameDecoder(
+            text,
+            Layers([_llama(layer, config.sliding_window) for layer in model.layers], config.rms_norm_eps),
+            own(model.norm),
+            linear(head["weight"].to(device, dtype) if head else text.clone()),
+            Rotary(model.layers[0].self_attn.rotary_emb, self.max_model_len, dtype, device),
+        )
+
+    # ---- requests
+
+    def open(self, work: Work) -> PromptInput:
+        asked = work.params.get("transcription")
+        if not isinstance(asked, Transcription):
+            raise invalid_request("There is nothing to transcribe.", param="file")
+        if asked.prompt:
+            raise invalid_request("This model takes no prompt.", param="prompt")
+        check_transcription(asked, LANGUAGES)
+        self._requests[work.key] = _Request()
+        return PromptInput()
+
+    def sampling(self, work: Work) -> Sampling:
+        asked = work.params.get("transcription")
+        return Sampling(temperature=asked.temperature if isinstance(asked, Transcription) else 0.0)
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
+        request = self._requests[key]
+        if payload is not None:
+            request.frames = payload.meta["frames"]
+            request.codes.append(tensor_of(payload, "codes", device=self.decoder.device))
+        if not end:
+            return PromptInput()
+        if not request.frames:
+            raise invalid_request("There is no clip.", param="file")
+        codes = torch.cat([self._begin, *request.codes])[: request.frames]
+        request.codes = []
+        self.decoder.heard[key] = self._embedded(codes)
+        # What was heard is not in the prompt's tokens, and no two clips are the same.
+        return PromptInput([self._bos], reuse=False, complete=True, max_tokens=request.frames)
+
+    @torch.inference_mode()
+    def _embedded(self, codes: torch.Tensor) -> torch.Tensor:
+        """The sum of a frame's codes' embeddings: [frames, width]."""
+        return F.embedding(codes + self._offsets, self._codes).sum(1)
+
+    def close(self, key: int) -> None:
+        self._requests.pop(key, None)
+        self.decoder.heard.pop(key, None)
+
+
+def _llama(layer: Any, window: int) -> Any:
+    """The layer's weights under the names that Llama's have, for :class:`Layers`."""
+    attention, mlp = layer.self_attn, layer.mlp
+    gate, up = mlp.fc1.weight.chunk(2)
+    return SimpleNamespace(
+        input_layernorm=layer.input_layernorm,
+        post_attention_layernorm=layer.post_attention_layernorm,
+        self_attn=SimpleNamespace(
+            head_dim=attention.head_dim,
+            scaling=attention.scaling,
+            sliding_window=window,
+            q_proj=attention.q_proj.linear,
+            k_proj=attention.k_proj.linear,
+            v_proj=attention.v_proj.linear,
+            o_proj=attention.o_proj.linear,
+        ),
+        mlp=SimpleNamespace(
+            gate_proj=SimpleNamespace(weight=gate, bias=None),
+            up_proj=SimpleNamespace(weight=up, bias=None),
+            down_proj=mlp.fc2,
+        ),
+    )

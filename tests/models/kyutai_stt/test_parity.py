@@ -1,0 +1,156 @@
+"""Kyutai speech-to-text: codec and decoder against transformers' own generation, on the same folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoProcessor, KyutaiSpeechToTextForConditionalGeneration
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.kyutai_stt.encoder import Encoder
+from omni_actors.models.kyutai_stt.listener import Decoder
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.params import Transcription
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+
+from ..listening import Said, Samples, hello
+
+RATE = 24_000
+
+
+def sweep(seconds: float, seed: int) -> Samples:
+    """A tone that rises, falls and changes in loudness, unlike every other, at the codec's rate."""
+    random = np.random.default_rng(seed)
+    time = np.arange(int(RATE * seconds)) / RATE
+    pitch = 200 + 150 * np.sin(2 * np.pi * time * random.uniform(0.5, 2)) + random.uniform(0, 300)
+    loud = 0.3 + 0.2 * np.sin(2 * np.pi * time * random.uniform(1, 4))
+    return (loud * np.sin(2 * np.pi * np.cumsum(pitch) / RATE)).astype(np.float32)
+
+
+CLIPS = [sweep(seconds, seed) for seed, seconds in enumerate((1.5, 0.3, 3.9, 2.0, 0.08, 1.01))]
+
+
+class Room:
+    def __init__(self, folder: Path, window: int = 250) -> None:
+        told = hello(folder, "encoder", "", max_seconds=60.0, window_frames=window)
+        self.encoder = Encoder(told)
+        self.encoder.load(lambda text, fraction: None)
+        told = hello(folder, "listener", "", max_model_len=2000, kv_memory_mib=64)
+        decoder = Decoder(told)
+        decoder.load(lambda text, fraction: None)
+        self.decoder = decoder
+        self.engine = AutoregressiveEngine(told)
+        self.engine.attach(decoder)
+
+    def codes(self, samples: Samples) -> list[Payload]:
+        payload = Payload("pcm", {"index": 0, "sample_rate": RATE}, {"samples": samples})
+        (result,) = self.encoder.run(self.encoder.feed(Work(0, "", {}), "audio", payload, True))
+        return [piece.payload for piece in result.pieces if piece.payload is not None]
+
+    def run(self, clips: Sequence[Samples], asked: Transcription | None = None) -> Said:
+        """All at the same time, to the end."""
+        out = Said()
+        for key, samples in enumerate(clips):
+            params = {"transcription": asked or Transcription()}
+            self.engine.admit(Work(key, f"request-{key}", params, frozenset(("codes",)), visible=True))
+            payloads = self.codes(samples)
+            for payload in payloads:
+                self.engine.feed(key, "codes", payload, payload is payloads[-1])
+        while self.engine.runnable:
+            assert self.engine.step(out)  # type: ignore[arg-type]
+        return out
+
+
+class Reference:
+    def __init__(self, folder: Path) -> None:
+        self.processor = AutoProcessor.from_pretrained(folder)
+        self.model = KyutaiSpeechToTextForConditionalGeneration.from_pretrained(folder).eval()
+
+    @torch.inference_mode()
+    def codes(self, samples: Samples) -> torch.Tensor:
+        found: torch.Tensor = self.model.codec_model.encode(self.processor(audio=samples)["input_values"]).audio_codes
+        return found[0].T
+
+    def tokens(self, samples: Samples) -> list[int]:
+        made: list[int] = self.model.generate(**self.processor(audio=samples))[0].tolist()
+        return made[1:]  # behind the beginning of the stream
+
+    def text(self, tokens: list[int]) -> str:
+        text: str = self.processor.decode(tokens, skip_special_tokens=True)
+        return text
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("kyutai-stt")
+
+
+@pytest.fixture(scope="module")
+def room(folder: Path) -> Room:
+    return Room(folder)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
+
+
+@pytest.mark.parametrize("window", [250, 7, 1])
+def test_the_codes_are_transformers_own_however_they_are_cut(folder: Path, reference: Reference, window: int) -> None:
+    cut = Room(folder, window)
+    for samples in CLIPS[:3]:
+        ours = np.concatenate([payload.tensors["codes"] for payload in cut.codes(samples)])
+        assert ours.tolist() == reference.codes(samples)[: len(ours)].tolist()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_greedy_tokens_are_transformers_own(room: Room, reference: Reference, together: bool) -> None:
+    expected = [reference.tokens(samples) for samples in CLIPS]
+    assert len(expected[2]) > 2 * 24  # past the decoder's window
+    for tokens in expected:
+        assert len(set(tokens)) > len(tokens) // 2  # an answer that repeats itself would prove little
+    if together:
+        said = room.run(CLIPS)
+        assert [said.tokens[key] for key in range(len(CLIPS))] == expected
+        assert [said.texts[key].strip() for key in range(len(CLIPS))] == [reference.text(it).strip() for it in expected]
+    else:
+        assert [room.run([samples]).tokens[0] for samples in CLIPS] == expected
+
+
+def test_another_clip_is_another_answer(room: Room) -> None:
+    one, other = (room.run([sweep(2.0, seed)]).tokens[0] for seed in (10, 11))
+    assert len(one) == len(other)
+    assert one != other
+
+
+def test_codes_of_a_wrong_frame_change_the_answer(folder: Path, reference: Reference) -> None:
+    room = Room(folder)
+    embedded = room.decoder._embedded
+    room.decoder._embedded = lambda codes: embedded(codes.roll(1, 0))  # type: ignore[method-assign]
+    assert room.run([CLIPS[0]]).tokens[0] != reference.tokens(CLIPS[0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (Transcription(language="de"), "language"),
+        (Transcription(prompt="words"), "prompt"),
+        (Transcription(timestamps="segment"), "response_format"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(room: Room, asked: Transcription, param: str) -> None:
+    with pytest.raises(OmniError) as refused:
+        room.run([CLIPS[1]], asked)
+    assert refused.value.info.status == 400
+    assert refused.value.info.param == param
+
+
+def test_nothing_is_left(room: Room) -> None:
+    room.run(CLIPS[:2])
+    assert not room.decoder.decoder.heard
+    assert not room.decoder._requests

@@ -1,0 +1,95 @@
+"""Each family that hears by its folder, over HTTP: ``serve PATH``, then transcriptions and, where it chats, chats."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from tests.demo.server import Server, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.deadline(120)]
+
+BOUNDARY = "a-boundary"
+
+
+def wave(seconds: float = 1.5, seed: int = 0) -> bytes:
+    made = io.BytesIO()
+    samples = np.random.default_rng(seed).standard_normal(int(16_000 * seconds)) * 0.1
+    soundfile.write(made, samples.astype(np.float32), 16_000, format="WAV")
+    return made.getvalue()
+
+
+def transcribe(server: Server, clip: bytes, **fields: str) -> tuple[int, bytes]:
+    parts = [f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()]
+    parts.append(f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n')
+    body = "".join(parts).encode() + clip + f"\r\n--{BOUNDARY}--\r\n".encode()
+    request = urllib.request.Request(
+        server.url + "/v1/audio/transcriptions",
+        body,
+        {"content-type": f"multipart/form-data; boundary={BOUNDARY}"},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def check_transcriptions(server: Server, language: str) -> None:
+    """Whole and streamed are the same text, another clip is another, and what it cannot do is refused."""
+    status, body = transcribe(server, wave(), language=language)
+    assert status == 200, body
+    whole = json.loads(body)
+    assert len(whole["text"]) > 20
+    assert whole["usage"] == {"type": "duration", "seconds": 1.5}
+
+    status, body = transcribe(server, wave(), language=language, stream="true")
+    assert status == 200, body
+    events = [json.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
+    deltas = [event["delta"] for event in events if event["type"] == "transcript.text.delta"]
+    assert len(deltas) > 3
+    assert "".join(deltas).strip() == whole["text"]
+    assert events[-1]["type"] == "transcript.text.done"
+    assert events[-1]["usage"]["output_tokens"] >= len(deltas)
+
+    assert json.loads(transcribe(server, wave(seed=1), language=language)[1])["text"] != whole["text"]
+
+    status, body = transcribe(server, wave(), language="tlh")
+    assert (status, json.loads(body)["error"]["param"]) == (400, "language")
+    status, body = transcribe(server, wave(), response_format="srt")
+    assert (status, json.loads(body)["error"]["param"]) == (400, "response_format")
+
+
+def check_chats(server: Server) -> None:
+    clip = {"type": "input_audio", "input_audio": {"data": base64.b64encode(wave()).decode(), "format": "wav"}}
+    text = {"type": "text", "text": "What is this?"}
+
+    def ask(*parts: dict[str, Any]) -> dict[str, Any]:
+        messages = [{"role": "user", "content": list(parts)}]
+        status, answer = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 12, "temperature": 0})
+        assert status == 200, answer
+        made: dict[str, Any] = answer
+        return made
+
+    heard, deaf = ask(clip, text), ask(text)
+    assert heard["usage"]["completion_tokens"] == 12
+    assert heard["usage"]["prompt_tokens"] > deaf["usage"]["prompt_tokens"]
+    assert heard["choices"][0]["message"]["content"] != deaf["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(("family", "language"), [("qwen3-asr", "en"), ("voxtral", "de"), ("kyutai-stt", "fr")])
+def test_a_folder_is_served(family: str, language: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    with serving(tmp_path, str(tiny_model(family))) as server:
+        check_transcriptions(server, language)
+        if family == "voxtral":
+            check_chats(server)
