@@ -13,6 +13,7 @@ import pytest
 import trio
 from PIL import Image
 from tests.entrypoints.fakes import PIPELINE, SPEECH, TEXT, TEXT_ONLY, Server, answer, message, served
+from tests.entrypoints.sdk import blocking
 from tests.entrypoints.test_guard import error_of
 from tests.media.pictures import encoded, huge_png, noise, png, video
 from tests.media.room import wav
@@ -340,6 +341,37 @@ async def test_the_sum_of_the_parts_is_bounded() -> None:
         assert (await server.post(CHAT, body(SPOKEN, image()))).status_code == 200
         error = error_of(await server.post(CHAT, body(SPOKEN, sound(other.url()))), 400)
         assert error["param"] == "messages[0].content[1].audio_url.url"
+        await server.settled()
+
+
+async def test_the_openai_sdk_sends_images() -> None:
+    content: Any = [said("What is this?"), image(detail="auto"), SPOKEN]
+    async with omni() as server:
+        messages: Any = [{"role": "user", "content": content}]
+        done = await blocking(server.url, lambda it: it.chat.completions.create(model="assistant", messages=messages))
+        assert done.choices[0].message.content == TEXT
+        extra = {"mm_processor_kwargs": {"use_audio_in_video": True}}  # as vLLM's users write it
+        messages[0]["content"] = [movie()]
+        await blocking(
+            server.url,
+            lambda it: it.chat.completions.create(model="assistant", messages=messages, extra_body=extra),
+        )
+        assert [request.inputs for request in server.orchestrator.requests] == [
+            ("text", "audio", "image"),
+            ("text", "video"),
+        ]
+        await server.settled()
+
+
+async def test_routes_without_messages_fetch_nothing_of_them() -> None:
+    async with web(ok(PNG)) as other, served() as server:
+        clip = {"data": base64.b64encode(CLIP).decode(), "format": "wav"}
+        for path, fields in (
+            ("/v1/audio/transcriptions", {"input_audio": clip}),
+            ("/v1/audio/speech", {"input": "hi", "ref_audio": clip["data"]}),
+        ):
+            error_of(await server.post(path, {**body(image(other.url())), **fields}), 400)
+        assert other.asked == []
         await server.settled()
 
 

@@ -61,8 +61,8 @@ class ChatBody:
         modalities: tuple[str, ...] | None = None,
         reference_rate: int | None = None,
     ) -> None:
-        """Raises :class:`OmniError`: 400 for what is not a JSON object and for media of a modality that is not among
-        ``modalities``, 413 for too much of it."""
+        """Raises :class:`OmniError`: 400 for what is not a JSON object and for a message's medium of a modality that is
+        not among ``modalities``, 413 for too much of it."""
         self._limits = limits
         self._modalities = modalities
         self._reference = How(rate=reference_rate)

@@ -24,7 +24,7 @@ _SAYABLE = re.compile(r"[^\W_]")
 
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first audio, so that a failure before it still has its status."""
-    data, clips = await read_json(services, call, _REFERENCE)
+    data, clips = await read_json(services, call, _REFERENCE, ())
     body = decode(data, SpeechRequest)
     services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("audio",))
