@@ -102,6 +102,11 @@ def test_the_ports_of_a_split_stage_are_still_called_its_own() -> None:
     assert "asr > llm-prefill.text (text, full, 7)" in ways(plan)
 
 
+def test_the_way_between_the_halves_can_be_chosen() -> None:
+    plan = split_plan("edges.llm.kv.connector=tcp")
+    assert [edge.connector for edge in plan.edges if edge.kind == "kv"] == ["tcp"]
+
+
 def test_explain_shows_both_pools() -> None:
     plan = split_plan("stages.llm.replicas=3")
     shown = {fact.path: fact for fact in facts(plan)}
@@ -123,7 +128,9 @@ def test_explain_shows_both_pools() -> None:
         (SEPARABLE, "stages.llm.prefill.engine=vllm", "unknown key 'engine'"),
         (SEPARABLE, "stages.llm.prefill.sampling.top_p=0.5", "unknown key 'sampling'"),
         (SEPARABLE, "stages.llm.prefill.options.role=decode", "unknown key 'role'"),
-        (SEPARABLE, "edges.llm.kv.capacity=2", "unknown key 'kv'"),
+        (SEPARABLE, "edges.llm.kv.capacity=2", "unknown key 'capacity'"),
+        (SEPARABLE, "edges.llm.kv.connector=tcp", "has no prefill pool; stages.llm.prefill.replicas=1 gives it one"),
+        (ASSISTANT, "edges.llm.kv.connector=tcp", "unknown key 'kv'"),
     ],
 )
 def test_what_cannot_be_said_is_refused(pipeline: Pipeline, override: str, says: str) -> None:

@@ -24,10 +24,18 @@ OWN = frozenset({"replicas", "threads"})
 """What the first half does not take over from the stage unless it is said of itself."""
 
 
-def split_stages(pipeline: Pipeline, given: Iterable[str]) -> tuple[str, ...]:
-    """The stages that these settings (by path) split."""
-    given = tuple(given)
-    return tuple(s.name for s in pipeline.stages if any(p.startswith(f"stages.{s.name}.prefill.") for p in given))
+def split_stages(pipeline: Pipeline, given: Mapping[str, Setting]) -> tuple[str, ...]:
+    """The stages that these settings (by path) split. Raises :class:`PlanError` for what is said of an edge between
+    the halves of a stage that has none."""
+    found: list[str] = []
+    for stage in pipeline.stages:
+        name, between = stage.name, f"edges.{stage.name}.{PORT.name}."
+        if any(path.startswith(f"stages.{name}.prefill.") for path in given):
+            found.append(name)
+        elif stage.separable and (idle := [s for path, s in given.items() if path.startswith(between)]):
+            where = f"{idle[0].origin}: stage '{name}' has no prefill pool"
+            raise PlanError(f"{where}; stages.{name}.prefill.replicas=1 gives it one")
+    return tuple(found)
 
 
 def split(pipeline: Pipeline, names: Iterable[str]) -> Pipeline:

@@ -53,6 +53,10 @@ def settings_schema(pipeline: Pipeline, platform: OmniPlatform, media: Stage | N
     for edge in pipeline.edges:
         takes = {port.name: port.mode for stage in pipeline.stages if stage.name == edge.stage for port in stage.ports}
         ports.setdefault(edge.stage, {})[edge.port] = _edge(edge, takes[edge.port])
+    for stage in pipeline.stages:
+        if stage.separable:
+            between: dict[str, Leaf | Group] = {"connector": _CONNECTOR}
+            ports.setdefault(stage.name, {})["kv"] = Group(between, f"From the prefill pool of stage {stage.name}.")
     options: dict[str, Leaf | Group] = {
         key: Leaf(like(default, platform.options_type.get(key)), platform.options_doc.get(key, ""))
         for key, default in platform.options.items()
@@ -139,7 +143,7 @@ def _edge(edge: Edge, takes: Mode) -> Group:
         {
             "mode": Leaf(one_of(*modes), "Hand on pieces as they come (chunk), or the whole at the end (full)."),
             "capacity": Leaf(integer(1), "Chunks of one request that may be under way."),
-            "connector": Leaf(one_of(*CONNECTORS), "How payloads travel: within a machine, or between two."),
+            "connector": _CONNECTOR,
         },
         f"From stage {edge.source}.",
     )
@@ -203,6 +207,8 @@ def one_of(*choices: str) -> Callable[[Any], str]:
 
     return check
 
+
+_CONNECTOR = Leaf(one_of(*CONNECTORS), "How payloads travel: within a machine, or between two.")
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
