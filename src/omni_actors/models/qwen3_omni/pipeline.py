@@ -31,7 +31,7 @@ ENCODER = Stage(
 THINKER = Stage(
     name="thinker",
     engine="autoregressive",
-    adapter=f"{_FAMILY}.thinker:Thinker",
+    adapter=f"{_FAMILY}.thinker:Qwen3OmniThinker",
     ports=(Port("features", "features", required=False, mode="chunk", doc="Of the prompt's media, one payload each."),),
     sections=("prompt", "sampling", "speech"),
     emits="text",
