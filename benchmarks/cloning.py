@@ -1,0 +1,167 @@
+"""What a clip of a voice costs when it is heard for the first time, and when it is known (Qwen3-TTS).
+
+    python benchmarks/cloning.py [--quick] [--json FILE]
+
+Twice: the encoders alone in the sizes of the real checkpoints (0.6B, random weights), and the tiny checkpoint's talker
+from the request to its first frame, tokenizing, prompt and all. Wall time of one thread, the least of several runs;
+each cold run has a clip that nobody has heard yet.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers.utils import logging
+
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload
+from omni_actors.models.common.speech import Clip
+from omni_actors.models.qwen3_tts.cloning import Cloner
+from omni_actors.models.qwen3_tts.codec_model import checkpoint_name, make_encoder
+from omni_actors.models.qwen3_tts.package import package
+from omni_actors.models.tiny.cache import cached
+from omni_actors.protocol.errors import ErrorInfo
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.params import Speech
+from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+from report import Aim, Report, arguments
+
+RATE = 16_000
+CACHE_BYTES = 256 << 20
+
+
+def clips(seconds: float) -> Iterator[Clip]:
+    """Clips of that length, no two the same."""
+    for seed in count():
+        noise = np.random.default_rng(seed).standard_normal(round(seconds * RATE))
+        yield Clip((noise * 0.1).astype(np.float32), RATE)
+
+
+def least(run: Callable[[], object], repeats: int) -> float:
+    """Milliseconds."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best * 1e3
+
+
+def cold_and_warm(hear: Callable[[Clip], object], seconds: float, repeats: int) -> dict[str, Any]:
+    fresh = clips(seconds)
+    cold = least(lambda: hear(next(fresh)), repeats)
+    known = next(clips(seconds))
+    hear(known)
+    warm = least(lambda: hear(known), repeats)
+    return {"clip s": seconds, "cold ms": cold, "warm ms": warm, "cold / warm": cold / warm}
+
+
+def encoders(folder: Path) -> Cloner:
+    """The encoders in the sizes of the real checkpoints."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the package's names are older than transformers 5's
+        config = package().config()
+    codec = package().codec_config()
+    (folder / "speech_tokenizer").mkdir()
+    codec.save_pretrained(folder / "speech_tokenizer")
+    weights = {checkpoint_name(name): it for name, it in make_encoder(codec).state_dict().items()}
+    save_file(weights, folder / "speech_tokenizer" / "model.safetensors")
+    speaker = package().speaker_encoder(config.speaker_encoder_config)
+    save_file({f"speaker_encoder.{n}": it for n, it in speaker.state_dict().items()}, folder / "model.safetensors")
+    return Cloner(folder, config, torch.float32, "cpu", CACHE_BYTES)
+
+
+class FirstFrame:
+    """An outbox that waits for the first frame."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def ready(self, key: int) -> bool:
+        return True
+
+    def text(self, delta: TextDelta) -> None:
+        pass
+
+    def media(self, chunk: MediaChunk) -> None:
+        pass
+
+    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        return blank_payload(kind, meta, specs)
+
+    def emit(self, key: int, payload: Payload) -> None:
+        self.seen = True
+
+    def consumed(self, key: int, port: str) -> None:
+        pass
+
+    def finish(self, key: int, usage: Usage) -> None:
+        pass
+
+    def fail(self, key: int, error: ErrorInfo) -> None:
+        raise RuntimeError(error.message)
+
+    def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
+        pass
+
+
+def talker() -> AutoregressiveEngine:
+    adapter = "omni_actors.models.qwen3_tts.talker:Qwen3TTSTalker"
+    folder = str(cached("qwen3-tts-base"))
+    hello = Hello(
+        version=PROTOCOL_VERSION, stage="talker", replica=0, incarnation=1, engine="", adapter=adapter, model=folder
+    )
+    engine = AutoregressiveEngine(hello)
+    engine.load(lambda text, fraction: None)
+    return engine
+
+
+def speak(engine: AutoregressiveEngine, speech: Speech, clip: Clip) -> None:
+    """From the request to its first frame."""
+    out = FirstFrame()
+    engine.admit(Work(1, "request", {"speech": speech}, frozenset({"reference"}), routed=True))
+    engine.feed(1, "reference", pcm_payload(clip.samples, clip.rate), True)
+    while not out.seen:
+        engine.step(out)
+    engine.abort(1)
+
+
+def main() -> None:
+    options = arguments(__doc__ or "").parse_args()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    repeats, lengths = (1, (3.0, 10.0)) if options.quick else (3, (3.0, 10.0, 30.0))
+    report = Report("Hearing the clip of a voice")
+    engine = talker()
+    with tempfile.TemporaryDirectory() as folder:
+        cloner = encoders(Path(folder))
+        for seconds in lengths:
+            for takes, codes in (("timbre", False), ("timbre and frames", True)):
+                speech = Speech(text="Paris.", x_vector_only=not codes, ref_text="The clip." if codes else None)
+                figures = cold_and_warm(partial(cloner.hear, codes=codes), seconds, repeats)
+                report.rows.append({"measured": "real sizes: encoders", "taken": takes, **figures})
+                figures = cold_and_warm(partial(speak, engine, speech), seconds, 3 * repeats)
+                report.rows.append({"measured": "tiny: first frame", "taken": takes, **figures})
+    slowest = report.rows[-2]
+    report.aims.append(Aim("real sizes: a known clip, ms", slowest["warm ms"], 10, "<="))
+    report.aims.append(Aim("real sizes: cold / warm", slowest["cold / warm"], 20, ">="))
+    hits, misses = (engine.counters()[f"clip_{name}_total"] for name in ("hits", "misses"))
+    report.notes.append(f"the tiny talker's cache: {hits:.0f} hits, {misses:.0f} misses")
+    report.show()
+    if options.json:
+        report.write(options.json)
+
+
+if __name__ == "__main__":
+    main()
