@@ -19,7 +19,7 @@ from omni_actors.connectors.link import LinkClosed
 from omni_actors.connectors.listener import MAX_CALLERS, Listener
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
-from omni_actors.connectors.tcp import MAX_PAYLOAD, TcpLink
+from omni_actors.connectors.tcp import MAX_PAYLOAD, SILENCE_S, TcpLink
 from omni_actors.protocol.codec import FrameTooLarge, ProtocolError, encode
 from omni_actors.protocol.frames import INLINE_LIMIT, PROTOCOL_VERSION, Ack, Chunk, Forget, SlabRef, TensorMeta, Wire
 from omni_actors.protocol.frames import TcpEnd as End
@@ -415,5 +415,5 @@ def test_silence_is_noticed_by_the_kernel() -> None:
         for end in pair:
             with socket.fromfd(end.fileno(), socket.AF_INET, socket.SOCK_STREAM) as sock:
                 assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-                assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
-                assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 30
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SILENCE_S * 1000
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < SILENCE_S

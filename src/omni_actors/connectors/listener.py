@@ -155,7 +155,8 @@ class Listener:
             assert caller.accepting is not None
             caller.accepting.check(bytes(caller.said))
         except Refused as refused:
-            self._drop(caller, str(refused))
+            log.warning("a connection for link %s is refused: %s", caller.link, refused)
+            self._drop(caller, "refused")
             return False
         return True
 
@@ -175,7 +176,7 @@ class Listener:
         self._drop(caller, reason)
 
     def _drop(self, caller: _Caller, reason: str) -> None:
-        log.warning("a connection for link %s is dropped: %s", "?" if caller.link is None else caller.link, reason)
+        log.debug("a connection for link %s is dropped: %s", "?" if caller.link is None else caller.link, reason)
         self._forget(caller)
         caller.sock.close()
 

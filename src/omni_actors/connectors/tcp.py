@@ -16,8 +16,8 @@ XXH3, because it costs least: 10 us/MiB each side on the machine where this was 
 CRC-32C 32, and loopback itself about 300.
 
 A frame that was changed on its way ends the link, as a broken connection does. One that is whole but means nothing is a
-:class:`ProtocolError`. A peer that is gone without a word (a machine that lost power) is noticed by the kernel's
-keep-alive, or by data that is not taken, within :data:`SILENCE_S`.
+:class:`ProtocolError`. A peer that is gone without a word (a machine that lost power) is noticed by the kernel, by its
+keep-alive or by data that is not taken for :data:`SILENCE_S`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ MAX_PAYLOAD = 1 << 30
 CONNECT_S = 10.0
 """What an end gets until the link is open, from the moment it is told of it."""
 
-SILENCE_S = 20.0
-"""How long a peer may say nothing that it should have said, as the kernel sees it."""
+SILENCE_S = 300.0
+"""How long a peer may take nothing of what is sent to it, as the kernel sees it. To that a worker in a long step, whose
+buffers are full, is the same as a dead one: this must be longer than any step. Deaths of workers whose machine lives
+show at once, and those of machines to whoever started the workers there."""
 
 _HEADER = struct.Struct("<IIQ")
 _STAGING = 64 << 10
@@ -65,8 +67,7 @@ def configure(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(SILENCE_S / 2))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(SILENCE_S / 8)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(SILENCE_S / 8))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000))
 
 

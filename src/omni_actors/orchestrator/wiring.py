@@ -55,7 +55,6 @@ class Wiring:
         """
         other = self._other_end(replica, message.link)
         if other is not None:
-            log.warning("the link between %s and %s is broken", replica.name, other.name)
             # No request is admitted to it from here on.
             replica.unwire(other, message.link)
             other.unwire(replica, message.link)
@@ -67,6 +66,7 @@ class Wiring:
             if (participant := replica.requests.get(key)) is not None:
                 participant.on_failed(replica, lost)
         if other is not None and replica.live and other.live and other.incarnation == incarnation:
+            log.warning("the link between %s and %s was broken and is made anew", replica.name, other.name)
             self._anew[frozenset((replica, other))] = (trio.current_time(), pause_s)
             self._link(replica, other)
 
