@@ -37,8 +37,9 @@ async def test_concurrent_requests_get_their_own_results() -> None:
 @pytest.mark.parametrize("size", [1, 4096, INLINE_LIMIT, INLINE_LIMIT + 1, 1 << 20, (5 << 20) + 7])
 async def test_tensors_arrive_bit_for_bit_inline_and_in_slabs(size: int) -> None:
     async with stub_orchestrator() as orchestrator:
-        for _ in range(3):  # the second and third reuse the first one's slot
-            assert text_of(await collect(orchestrator, stub(text="", bytes=size))) == f" {checksum(size)}"
+        for place in (False, True, False):  # all in one slot
+            request = stub(text="", bytes=size, place=place)
+            assert text_of(await collect(orchestrator, request)) == f" {checksum(size)}"
 
 
 async def test_a_budget_smaller_than_one_payload_still_serves_every_request() -> None:

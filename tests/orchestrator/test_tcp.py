@@ -22,9 +22,9 @@ BY_TCP = ("edges.b.text.connector=tcp", "edges.c.text.connector=tcp", "limits.re
 @pytest.mark.parametrize("size", [0, 1, INLINE_LIMIT, INLINE_LIMIT + 1, 1 << 20, (5 << 20) + 7])
 async def test_tensors_arrive_bit_for_bit(size: int) -> None:
     async with stub_orchestrator(*BY_TCP) as orchestrator:
-        for _ in range(3):
+        for place in (False, True, False):
             expected = f"x {checksum(size)}" if size else "x"
-            assert text_of(await collect(orchestrator, stub(text="x", bytes=size))) == expected
+            assert text_of(await collect(orchestrator, stub(text="x", bytes=size, place=place))) == expected
 
 
 async def test_an_edge_by_tcp_and_one_in_memory_serve_one_pipeline() -> None:

@@ -40,7 +40,8 @@ async def test_whatever_happens_to_others_a_result_is_right_and_nothing_is_left(
                 size, count = chance.choice((0, 100, 20_000, 300_000, 2_000_000)), chance.randint(1, 9)
                 with trio.move_on_after(0.01 * chance.random() if chance.random() < 0.1 else 60) as scope:
                     try:
-                        text = text_of(await collect(orchestrator, stub(text=f"{name}.{i},", bytes=size, pieces=count)))
+                        request = stub(text=f"{name}.{i},", bytes=size, pieces=count, place=chance.random() < 0.5)
+                        text = text_of(await collect(orchestrator, request))
                         # Stage b hands on one piece of its own, so c sees that.
                         assert text == f"{name}.{i}," * count + (f" {checksum(size)}" if size else "")
                         outcomes.append("right")

@@ -34,12 +34,7 @@ def tensor_of(
     payload: Payload, name: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """A copy of a payload's tensor that outlives the step: on ``device``, as ``dtype`` (its own by default)."""
-    array = payload.tensors[name]
-    if payload.dtypes.get(name) == "bfloat16":
-        tensor = torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    else:
-        tensor = torch.from_numpy(array.copy())
-    return tensor.to(device=device, dtype=dtype)
+    return tensor_view(payload, name).to(device=device, dtype=dtype, copy=True)
 
 
 def tensor_view(payload: Payload, name: str) -> torch.Tensor:

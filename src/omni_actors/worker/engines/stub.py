@@ -37,10 +37,11 @@ class StubEngine(Engine):
     """Options: ``step_s`` (seconds that a step with work takes), ``load_s`` (seconds that loading takes).
 
     Section ``stub`` of a request: ``text`` to hand on; ``bytes`` (each piece carries a tensor of so many bytes);
-    ``pieces`` (hand on in so many pieces, one per step and credit); ``tokens`` (a visible first stage streams so many
-    instead); and faults, each with the stage's name: ``refuse`` (400), ``fail`` (500), ``crash`` (the worker kills
-    itself), ``stall`` (never answers), ``early`` (ends at its first input, the rest unread). The last stage's text is
-    what came, and ``size:crc32`` of the bytes if any came.
+    ``place`` (write them in place instead of handing over an array); ``pieces`` (hand on in so many pieces, one per
+    step and credit); ``tokens`` (a visible first stage streams so many instead); and faults, each with the stage's
+    name: ``refuse`` (400), ``fail`` (500), ``crash`` (the worker kills itself), ``stall`` (never answers), ``early``
+    (ends at its first input, the rest unread). The last stage's text is what came, and ``size:crc32`` of the bytes if
+    any came.
     """
 
     def __init__(self, hello: Hello) -> None:
@@ -122,8 +123,14 @@ class StubEngine(Engine):
             out.text(TextDelta(key, 0, f"{text} {held.size}:{held.crc}" if held.size else text, [], "stop"))
         if held.work.routed:
             size = int(stub.get("bytes", 0))
-            blob = {"blob": (np.arange(size, dtype=np.uint32) * (held.pieces + 1)).astype(np.uint8)} if size else {}
-            out.emit(key, Payload("text", {"text": text}, blob))
+            blob = (np.arange(size, dtype=np.uint32) * (held.pieces + 1)).astype(np.uint8)
+            meta = {"text": text}
+            if size and stub.get("place"):
+                payload = out.allocate(key, "text", meta, {"blob": ((size,), "uint8")})
+                payload.tensors["blob"][:] = blob
+            else:
+                payload = Payload("text", meta, {"blob": blob} if size else {})
+            out.emit(key, payload)
 
     def counters(self) -> dict[str, float]:
         return {"running": len(self._held), "steps_total": self._steps}
