@@ -185,9 +185,10 @@ async def in_mid_transfer(prefill: StageReplica, decode: StageReplica, stopped: 
 @pytest.mark.deadline(180)
 @pytest.mark.slow
 async def test_deaths_and_aborts_at_random_leave_nothing(model: str) -> None:
-    """Workers of both pools die under load; every request ends with its own tokens or with a typed failure."""
+    """Workers of both pools die under load, with TCP between them; every request ends with its own tokens or with a
+    typed failure."""
     requests = [asks(PROMPTS[i % 24]) for i in range(120)]
-    async with serving(model, *TWO_POOLS) as orchestrator:
+    async with serving(model, *TWO_POOLS, "edges.llm.kv.connector=tcp") as orchestrator:
         expected = await answers(orchestrator, [asks(p) for p in PROMPTS], 8)
         found: list[list[int] | OmniError] = []
 
