@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_actors.connectors.link import LinkClosed
-from omni_actors.connectors.packing import place
+from omni_actors.connectors.packing import pack, place
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import FrameTooLarge
@@ -40,6 +40,8 @@ def arena() -> Iterator[Arena]:
     it.close()
 
 
+MATRIX = np.random.default_rng(0).standard_normal((300, 1000)).astype(np.float32)
+
 ARRAYS = [
     np.arange(12, dtype=np.float32).reshape(3, 4),
     np.arange(12, dtype=np.int64)[::2],
@@ -48,8 +50,11 @@ ARRAYS = [
     np.array(3.5, dtype=np.float16),
     np.zeros((0, 4), dtype=np.float32),
     np.array([True, False]),
+    np.arange(5, dtype=">i4"),
+    np.arange(30_000, dtype=">f8"),
+    np.arange(3, dtype=np.complex64),
     np.full((INLINE_LIMIT // 4 + 1,), 1.5, dtype=np.float32),
-    np.random.default_rng(0).standard_normal((300, 1000)).astype(np.float32),
+    MATRIX,
     np.random.default_rng(0).standard_normal((1200, 1000)).astype(np.float64),
 ]
 
@@ -58,7 +63,7 @@ ARRAYS = [
 def test_every_dtype_shape_and_stride_arrives_bit_for_bit(array: Any, pair: Pair, arena: Arena) -> None:
     out, _slot = transfer(Payload("x", {"n": 1}, {"a": array, "b": np.arange(3)}), pair, arena)
     assert (out.kind, out.meta) == ("x", {"n": 1})
-    assert out.tensors["a"].dtype == array.dtype
+    assert out.tensors["a"].dtype == array.dtype.newbyteorder("=")
     np.testing.assert_array_equal(out.tensors["a"], array)
     np.testing.assert_array_equal(out.tensors["b"], np.arange(3))
 
@@ -71,10 +76,22 @@ def test_bfloat16_travels_as_bits(count: int, pair: Pair, arena: Arena) -> None:
     np.testing.assert_array_equal(out.tensors["a"], bits)
 
 
+@pytest.mark.parametrize("size", [3, 100_000])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("object", None), ([("x", "f4"), ("y", "i4")], None), ("float32", "bfloat16"), ("int8", "uint8")],
+)
+def test_what_would_arrive_as_something_else_is_refused(dtype: Any, name: str | None, size: int, arena: Arena) -> None:
+    payload = Payload("x", {}, {"a": np.zeros(size, dtype)}, {} if name is None else {"a": name})
+    with pytest.raises(TypeError):
+        pack(payload, arena, 1)
+    assert arena.used_bytes == 0
+
+
 def test_what_is_written_in_place_arrives_as_it_was_written(pair: Pair, arena: Arena) -> None:
     placed = place("x", {}, {"a": ((300, 1000), "float32"), "b": ((7,), "bfloat16")}, arena)
     assert placed is not None
-    placed.tensors["a"][:] = ARRAYS[8]
+    placed.tensors["a"][:] = MATRIX
     placed.tensors["b"][:] = 9
     packed = placed.packed(1)
     pair[0].send_chunk(Chunk(7, 0, 0, False, packed.kind, packed.meta, packed.metas), packed.slot)
@@ -82,7 +99,7 @@ def test_what_is_written_in_place_arrives_as_it_was_written(pair: Pair, arena: A
     assert type(chunk) is Chunk
     out = pair[1].payload(chunk)
     assert out is not None
-    np.testing.assert_array_equal(out.tensors["a"], ARRAYS[8])
+    np.testing.assert_array_equal(out.tensors["a"], MATRIX)
     assert out.dtypes == {"b": "bfloat16"}
     assert (out.tensors["b"] == 9).all()
 

@@ -57,11 +57,12 @@ def place(kind: str, meta: dict[str, Any], specs: TensorSpecs, arena: Arena) -> 
 
 
 def pack(payload: Payload, arena: Arena, readers: int) -> Packed:
-    """Put a payload where its ``readers`` consumers can read it."""
+    """Put a payload where its ``readers`` consumers can read it. Raises :class:`TypeError` for a tensor that cannot
+    travel; nothing is held then."""
     if not payload.tensors:
         return Packed(payload.kind, payload.meta, ())
     metas, nbytes = _layout(
-        (name, payload.dtypes.get(name) or tensor.dtype.name, tensor.shape, tensor.nbytes)
+        (name, _dtype_name(name, tensor, payload), tensor.shape, tensor.nbytes)
         for name, tensor in payload.tensors.items()
     )
     if nbytes <= INLINE_LIMIT:
@@ -99,12 +100,19 @@ def _layout(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[t
     return tuple(metas), offset
 
 
+def _dtype_name(name: str, tensor: np.ndarray[Any, Any], payload: Payload) -> str:
+    """What the tensor's values are called on the wire. Their byte order is little-endian there."""
+    dtype = payload.dtypes.get(name) or tensor.dtype.name
+    if tensor.dtype.newbyteorder("=") != numpy_dtype(dtype):
+        raise TypeError(f"tensor {name!r} of {tensor.dtype} cannot travel as {dtype}")
+    return dtype
+
+
 def _write(payload: Payload, metas: tuple[TensorMeta, ...], buffer: memoryview) -> None:
     """The one copy."""
     for meta in metas:
         tensor = payload.tensors[meta.name]
-        target = np.frombuffer(buffer, dtype=tensor.dtype, count=tensor.size, offset=meta.offset)
-        np.copyto(target.reshape(tensor.shape), tensor)
+        np.copyto(_tensor(meta, buffer), tensor)
 
 
 def _tensor(meta: TensorMeta, buffer: memoryview) -> np.ndarray[Any, Any]:
