@@ -19,6 +19,7 @@ from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
 from omni_actors.entrypoints.openai.voicing import SpeechRequest
 from omni_actors.media.stage import STAGE as MEDIA
+from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC
 from omni_actors.pipelines.declaration import Pipeline, Stage
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.limits import limits_of, with_engine_options
@@ -93,6 +94,7 @@ def limit_rows() -> dict[str, list[list[str]]]:
         "deployment": [[f"`{it.name}`", shown(it.name, it.default), it.metadata["doc"]] for it in fields],
         "autoregressive": of_stage("autoregressive"),
         "generation": of_stage("generation"),
+        "codec": [[f"`{name}`", shown(name, it), CODEC_DOC[name]] for name, it in CODEC_DEFAULTS.items()],
         "media": [[f"`{name}`", shown(name, it), MEDIA.options_doc[name]] for name, it in MEDIA.defaults.items()],
     }
 
