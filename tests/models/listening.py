@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
+from tests.worker.engines.ar_pair import Pair, half
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.protocol.errors import ErrorInfo
@@ -101,21 +102,39 @@ class Hearing:
             made += [piece.payload for piece in result.pieces]
         return made
 
+    def work(self, key: int, asked: Asked) -> Work:
+        transcribed = isinstance(asked.section, Transcription)
+        params: dict[str, Any] = {"transcription" if transcribed else "prompt": asked.section}
+        if not transcribed:
+            if asked.clips:  # as the chat route sends it, for models that need clips written down first
+                params["transcription"] = Transcription()
+            params["sampling"] = Sampling(temperature=0.0, max_tokens=asked.max_tokens)
+        ports = frozenset(("features",)) if asked.clips else frozenset[str]()
+        return Work(key, f"request-{key}", params, ports, visible=True)
+
     def run(self, requests: Sequence[Asked]) -> Said:
         """All at the same time, to the end."""
         out = Said()
         for key, asked in enumerate(requests):
-            transcribed = isinstance(asked.section, Transcription)
-            params: dict[str, Any] = {"transcription" if transcribed else "prompt": asked.section}
-            if not transcribed:
-                if asked.clips:  # as the chat route sends it, for models that need clips written down first
-                    params["transcription"] = Transcription()
-                params["sampling"] = Sampling(temperature=0.0, max_tokens=asked.max_tokens)
-            ports = frozenset(("features",)) if asked.clips else frozenset[str]()
-            self.engine.admit(Work(key, f"request-{key}", params, ports, visible=True))
+            self.engine.admit(self.work(key, asked))
             payloads = self.features(asked.clips)
             for payload in payloads:
                 self.engine.feed(key, "features", self.wire(payload), payload is payloads[-1])
         while self.engine.runnable:
             assert self.engine.step(out)  # type: ignore[arg-type]
         return out
+
+    def run_in_halves(self, requests: Sequence[Asked], other: Hearing) -> list[list[int]]:
+        """Prompts are computed by this one's decoder, answers are written by the other's: the answers' tokens."""
+        options = {"kv_memory_mib": 64, "max_tokens": 24}
+        pair = Pair(half(self.decoder, "prefill", **options), half(other.decoder, "decode", **options))
+        for key, asked in enumerate(requests):
+            pair.admit(self.work(key, asked))
+            payloads = self.features(asked.clips)
+            for payload in payloads:
+                pair.feed(key, "features", payload, payload is payloads[-1])
+        while pair.open:
+            assert pair.turn()
+        pair.assert_idle()
+        assert not pair.out.errors
+        return [pair.out.answers[key][0].token_ids for key in range(len(requests))]

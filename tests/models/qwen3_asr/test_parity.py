@@ -14,7 +14,7 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Prompt, Transcription
 
-from ..listening import Asked, Hearing, Samples, noise
+from ..listening import Asked, Hearing, Said, Samples, noise
 
 FAMILY = "omni_actors.models.qwen3_asr"
 TOKENS = 24
@@ -87,6 +87,12 @@ def test_greedy_tokens_are_transformers_own(hearing: Hearing, reference: Referen
         assert [hearing.run([asked]).tokens[0] for asked in requests] == expected
 
 
+def test_prompts_that_another_engine_computed_go_on_the_same(hearing: Hearing, folder: Path) -> None:
+    requests = [Asked([samples], asked) for samples, asked in CASES]
+    said = hearing.run(requests)
+    assert Hearing(FAMILY, folder).run_in_halves(requests, hearing) == [said.tokens[key] for key in range(len(CASES))]
+
+
 def test_features_in_a_wrong_place_change_the_answer(folder: Path, reference: Reference) -> None:
     def late(payload: Payload) -> Payload:
         return Payload(payload.kind, payload.meta, {"features": np.roll(payload.tensors["features"], 1, 0)})
@@ -110,6 +116,27 @@ def test_what_it_cannot_do_is_refused(hearing: Hearing, asked: Transcription, pa
     assert refused.value.info.status == 400
     assert refused.value.info.param == param
     hearing.engine.abort(0)
+
+
+def test_an_abort_leaves_nothing(hearing: Hearing) -> None:
+    """With its clip still coming, with its prompt half computed, and with its answer half written."""
+    engine, decoder = hearing.engine, hearing.decoder
+    asked = Asked([noise(20.0, 7)], Transcription())
+    (payload,) = hearing.features(asked.clips)
+    for steps in (None, 0, 1, 4):
+        engine.admit(hearing.work(0, asked))
+        if steps is not None:
+            engine.feed(0, "features", payload, True)
+        out = Said()
+        for _ in range(steps or 0):
+            assert engine.step(out)  # type: ignore[arg-type]
+        engine.abort(0)
+        assert not engine.runnable
+        assert not decoder.decoder.requests
+        assert not decoder._requests
+        assert not decoder._heads
+        counters = engine.counters()
+        assert (counters["requests"], counters["kv_blocks_used"]) == (0, 0)
 
 
 def test_a_chat_is_refused(hearing: Hearing) -> None:

@@ -157,6 +157,12 @@ def test_greedy_tokens_are_transformers_own(hearing: Hearing, reference: Referen
         assert [hearing.run([asked]).tokens[0] for asked in requests] == expected
 
 
+def test_prompts_that_another_engine_computed_go_on_the_same(hearing: Hearing, folder: Path) -> None:
+    requests = [Asked(clips, section, TOKENS) for clips, section, _ in CASES]
+    said = hearing.run(requests)
+    assert Hearing(FAMILY, folder).run_in_halves(requests, hearing) == [said.tokens[key] for key in range(len(CASES))]
+
+
 def test_another_clip_at_the_same_place_is_another_answer(hearing: Hearing) -> None:
     """The prompts are the same tokens; what was computed for the first clip is not taken for the second's."""
     section = chat(user(CLIP, TEXT))

@@ -14,7 +14,7 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Prompt, Transcription
 from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.engines.decoder import PromptInput, State
 
 MARK = "<asr_text>"
 """The transcript begins behind it; before it stands ``language NAME``."""
@@ -35,11 +35,13 @@ class Decoder(Listener):
         self._heads: dict[int, Head] = {}
 
     def open(self, work: Work) -> PromptInput:
-        asked: Transcription | None = work.params.get("transcription")
-        head = Head(None if asked is None else check_transcription(asked, LANGUAGES))
+        head = _head(work)
         opened = super().open(work)
         self._heads[work.key] = head
         return opened
+
+    def import_state(self, work: Work, state: State) -> None:
+        self._heads[work.key] = _head(work)
 
     def shown(self, delta: TextDelta) -> TextDelta:
         text, language = self._heads[delta.key].push(delta.text, delta.finish_reason is not None)
@@ -68,6 +70,11 @@ class Decoder(Listener):
             render(self.text.tokenizer, prompt, messages), add_special_tokens=False
         )
         return tokens
+
+
+def _head(work: Work) -> Head:
+    asked: Transcription | None = work.params.get("transcription")
+    return Head(None if asked is None else check_transcription(asked, LANGUAGES))
 
 
 class Head:

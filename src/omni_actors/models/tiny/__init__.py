@@ -43,12 +43,10 @@ def build(family: str, folder: Path, *, seed: int = 0) -> Path:
 
     Raises KeyError for a family that is not in ``FAMILIES``. The global random state of torch is left as it was.
     """
-    import torch
-
     module = cast(Family, resolve_name(FAMILIES[family]))
     folder.mkdir(parents=True, exist_ok=True)
     # Constructing a model draws from the global generator.
-    with torch.random.fork_rng(devices=[]):
+    with resolve_name("torch.random:fork_rng")(devices=[]):
         module.write(folder, seed)
     for path in folder.rglob("*.safetensors"):
         path.chmod(0o644)  # they are written for their owner alone; a folder may be shared
