@@ -84,6 +84,13 @@ def test_a_worker_sees_its_own_device_only(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("two_gpus")
+def test_float32_is_float32_unless_it_is_said() -> None:
+    """torch lets convolutions run in TF32 by itself, with 10 bits of mantissa: too far from the reference's sound."""
+    assert plan_of().stage("llm").environment_of(0)["NVIDIA_TF32_OVERRIDE"] == "0"
+    assert "NVIDIA_TF32_OVERRIDE" not in plan_of("platforms.cuda.tf32=true").stage("llm").environment_of(0)
+
+
+@pytest.mark.usefixtures("two_gpus")
 def test_media_are_decoded_on_the_cpu() -> None:
     media = plan_of().media
     assert media is not None
