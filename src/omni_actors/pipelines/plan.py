@@ -173,7 +173,7 @@ class Plan:
     """The whole deployment.
 
     ``stages[i].index == i`` and ``edges[i].index == i``. The implicit stage :data:`MEDIA_STAGE` is among ``stages``
-    when a task takes or gives audio. ``provenance`` maps a dotted path (``stages.llm.threads``) to its origin.
+    when a task takes media or gives audio. ``provenance`` maps a dotted path (``stages.llm.threads``) to its origin.
     """
 
     name: str
