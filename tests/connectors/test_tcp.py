@@ -400,7 +400,10 @@ def test_the_inbox_reuses_what_was_acknowledged() -> None:
 def test_a_connection_that_is_refused_ends_the_link(inbox: Arena) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-    link = TcpLink.open(1, "b", address, SECRET, inbox)
+    try:
+        link = TcpLink.open(1, "b", address, SECRET, inbox)
+    except ConnectionRefusedError:
+        return  # so soon that there is no link
     link.send_ack(Ack(1, 2, 3))
     with pytest.raises(LinkClosed):
         for _ in range(10):

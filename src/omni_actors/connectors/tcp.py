@@ -22,6 +22,7 @@ keep-alive or by data that is not taken for :data:`SILENCE_S`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import struct
@@ -100,16 +101,13 @@ class TcpLink(Link):
     @classmethod
     def open(cls, id: int, peer: str, address: tuple[str, int], secret: bytes, inbox: Arena) -> TcpLink:
         """Begin to connect to ``address`` (a number, not a name: nothing is looked up here). What is sent before the
-        other end has proved itself waits. Raises :class:`OSError` for an address that makes no sense."""
+        other end has proved itself waits. Raises :class:`OSError` when it cannot even begin; else what is wrong shows
+        as the end of the link."""
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            try:
+            with contextlib.suppress(BlockingIOError):
                 sock.connect(address)
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                log.debug("link %d to %s: %s", id, peer, error)  # it shows at the first flush, as a later failure does
             return cls(id, peer, sock, inbox, Opening(id, secret, PROTOCOL_VERSION))
         except BaseException:
             sock.close()
