@@ -10,7 +10,6 @@ from typing import Any
 
 from omni_actors.platforms.platform import Device, OmniPlatform
 
-
 KEPT_BYTES = 1 << 30
 """Freed memory up to this size stays with the process (glibc)."""
 
