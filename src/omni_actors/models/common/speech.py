@@ -12,7 +12,7 @@ import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -132,8 +132,11 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
             elif made is None:
                 yield Piece(Payload(self.frames, {BREAK: True}))
             else:
-                payload = Payload(self.frames, {}, {self.frames: np.ascontiguousarray(made)})
-                yield Piece(payload, usage=Usage(completion_tokens=len(made)))
+                yield replace(self.piece(utterance, made), usage=Usage(completion_tokens=len(made)))
+
+    def piece(self, utterance: Utterance, frames: Frames) -> Piece:
+        """Frames as they leave: to the codec."""
+        return Piece(Payload(self.frames, {}, {self.frames: np.ascontiguousarray(frames)}))
 
 
 class Codes:

@@ -39,33 +39,37 @@ def speech_pipeline(
     languages: tuple[str, ...] = (),
     speech_fields: tuple[str, ...] = (),
     talker: Options | None = None,
+    codec: bool = True,
     windows: bool = False,
     describe: str | None = None,
     doc: str = "",
 ) -> Pipeline:
-    """A pipeline ``talker → codec`` with the task ``speech``.
+    """A pipeline ``talker → codec`` (or ``talker`` alone) with the task ``speech``.
 
     ``family`` is the package that has ``talker:Talker`` and ``codec:Codec``; ``frames`` is what a frame is made of.
     ``sampling`` are the settings of its draws, ``clones`` says that a request may bring clips of a voice,
     ``speech_fields`` what it may say beside what every family knows (how long, how to draw, the first piece), and
-    ``windows`` that the codec decodes windows with a context.
+    ``windows`` that the codec decodes windows with a context. Without ``codec`` the talker's frames are sound already.
     """
-    fields = ("max_tokens", "initial_chunk_frames", *sampling)
+    fields = ("max_tokens", *(("initial_chunk_frames",) if codec else ()), *sampling)
     draws = {option: _SAMPLING[option] for option in sampling}
     options = {**_TALKER, **draws, **(_CLONING if clones else {}), **(talker or {})}
     ports = (Port("reference", "pcm", required=False, mode="chunk", doc="Clips of the voice."),) if clones else ()
-    return Pipeline(
-        name=name,
-        stages=(
-            _stage(
-                options,
-                name="talker",
-                adapter=f"{family}.talker:Talker",
-                ports=ports,
-                sections=("speech",),
-                weight=4.0,
-                doc="Makes the frames of an utterance, one after the other.",
-            ),
+    last = "codec" if codec else "talker"
+    stages = [
+        _stage(
+            options,
+            name="talker",
+            adapter=f"{family}.talker:Talker",
+            ports=ports,
+            sections=("speech",),
+            emits=None if codec else "audio",
+            weight=4.0,
+            doc="Makes the frames of an utterance, one after the other.",
+        )
+    ]
+    if codec:
+        stages.append(
             _stage(
                 {name: option for name, option in _CODEC.items() if windows or name != "left_context_frames"},
                 name="codec",
@@ -74,16 +78,14 @@ def speech_pipeline(
                 sections=("speech",),
                 emits="audio",
                 doc="Turns frames into sound.",
-            ),
-        ),
-        edges=(Edge("talker", f"codec.{frames}", frames, mode="chunk"),),
-        tasks=(
-            Task(
-                "speech",
-                entries={"text": "talker", **({"audio": "talker.reference"} if clones else {})},
-                outputs={"audio": "codec"},
-            ),
-        ),
+            )
+        )
+    entries = {"text": "talker", **({"audio": "talker.reference"} if clones else {})}
+    return Pipeline(
+        name=name,
+        stages=tuple(stages),
+        edges=(Edge("talker", f"codec.{frames}", frames, mode="chunk"),) if codec else (),
+        tasks=(Task("speech", entries=entries, outputs={"audio": last}),),
         architectures=architectures,
         checkpoints=checkpoints,
         describe=describe,

@@ -1,0 +1,28 @@
+"""VibeVoice: a text, and a clip of the voice → latents → 24 kHz sound, in one stage.
+
+The model hears its own sound: each frame's samples go through an encoder into the next step. So there is no codec that
+could stand apart.
+"""
+
+from omni_actors.models.common.speech_pipeline import speech_pipeline
+
+VOICES = ("0", "1", "2", "3")
+"""Speakers' numbers."""
+
+PIPELINE = speech_pipeline(
+    "vibevoice",
+    "omni_actors.models.vibevoice",
+    architectures=("VibeVoiceForConditionalGeneration",),
+    checkpoints=("microsoft/VibeVoice-1.5B", "vibevoice/VibeVoice-1.5B-hf"),
+    sample_rate=24_000,
+    sampling=(),
+    clones=True,
+    voices=VOICES,
+    languages=("en", "zh"),
+    codec=False,
+    talker={
+        "guidance_scale": (float, "How much more the text counts than without it; 1 is off. Else the model's own."),
+        "diffusion_steps": (int, "Steps of the diffusion head for each frame. The model's own, if not set."),
+    },
+    doc="Microsoft's long-form speech model: 7.5 frames a second, each by diffusion. A clip sets the voice.",
+)

@@ -1,0 +1,155 @@
+"""VibeVoice's stage: the steps and the sound that transformers makes of the same folder, with the same noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.models.speech_room import Array, SoundRoom, clip, refusal
+from transformers import VibeVoiceForConditionalGeneration, VibeVoiceProcessor
+
+from omni_actors.models.tiny import build
+from omni_actors.models.vibevoice import talker
+from omni_actors.models.vibevoice.pipeline import PIPELINE
+
+TEXTS = ("Hello there, who are you?", "The river runs to the sea.", "One, two, three.")
+STEPS = 30
+RATE = 24_000
+NOISE = 11
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("vibevoice", tmp_path_factory.mktemp("vibevoice"))
+
+
+@pytest.fixture(scope="module")
+def room(folder: Path) -> SoundRoom:
+    return SoundRoom(PIPELINE, folder, max_frames=STEPS)
+
+
+class Reference:
+    """transformers' own generation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: Any = VibeVoiceForConditionalGeneration.from_pretrained(folder).eval()
+        self.processor: Any = VibeVoiceProcessor.from_pretrained(folder)
+        self.frame = self.model.config.audio_token_id
+        self.begin = self.model.config.audio_bos_token_id
+
+    def say(
+        self, text: str, speaker: str = "0", sound: Array | None = None, **settings: Any
+    ) -> tuple[list[int], Array]:
+        """Tokens and samples, with noise out of torch's generator seeded with ``NOISE``."""
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        if sound is not None:
+            content.append({"type": "audio", "audio": sound})
+        inputs = self.processor.apply_chat_template(
+            [{"role": speaker, "content": content}], tokenize=True, return_dict=True, return_tensors="pt"
+        )
+        torch.manual_seed(NOISE)
+        made = self.model.generate(**inputs, max_new_tokens=STEPS, return_dict_in_generate=True, **settings)
+        return made.sequences[0, inputs["input_ids"].shape[1] :].tolist(), made.audio[0][0].detach().numpy()
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
+
+
+@pytest.fixture
+def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers that transformers draws in the place of ours; of a frame's two rows it uses one."""
+
+    def drawn(shape: Sequence[int], seed: int, name: str, place: int) -> torch.Tensor:
+        if name == "talker":
+            return torch.randn(2, shape[1])[:1]
+        if len(shape) == 1:
+            return torch.randn(tuple(shape))
+        # As torch.randn_like does: its latents lie transposed in memory.
+        return torch.randn_like(torch.empty(shape[0], shape[2], shape[1]).transpose(1, 2))
+
+    monkeypatch.setattr(talker, "noise", drawn)
+    torch.manual_seed(NOISE)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("speaker", ["0", "2"])
+def test_sound_is_that_of_transformers(
+    same_noise: None, room: SoundRoom, reference: Reference, text: str, speaker: str
+) -> None:
+    spoken = room.say(text, voice=speaker)
+    tokens, samples = reference.say(text, speaker)
+    assert spoken.usage.completion_tokens == tokens.count(reference.frame)
+    assert spoken.samples.shape == samples.shape
+    assert np.abs(spoken.samples - samples).max() < 1e-4
+    frames = samples.reshape(-1, 3200)
+    assert np.abs(np.diff(frames, axis=0)).max(axis=1).min() > 0.05, "a model that repeats itself proves nothing"
+
+
+def test_speech_ends_and_begins_anew_where_the_model_says_so(
+    same_noise: None, folder: Path, room: SoundRoom, reference: Reference
+) -> None:
+    models = (room.talker.adapter._model, reference.model)
+    try:
+        _likelier(models, reference.begin, 1.6)
+        found: list[int] = []
+        for text in TEXTS:
+            torch.manual_seed(NOISE)
+            spoken = room.say(text)
+            tokens, samples = reference.say(text)
+            assert np.abs(spoken.samples - samples).max() < 1e-4
+            assert len(tokens) < STEPS, "it ends by itself"
+            found += tokens
+        assert reference.begin in found
+    finally:
+        _likelier(models, reference.begin, 1 / 1.6)
+
+
+def _likelier(models: Sequence[Any], token: int, factor: float) -> None:
+    with torch.no_grad():
+        for model in models:
+            model.lm_head.weight[token] *= factor
+
+
+def test_guidance_and_steps_are_options_and_matter(
+    same_noise: None, folder: Path, room: SoundRoom, reference: Reference
+) -> None:
+    other = SoundRoom(PIPELINE, folder, max_frames=STEPS, guidance_scale=3.0, diffusion_steps=6)
+    torch.manual_seed(NOISE)
+    spoken = other.say(TEXTS[0])
+    _, samples = reference.say(TEXTS[0], guidance_scale=3.0, num_diffusion_steps=6)
+    assert np.abs(spoken.samples - samples).max() < 1e-4
+    torch.manual_seed(NOISE)
+    plain = room.say(TEXTS[0]).samples
+    count = min(len(plain), len(samples))
+    assert np.abs(plain[:count] - samples[:count]).max() > 0.01
+
+
+def test_a_clip_is_the_voice(same_noise: None, room: SoundRoom, reference: Reference) -> None:
+    sound = clip(0.7)
+    spoken = room.say(TEXTS[0], (sound, RATE))
+    _, samples = reference.say(TEXTS[0], sound=sound)
+    assert np.abs(spoken.samples - samples).max() < 1e-4
+
+
+def test_a_seed_repeats_whatever_runs_beside(room: SoundRoom) -> None:
+    alone = [room.say(TEXTS[0], seed=seed).samples for seed in (1, 2)]
+    assert not np.array_equal(alone[0][:3200], alone[1][:3200])
+    together = room.say_all([(TEXTS[0], 1), (TEXTS[1], 7), (TEXTS[0], 2)])
+    assert np.array_equal(together[0].samples, alone[0])
+    assert np.array_equal(together[2].samples, alone[1])
+
+
+def test_sound_leaves_frame_by_frame(room: SoundRoom) -> None:
+    spoken = room.say(TEXTS[0], max_tokens=5)
+    assert spoken.pieces == len(spoken.samples) // 3200 > 1
+
+
+def test_what_it_cannot_say_is_refused(room: SoundRoom) -> None:
+    assert refusal(room, voice="Ada") == (400, "voice")
+    assert refusal(room, " ") == (400, "input")
