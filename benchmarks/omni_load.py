@@ -1,0 +1,214 @@
+"""What the benchmarks of omni models share: the tiny checkpoints, the requests, our side's load, the reference's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from omni_actors import AsyncOmni, Request, open_omni
+from omni_actors.protocol.params import Prompt, Sampling, Speech
+from omni_actors.protocol.request import Completed, MediaChunk
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family's workload: ``tokens`` of text and at most ``frames`` of speech in each answer, both greedy."""
+
+    name: str
+    vocoder: str
+    voice: str
+    tokens: int
+    frames: int
+
+
+FAMILIES = {
+    "qwen3-omni": Family("qwen3-omni", "code2wav", "ethan", 48, 75),
+    "qwen2.5-omni": Family("qwen2.5-omni", "token2wav", "ethan", 48, 120),
+}
+
+SUBJECTS = (
+    "the sea",
+    "a red robot",
+    "music",
+    "the city of Paris",
+    "winter",
+    "two friends",
+    "a small house",
+    "the moon",
+)
+FORMS = ("Tell me about {}.", "What is {}?", "Write a story about {}.", "Why do people like {}?")
+
+
+def prompts(count: int) -> list[str]:
+    """Distinct questions of about equal length."""
+    return [
+        f"{FORMS[i % len(FORMS)].format(SUBJECTS[i // len(FORMS) % len(SUBJECTS)])} In {i + 2} words."
+        for i in range(count)
+    ]
+
+
+def folder_of(family: str) -> Path:
+    """The family's tiny checkpoint, written once into the user's cache."""
+    from omni_actors.models.tiny.cache import cached
+
+    return cached(family)
+
+
+@dataclass(slots=True)
+class Answer:
+    """Seconds from the request to its first sound and its end; ``audio_s`` of sound, and its samples."""
+
+    text: str
+    begun: float
+    first_audio_s: float = 0.0
+    end_s: float = 0.0
+    audio_s: float = 0.0
+    pcm: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(slots=True)
+class Run:
+    """A closed loop of ``concurrency`` clients."""
+
+    concurrency: int
+    wall_s: float
+    answers: list[Answer]
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU time by stage, of the workers alone."""
+
+    def mean(self, name: str) -> float:
+        return float(sum(getattr(answer, name) for answer in self.answers) / len(self.answers))
+
+
+def request(family: Family, text: str, outputs: tuple[str, ...] = ("text", "audio")) -> Request:
+    return Request(
+        task="chat",
+        outputs=outputs,
+        params={
+            "prompt": Prompt(messages=[{"role": "user", "content": text}]),
+            "sampling": Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=family.tokens, ignore_eos=True),
+            "speech": Speech(voice=family.voice, temperature=0.0, max_tokens=family.frames),
+        },
+    )
+
+
+async def answer(omni: AsyncOmni, family: Family, text: str) -> Answer:
+    """One request, text and speech."""
+    made = Answer(text, time.perf_counter())
+    rate = omni.plan.sample_rate or 24_000
+    async with omni.open(request(family, text)) as stream:
+        async for event in stream:
+            if isinstance(event, MediaChunk):
+                made.first_audio_s = made.first_audio_s or time.perf_counter() - made.begun
+                made.audio_s += len(event.data) / 2 / rate
+                made.pcm += event.data
+            elif isinstance(event, Completed):
+                made.end_s = time.perf_counter() - made.begun
+    return made
+
+
+async def closed_loop(omni: AsyncOmni, family: Family, texts: Sequence[str], concurrency: int) -> Run:
+    """Each client asks for the next text as soon as its last answer is whole."""
+    answers: list[Answer] = []
+    waiting = iter(texts)
+
+    async def client() -> None:
+        for text in waiting:
+            answers.append(await answer(omni, family, text))
+
+    before, begun = worker_cpu_s(), time.perf_counter()
+    with trio.fail_after(600):
+        async with trio.open_nursery() as nursery:
+            for _ in range(concurrency):
+                nursery.start_soon(client)
+    wall = time.perf_counter() - begun
+    spent = {stage: cpu - before.get(stage, 0.0) for stage, cpu in worker_cpu_s().items()}
+    return Run(concurrency, wall, answers, spent)
+
+
+@asynccontextmanager
+async def deployment(family: Family, *overrides: str) -> AsyncIterator[AsyncOmni]:
+    """The family's pipeline with its workers up, warmed by one answer."""
+    async with open_omni(str(folder_of(family.name)), overrides=list(overrides)) as omni:
+        await answer(omni, family, "Hello.")
+        yield omni
+
+
+def worker_cpu_s() -> dict[str, float]:
+    """CPU seconds of each worker below this process, by stage: a worker names itself in its command's title or
+    arguments; summed over a stage's replicas."""
+    tick = os.sysconf("SC_CLK_TCK")
+    found: dict[str, float] = {}
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            stat = (path.parent / "stat").read_text().rpartition(")")[2].split()
+            name = path.read_text().strip()
+        except OSError:
+            continue
+        if "#" in name and _below(int(path.parent.name), os.getpid()):
+            stage = name.partition("#")[0]
+            found[stage] = found.get(stage, 0.0) + (int(stat[11]) + int(stat[12])) / tick
+    return found
+
+
+def _below(pid: int, ancestor: int) -> bool:
+    while pid > 1 and pid != ancestor:
+        try:
+            pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return pid == ancestor
+
+
+def reference(family: Family, texts: Sequence[str], batch: int, threads: int = 1) -> dict[str, Any]:
+    """transformers' own ``generate`` on the same folder, in a process of its own: ``seconds`` for each batch of so many
+    texts, in order, and ``audio_s`` of each answer."""
+    work = {
+        "folder": str(folder_of(family.name)),
+        "family": family.name,
+        "texts": list(texts),
+        "batch": batch,
+        "threads": threads,
+        "voice": family.voice,
+        "tokens": family.tokens,
+        "frames": family.frames,
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        given = Path(scratch, "work.json")
+        given.write_text(json.dumps(work))
+        program = "import sys, omni_reference; omni_reference.run(sys.argv[1])"
+        subprocess.run(
+            [sys.executable, "-c", program, str(given)],
+            cwd=HERE,
+            check=True,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+        )
+        found: dict[str, Any] = json.loads(given.read_text())
+    return found
+
+
+def first_come_first_served(seconds: Sequence[float], concurrency: int) -> list[float]:
+    """Completion times, each from its own arrival, of requests that take so long alone, at one server that takes them
+    in order of arrival, for a closed loop of so many clients."""
+    arrivals = [0.0] * min(concurrency, len(seconds))
+    free, found = 0.0, []
+    for i, service in enumerate(seconds):
+        free = max(free, arrivals[i]) + service
+        found.append(free - arrivals[i])
+        if len(arrivals) < len(seconds):
+            arrivals.append(free)  # this client asks again at once
+    return found
