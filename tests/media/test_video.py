@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import random
 import resource
 import time
+from fractions import Fraction
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from tests.media.pictures import announcing, png, shade, shades, video
@@ -112,6 +115,26 @@ def test_large_frames_are_shrunk_to_their_share() -> None:
     data = video(8, 2, size=(320, 160))
     assert decoded(Room(max_sampled_pixels=12_800), data).tensors["frames"].shape == (8, 80, 160, 3)
     assert decoded(Room(max_video_pixels=8 * 3_200), data).tensors["frames"].shape == (8, 40, 80, 3)
+
+
+def test_a_video_that_changes_its_size_keeps_that_of_its_first_frame() -> None:
+    sink = io.BytesIO()
+    with av.open(sink, "w", format="webm") as file:
+        stream: Any = file.add_stream("libvpx", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        other: Any = av.CodecContext.create("libvpx", "w")
+        other.width, other.height, other.pix_fmt = 128, 32, "yuv420p"
+        other.framerate, other.time_base = 10, Fraction(1, 10)
+        for number in range(20):
+            encoder, (width, height) = (stream, (64, 48)) if number < 10 else (other, (128, 32))
+            frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), shade(number), np.uint8), "rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, 10)
+            for packet in encoder.encode(frame):
+                packet.stream = stream
+                file.mux(packet)
+    payload = decoded(Room(), sink.getvalue())
+    assert payload.tensors["frames"].shape == (4, 48, 64, 3)
+    assert near(shades(payload.tensors["frames"]), [0, 5, 10, 15])
 
 
 def test_a_phones_video_stands_upright() -> None:

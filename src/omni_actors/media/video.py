@@ -170,8 +170,6 @@ def _decode(
     filled = 0
     number = 0
     with container:
-        size = _fit(stream.codec_context.width, stream.codec_context.height, len(shown), limits)
-        reserve.hold(len(shown) * math.prod(size) * 3)
         yield
         for frame in frames_of(container, stream):
             if frame is None:
@@ -182,10 +180,17 @@ def _decode(
             number += 1
             if at < scan.times[shown[filled]] - _MARGIN_S:
                 continue
-            picture = _picture(frame, size)
             if frames is None:
-                reserve.hold(len(shown) * picture.nbytes)
+                size = _fit(frame.width, frame.height, len(shown), limits)
+                reserve.hold(len(shown) * math.prod(size) * 3)
+            try:
+                picture = _picture(frame, size)
+            except ERRORS:
+                continue
+            if frames is None:
                 frames = np.empty((len(shown), *picture.shape), np.uint8)
+            if picture.shape != frames.shape[1:]:
+                continue  # turned otherwise than the first
             # A frame that did not decode leaves its place to the next one; one may be shown at several times.
             while filled < len(shown) and at >= scan.times[shown[filled]] - _MARGIN_S:
                 frames[filled] = picture
