@@ -99,7 +99,7 @@ class Hearing:
             work = Work(index, "", {})
             payload = Payload("pcm", {"index": index, "sample_rate": 16_000}, {"samples": samples})
             (result,) = self.tower.run(self.tower.feed(work, "audio", payload, True))
-            made += [piece.payload for piece in result.pieces]
+            made += [piece.payload for piece in result.pieces if piece.payload is not None]
         return made
 
     def work(self, key: int, asked: Asked) -> Work:

@@ -64,7 +64,8 @@ def reference(folder: Path) -> Reference:
 
 
 def test_the_features_are_transformers_own(hearing: Hearing, reference: Reference) -> None:
-    for samples, asked in CASES:
+    # The last is encoded in several steps, and ends within a window.
+    for samples, asked in [*CASES, (noise(21.3, 6), Transcription())]:
         inputs = reference.inputs(samples, asked)
         with torch.inference_mode():
             theirs = reference.model.model.get_audio_features(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,8 +39,8 @@ class AudioTower(GenerationAdapter[Work, Clip]):
     """Port ``audio`` takes clips (kind ``pcm``). For each it emits a payload of kind ``features``: the tensor
     ``features`` [tokens, hidden], and ``modality``, ``index``, ``tokens``, ``digest`` (of the samples) in its metadata.
 
-    Clips are encoded one by one: the towers of these families are made of windows, and a batch of clips of unlike
-    lengths would have to be padded to the longest. Options: ``max_seconds``.
+    A clip is encoded window by window, a step each, so that a long one delays the others by no more than that, and
+    stops when its request is aborted. Options: ``max_seconds``.
     """
 
     max_seconds_default: ClassVar[float] = 1800.0
@@ -58,7 +58,8 @@ class AudioTower(GenerationAdapter[Work, Clip]):
         give_memory_back()
         progress("warming up", None)
         with torch.inference_mode():
-            self.encode(np.zeros(RATE, np.float32))
+            for _ in self.encode(np.zeros(RATE, np.float32)):
+                pass
         return {"dtype": self.hello.dtype}
 
     @abstractmethod
@@ -66,8 +67,9 @@ class AudioTower(GenerationAdapter[Work, Clip]):
         """Load the feature extractor and the tower's weights."""
 
     @abstractmethod
-    def encode(self, samples: Samples) -> torch.Tensor:
-        """Features [tokens, hidden] of one clip, float32 [n] at 16 kHz. Called in inference mode."""
+    def encode(self, samples: Samples) -> Iterator[torch.Tensor]:
+        """Features [tokens, hidden] of one clip, float32 [n] at 16 kHz, in parts that each take a moment to compute.
+        Runs in inference mode."""
 
     def open(self, work: Work) -> tuple[Work, Sequence[Clip]]:
         return work, ()
@@ -85,20 +87,25 @@ class AudioTower(GenerationAdapter[Work, Clip]):
             samples = soxr.resample(samples, rate, RATE)
         return (Clip(payload.meta["index"], np.ascontiguousarray(samples, np.float32)),)
 
-    def batch_key(self, item: Clip) -> int:
-        return id(item)
-
-    @torch.inference_mode()
     def run(self, items: Sequence[Clip]) -> Sequence[Result | OmniError]:
-        return [self._result(clip) for clip in items]
+        return [Result(self._pieces(clip), Usage(audio_input_s=len(clip.samples) / RATE)) for clip in items]
 
-    def _result(self, clip: Clip) -> Result:
-        features = self.encode(clip.samples)
+    def _pieces(self, clip: Clip) -> Iterator[Piece]:
+        """Empty pieces while there is more to compute, then the payload."""
+        parts: list[torch.Tensor] = []
+        remaining = self.encode(clip.samples)
+        while True:
+            with torch.inference_mode():
+                part = next(remaining, None)
+            if part is None:
+                break
+            parts.append(part)
+            yield Piece()
+        features = torch.cat(parts)
         meta = {
             "modality": "audio",
             "index": clip.index,
             "tokens": len(features),
             "digest": hashlib.blake2b(clip.samples.tobytes(), digest_size=16).hexdigest(),
         }
-        payload = tensor_payload("features", meta, {"features": features})
-        return Result([Piece(payload)], Usage(audio_input_s=len(clip.samples) / RATE))
+        yield Piece(tensor_payload("features", meta, {"features": features}))

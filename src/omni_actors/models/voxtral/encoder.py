@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from transformers import AutoConfig, AutoFeatureExtractor, VoxtralEncoder
 from transformers.models.voxtral.modeling_voxtral import VoxtralMultiModalProjector
@@ -33,7 +35,7 @@ class Encoder(AudioTower):
         self._projector.to(device, dtype).eval()
         self._together = config.audio_config.intermediate_size  # neighbouring frames side by side
 
-    def encode(self, samples: Samples) -> torch.Tensor:
+    def encode(self, samples: Samples) -> Iterator[torch.Tensor]:
         made = self._extractor(
             samples,
             sampling_rate=RATE,
@@ -43,6 +45,6 @@ class Encoder(AudioTower):
             return_tensors="pt",
         )["input_features"]
         windows = made.reshape(made.shape[1], -1, FRAMES).transpose(0, 1)
-        heard = self._tower(windows.to(self._tower.device)).last_hidden_state
-        projected: torch.Tensor = self._projector(heard.reshape(-1, self._together))
-        return projected
+        for window in windows:
+            heard = self._tower(window[None].to(self._tower.device)).last_hidden_state
+            yield self._projector(heard.reshape(-1, self._together))
