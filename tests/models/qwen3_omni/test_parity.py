@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.models.omni_line import Answer, Line
 from tests.models.qwen3_omni.cases import CASES, FRAMES, TOKENS, Case
+from tests.models.qwen3_omni.media import Given, audio, image
 from tests.models.qwen3_omni.whole import Outcome, Whole
 
 from omni_actors.connectors.payload import Payload
@@ -37,8 +38,12 @@ def line(folder: Path) -> Line:
 
 
 @pytest.fixture(scope="module")
-def outcomes(folder: Path) -> dict[str, Outcome]:
-    whole = Whole(folder)
+def whole(folder: Path) -> Whole:
+    return Whole(folder)
+
+
+@pytest.fixture(scope="module")
+def outcomes(whole: Whole) -> dict[str, Outcome]:
     return {case.name: whole.run(case.messages, case.given, case.voice, TOKENS, FRAMES) for case in CASES}
 
 
@@ -132,6 +137,21 @@ def test_text_alone_never_meets_the_talker(line: Line, outcomes: dict[str, Outco
     (answer,) = line.run([replace(case.ask(), speech=None)])
     assert answer.tokens == outcomes[case.name].tokens
     assert answer.usage.keys() == {"thinker"}
+
+
+@pytest.mark.parametrize("shown", [[image(70, 100)], [audio(1.5), image(90, 60, 1)], [image(64, 90), image(64, 90, 1)]])
+def test_what_the_system_shows_is_thought_of_and_not_spoken_of(whole: Whole, line: Line, shown: list[Given]) -> None:
+    """The talker hears users alone. Two images are equally large here: transformers takes the first one's grid for the
+    user's image, whosever it is."""
+    parts: list[dict[str, Any]] = [{"type": it.modality, "index": index} for index, it in enumerate(shown)]
+    question = {"type": "text", "text": "What is this?"}
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Know this:"}, parts[0]]},
+        {"role": "user", "content": [*parts[1:], question]},
+    ]
+    case = Case("system", messages, shown, "ethan")
+    (answer,) = line.run([case.ask()])
+    check(case, answer, whole.run(messages, shown, "ethan", TOKENS, FRAMES))
 
 
 # -- planted faults: each must be seen where it is planted

@@ -47,6 +47,7 @@ TALKER = Stage(
     ports=(Port("states", "hidden", mode="chunk", doc="What the thinker read and writes, as it goes."),),
     sections=("speech", "sampling"),
     weight=2.0,
+    defaults={"max_tokens": 4096},  # of frames: five and a half minutes, as transformers' generate has it
     doc="Says what the thinker writes, while it writes, in codec frames.",
 )
 

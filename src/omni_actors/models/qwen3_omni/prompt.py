@@ -167,6 +167,18 @@ def collapse(layout: Layout, tokens: Sequence[int], media: Sequence[Medium]) -> 
     return made
 
 
+def places(layout: Layout, tokens: Sequence[int], media: Sequence[Medium]) -> list[int]:
+    """Where each medium, in order, has its first token."""
+    found: list[int] = []
+    at = 0
+    for medium in media:
+        while tokens[at] not in layout.placeholders:
+            at += 1
+        found.append(at)
+        at += medium.tokens + medium.audio_tokens
+    return found
+
+
 def _grid(layout: Layout, medium: Medium) -> Floats:
     """Positions [3, tokens] of an image or a video, counted from its first token's."""
     t, h, w = medium.grid[0], medium.grid[1] // layout.merge, medium.grid[2] // layout.merge

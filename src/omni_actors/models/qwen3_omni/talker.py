@@ -29,7 +29,7 @@ from omni_actors.models.common.multimodal import Medium
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp
 from omni_actors.models.common.text import Text, context_length, give_memory_back
-from omni_actors.models.qwen3_omni.prompt import Layout, collapse, lay_out
+from omni_actors.models.qwen3_omni.prompt import Layout, collapse, lay_out, places
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
@@ -160,23 +160,27 @@ class Qwen3OmniTalker(Talker):
         heard.states.clear()
         heard.text_from = start + HEAD + 1
         self.requests[key].pending += states[heard.text_from :]
-        user, ids = self._user_turns(heard, states[:start])
+        kept = _users(heard.tokens[:start], self._config)
+        media = self._media(heard, frozenset(kept))
+        user, ids = self._user_turns(heard, states[:start], kept)
         assistant = self._assistant_turn(states[start : heard.text_from], heard.speaker)
         ids += [self._config.tts_pad_token_id] * len(assistant)
         features = None
-        if heard.media:
-            collapsed = collapse(self._layout, ids, heard.media)
-            made = lay_out(self._layout, collapsed, heard.media, talker=True)
+        if media:
+            made = lay_out(self._layout, collapse(self._layout, ids, media), media, talker=True)
             places = made.positions.to(self.decoder.device)
             features = Features(_NO_PLACES, places[:0], places, made.rope_delta)
         self.place(key, torch.cat((user, assistant)), features)
         return PromptInput(ids, reuse=False, complete=True)
 
-    def _user_turns(self, heard: _Heard, states: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """What users said, as the talker's input [n, width], and its tokens."""
-        tokens = heard.tokens[: len(states)]
-        kept = _users(tokens, self._config)
-        ids = [tokens[i] for i in kept]
+    def _media(self, heard: _Heard, kept: frozenset[int]) -> list[Medium]:
+        """Those that users brought; the talker sees nothing of what stands elsewhere."""
+        begins = places(self._layout, heard.tokens[: heard.prompt], heard.media)
+        return [medium for medium, at in zip(heard.media, begins, strict=True) if at in kept]
+
+    def _user_turns(self, heard: _Heard, states: torch.Tensor, kept: list[int]) -> tuple[torch.Tensor, list[int]]:
+        """What users said (tokens ``kept``), as the talker's input [n, width], and its tokens."""
+        ids = [heard.tokens[i] for i in kept]
         rows = states[kept]
         media = [i for i, token in enumerate(ids) if token in self._layout.placeholders]
         made = self._text_projection(rows)

@@ -1,0 +1,163 @@
+"""Two hundred requests at once, of all kinds and manners: each gets what it gets alone, and nothing stays behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from omni_actors import AsyncOmni, Request, open_omni
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.params import Prompt, Sampling, Speech
+from omni_actors.protocol.request import MediaChunk, TextDelta
+
+REQUESTS = 200
+AT_ONCE = 48
+QUESTIONS = 12
+ROUNDING = 2
+"""Samples of 16 bits: where a vocoder's window is cut decides how its sums are rounded."""
+
+GAUGES = (
+    "requests",
+    "running",
+    "waiting",
+    "kv_blocks_used",
+    "jobs",
+    "early",
+    "arena_used_bytes",
+    "deliveries",
+    "questions",
+    "clips",
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.deadline(240)]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question, whether it is answered in speech too, and in whose voice."""
+
+    question: int
+    spoken: bool
+
+    @property
+    def request(self) -> Request:
+        text = f"Question {self.question}: " + "what is the red robot doing by the sea? " * (1 + self.question % 3)
+        return Request(
+            task="chat",
+            outputs=("text", "audio") if self.spoken else ("text",),
+            params={
+                "prompt": Prompt(messages=[{"role": "user", "content": text}]),
+                "sampling": Sampling(temperature=0.0, max_tokens=8 + self.question, ignore_eos=True),
+                "speech": Speech(
+                    voice=("ethan", "chelsie", "aiden")[self.question % 3],
+                    seed=self.question,
+                    max_tokens=12 + 2 * self.question,
+                ),
+            },
+        )
+
+
+@dataclass
+class Got:
+    text: str = ""
+    pcm: bytes = b""
+
+
+async def take(omni: AsyncOmni, ask: Ask, *, leave_after: int | None = None, pause_s: float = 0.0) -> Got | None:
+    """The answer; ``None`` if its client left after so many events. A slow reader pauses before each event."""
+    got, events = Got(), 0
+    async with omni.open(ask.request) as stream:
+        async for event in stream:
+            events += 1
+            if leave_after is not None and events > leave_after:
+                return None
+            if isinstance(event, TextDelta):
+                got.text += event.text
+            elif isinstance(event, MediaChunk):
+                got.pcm += event.data
+            if pause_s:
+                await trio.sleep(pause_s)
+    return got
+
+
+def same(one: Got, two: Got) -> bool:
+    a, b = (np.frombuffer(it.pcm, np.int16).astype(np.int32) for it in (one, two))
+    return one.text == two.text and len(a) == len(b) and bool(np.abs(a - b).max(initial=0) <= ROUNDING)
+
+
+async def test_each_gets_what_it_gets_alone_and_nothing_stays_behind(tiny_model: Callable[[str], Path]) -> None:
+    # A small pool of blocks and small pieces: requests are preempted, and many chunks cross.
+    overrides = [
+        "stages.thinker.options.kv_blocks=256",
+        "stages.talker.options.kv_blocks=256",
+        "stages.thinker.options.max_model_len=1024",
+        "stages.talker.options.max_model_len=1024",
+    ]
+    drawn = random.Random(7)
+    async with open_omni(str(tiny_model("qwen3-omni")), overrides=overrides) as omni:
+        alone = {ask: await take(omni, ask) for ask in (Ask(q, s) for q in range(QUESTIONS) for s in (False, True))}
+        assert all(got is not None and got.text and bool(got.pcm) is ask.spoken for ask, got in alone.items())
+        assert len({got.text for got in alone.values() if got}) == QUESTIONS
+        wrong: list[Ask] = []
+        left = 0
+
+        async def client(ask: Ask, leave_after: int | None, pause_s: float) -> None:
+            nonlocal left
+            async with limit:
+                got = await take(omni, ask, leave_after=leave_after, pause_s=pause_s)
+            want = alone[ask]
+            if got is None:
+                left += 1
+            elif want is None or not same(got, want):
+                wrong.append(ask)
+
+        limit = trio.CapacityLimiter(AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            for number in range(REQUESTS):
+                ask = Ask(drawn.randrange(QUESTIONS), spoken=number % 2 == 1)
+                leaves = drawn.randrange(4) if drawn.random() < 0.1 else None
+                slow = drawn.choice((0.0, 0.0, 0.0, 0.02))
+                nursery.start_soon(client, ask, leaves, slow)
+        assert not wrong
+        assert left >= REQUESTS * 0.04
+        await settled(omni)
+
+
+async def settled(omni: AsyncOmni) -> None:
+    """Every table, pool and arena is empty as soon as the last aborts are acknowledged."""
+    while omni.orchestrator.inflight:
+        await omni.orchestrator.vacant.park()
+    for stage, replicas in (await omni.orchestrator.counters()).items():
+        for counters in replicas:
+            kept = {name: value for name in GAUGES if (value := counters.get(name, 0))}
+            assert counters and not kept, (stage, kept)
+
+
+async def test_a_text_answer_touches_the_thinker_alone(tiny_model: Callable[[str], Path]) -> None:
+    async with open_omni(str(tiny_model("qwen3-omni"))) as omni:
+        before = await omni.orchestrator.counters()
+        assert (await take(omni, Ask(1, spoken=False))) is not None
+        after = await omni.orchestrator.counters()
+    moved = {
+        stage
+        for stage, (counters,) in after.items()
+        if {k: v for k, v in counters.items() if k.endswith("_total")}
+        != {k: v for k, v in before[stage][0].items() if k.endswith("_total")}
+    }
+    assert moved == {"thinker"}
+
+
+async def test_a_question_with_a_placeholder_of_its_own_is_refused(tiny_model: Callable[[str], Path]) -> None:
+    async with open_omni(str(tiny_model("qwen3-omni"))) as omni:
+        request = Ask(1, spoken=True).request
+        request.params["prompt"] = Prompt(messages=[{"role": "user", "content": "look: <|image_pad|>"}])
+        with pytest.raises(OmniError) as refused:
+            await omni.generate(request)
+        assert (refused.value.info.status, refused.value.info.param) == (400, "messages")
+        assert same(await take(omni, Ask(1, True)) or Got(), await take(omni, Ask(1, True)) or Got())
