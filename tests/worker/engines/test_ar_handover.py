@@ -10,14 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.engines import tiny_models
-from tests.worker.engines.ar_driver import Answer, Collector, engine_of, load_adapter, run, work
+from tests.worker.engines.ar_driver import MAX_STEPS, Answer, Collector, engine_of, load_adapter, run, work
 from tests.worker.engines.ar_pair import Pair, half, rows_of
 
 from omni_actors.models.causal_lm.adapter import CausalLM
+from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker import kv
 from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.decoder import State
 
 RNG = random.Random(7)
 PROMPTS = [[RNG.randrange(256) for _ in range(length)] for length in (1, 3, 16, 17, 40, 64, 90, 133)]
@@ -259,3 +261,44 @@ def test_a_chat_is_handed_over_like_any_prompt(adapter: CausalLM) -> None:
     chat = Prompt(messages=[{"role": "user", "content": "hello"}])
     two = pair(adapter)
     assert answers(two.run([work(0, chat, max_tokens=9)])) == answers(alone(adapter, [work(0, chat, max_tokens=9)]))
+
+
+@pytest.mark.parametrize("error", [invalid_request("not today"), KeyError("delta")], ids=["typed", "a bug"])
+def test_a_prompt_that_cannot_be_taken_over_fails_alone(
+    adapter: CausalLM, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def import_state(work: Work, state: State) -> None:
+        assert state == State()
+        if work.key == 1:
+            raise error
+
+    monkeypatch.setattr(adapter, "import_state", import_state)
+    two = pair(adapter)
+    out = two.run(works())
+    assert out.errors.keys() == {1}
+    assert out.errors[1].status == (400 if isinstance(error, OmniError) else 500)
+    expected = answers(alone(adapter, works()))
+    assert {k: dict(v) for k, v in out.answers.items()}.keys() == expected.keys() - {1}
+
+
+def test_consumers_that_stand_still_hold_no_more_than_a_batch(adapter: CausalLM) -> None:
+    """Their sequences make room for others' and wait in host memory; nobody else comes in beyond the batch."""
+    two = pair(adapter, None, {"kv_blocks": 60, "max_batch": 4})
+    for each in reversed(works(max_tokens=40)):
+        two.admit(each)
+    swapped = 0.0
+    for turn in range(MAX_STEPS):
+        if turn == 20:
+            two.out.blocked = set(range(0, len(PROMPTS), 2))
+        if not two.turn():
+            break
+        counters = two.decode.counters()
+        assert counters["running"] + counters["waiting"] <= 4
+        swapped = max(swapped, counters["swapped"])
+    assert swapped
+    assert two.open
+    two.out.blocked = set()
+    while two.open:
+        assert two.turn()
+    two.assert_idle()
+    assert answers(two.out) == answers(alone(adapter, works(max_tokens=40)))

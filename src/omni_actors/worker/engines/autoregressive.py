@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, overloaded, stage_failed
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker import kv
@@ -396,10 +396,10 @@ class AutoregressiveEngine(Engine):
             moved = True
             try:
                 self._adapter.import_state(request.work, handover.state)
-            except OmniError as error:
+            except Exception as error:
                 self._totals["failures"] += 1
                 self._remove(request.work.key)
-                out.fail(request.work.key, error.info)
+                out.fail(request.work.key, self._explain(error))
                 continue
             request.opened = True
             request.choices.append(self._choice(request, request.first, self._limit(request)))
@@ -407,6 +407,13 @@ class AutoregressiveEngine(Engine):
             output = handover.output(self._adapter.decoder.device)
             self._deliver(self._sample([(request.first, 0)], output, out), out)
         return moved
+
+    def _explain(self, error: Exception) -> ErrorInfo:
+        """What the client learns of a family's failure to take a prompt over."""
+        if isinstance(error, OmniError):
+            return error.info
+        log.error("a prompt cannot be taken over", exc_info=error)
+        return stage_failed(self.hello.stage).info
 
     # ---- the rest
 

@@ -300,5 +300,7 @@ class Imports:
             return False
         if any(s.pending > 0 and ready(s.key) for s in scheduler.waiting):
             return False
-        taken = len(scheduler.running) + sum(i.request.sampling.n for i in self._by_key.values() if i.granted)
+        # Those in host memory count, too: that bounds it.
+        taken = len(scheduler.running) + len(scheduler.waiting)
+        taken += sum(i.request.sampling.n for i in self._by_key.values() if i.granted)
         return not taken or taken + coming.request.sampling.n <= scheduler.max_running
