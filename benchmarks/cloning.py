@@ -2,9 +2,9 @@
 
     python benchmarks/cloning.py [--quick] [--json FILE]
 
-Twice: the encoders alone in the sizes of the real checkpoints (0.6B, random weights), and the tiny checkpoint's talker
-from the request to its first frame, tokenizing, prompt and all. Wall time of one thread, the least of several runs;
-each cold run has a clip that nobody has heard yet.
+Twice: the encoders alone in the sizes of the real checkpoints (0.6B, random weights), and the tiny checkpoint in
+one worker, from the request to its first sound, tokenizing, prompt and all. Wall time of one thread, the least of
+several runs; each cold run has a clip that nobody has heard yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+from omni_actors.worker.engines.chained import ChainedEngine
 from report import Aim, Report, arguments
 
 RATE = 16_000
@@ -82,8 +82,8 @@ def encoders(folder: Path) -> Cloner:
     return Cloner(folder, config, torch.float32, "cpu", CACHE_BYTES)
 
 
-class FirstFrame:
-    """An outbox that waits for the first frame."""
+class FirstSound:
+    """An outbox that waits for the first sound."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -95,13 +95,13 @@ class FirstFrame:
         pass
 
     def media(self, chunk: MediaChunk) -> None:
-        pass
+        self.seen = True
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)
 
     def emit(self, key: int, payload: Payload) -> None:
-        self.seen = True
+        pass
 
     def consumed(self, key: int, port: str) -> None:
         pass
@@ -116,25 +116,24 @@ class FirstFrame:
         pass
 
 
-def talker() -> AutoregressiveEngine:
-    adapter = "omni_actors.models.qwen3_tts.talker:Qwen3TTSTalker"
-    folder = str(cached("qwen3-tts-base"))
+def engine() -> ChainedEngine:
+    adapter, folder = "omni_actors.models.qwen3_tts.fused:LINKS", str(cached("qwen3-tts-base"))
     hello = Hello(
-        version=PROTOCOL_VERSION, stage="talker", replica=0, incarnation=1, engine="", adapter=adapter, model=folder
+        version=PROTOCOL_VERSION, stage="tts", replica=0, incarnation=1, engine="", adapter=adapter, model=folder
     )
-    engine = AutoregressiveEngine(hello)
-    engine.load(lambda text, fraction: None)
-    return engine
+    made = ChainedEngine(hello)
+    made.load(lambda text, fraction: None)
+    return made
 
 
-def speak(engine: AutoregressiveEngine, speech: Speech, clip: Clip) -> None:
-    """From the request to its first frame."""
-    out = FirstFrame()
-    engine.admit(Work(1, "request", {"speech": speech}, frozenset({"reference"}), routed=True))
-    engine.feed(1, "reference", pcm_payload(clip.samples, clip.rate), True)
+def speak(chain: ChainedEngine, speech: Speech, clip: Clip) -> None:
+    """From the request to its first sound."""
+    out = FirstSound()
+    chain.admit(Work(1, "request", {"speech": speech}, frozenset({"reference"}), visible=True))
+    chain.feed(1, "reference", pcm_payload(clip.samples, clip.rate), True)
     while not out.seen:
-        engine.step(out)
-    engine.abort(1)
+        chain.step(out)
+    chain.abort(1)
 
 
 def main() -> None:
@@ -143,7 +142,7 @@ def main() -> None:
     logging.set_verbosity_error()
     repeats, lengths = (1, (3.0, 10.0)) if options.quick else (3, (3.0, 10.0, 30.0))
     report = Report("Hearing the clip of a voice")
-    engine = talker()
+    chain = engine()
     with tempfile.TemporaryDirectory() as folder:
         cloner = encoders(Path(folder))
         for seconds in lengths:
@@ -151,13 +150,13 @@ def main() -> None:
                 speech = Speech(text="Paris.", x_vector_only=not codes, ref_text="The clip." if codes else None)
                 figures = cold_and_warm(partial(cloner.hear, codes=codes), seconds, repeats)
                 report.rows.append({"measured": "real sizes: encoders", "taken": takes, **figures})
-                figures = cold_and_warm(partial(speak, engine, speech), seconds, 3 * repeats)
-                report.rows.append({"measured": "tiny: first frame", "taken": takes, **figures})
+                figures = cold_and_warm(partial(speak, chain, speech), seconds, 3 * repeats)
+                report.rows.append({"measured": "tiny: first sound", "taken": takes, **figures})
     slowest = report.rows[-2]
     report.aims.append(Aim("real sizes: a known clip, ms", slowest["warm ms"], 10, "<="))
     report.aims.append(Aim("real sizes: cold / warm", slowest["cold / warm"], 20, ">="))
-    hits, misses = (engine.counters()[f"clip_{name}_total"] for name in ("hits", "misses"))
-    report.notes.append(f"the tiny talker's cache: {hits:.0f} hits, {misses:.0f} misses")
+    hits, misses = (chain.counters()[f"voice_clip_{name}_total"] for name in ("hits", "misses"))
+    report.notes.append(f"the tiny checkpoint's cache: {hits:.0f} hits, {misses:.0f} misses")
     report.show()
     if options.json:
         report.write(options.json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from tests.models.qwen3_tts.room import folder_of
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload
-from omni_actors.protocol.errors import ErrorInfo
+from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
@@ -95,6 +96,12 @@ def talker_of(kind: str, **options: Any) -> AutoregressiveEngine:
     return engine
 
 
+def voice_of(**options: Any) -> GenerationEngine:
+    engine = GenerationEngine(hello("qwen3-tts-base", "voice", f"{FAMILY}.voice:Qwen3TTSVoice", **options))
+    engine.load(lambda text, fraction: None)
+    return engine
+
+
 def codec_of(kind: str = "qwen3-tts", **options: Any) -> GenerationEngine:
     engine = GenerationEngine(hello(kind, "codec", f"{FAMILY}.codec:Qwen3TTSCodec", **options))
     engine.load(lambda text, fraction: None)
@@ -119,12 +126,36 @@ class Ask:
     """At 24 kHz."""
 
 
+def hear(engine: GenerationEngine, ask: Ask, key: int = 0) -> Payload:
+    """What the voice stage says of a request's clip. Raises :class:`OmniError` for one that it refuses."""
+    assert ask.clip is not None
+    out = Out()
+    engine.admit(Work(key, f"request-{key}", {"speech": ask.speech}, frozenset({"reference"}), routed=True))
+    engine.feed(key, "reference", pcm_payload(ask.clip, 24000, index=0), True)
+    while engine.runnable:
+        engine.step(out)
+    if key in out.errors:
+        raise OmniError(out.errors[key])
+    (heard,) = out.payloads[key]
+    return heard
+
+
 def submit(engine: Engine, key: int, ask: Ask, *, visible: bool = False) -> None:
-    ports = frozenset({"reference"} if ask.clip is not None else ())
+    """To a talker, with what the voice stage heard of the clip; or to what has both."""
     params: Mapping[str, Any] = {"speech": ask.speech}
+    port = None if ask.clip is None else "reference" if isinstance(engine, ChainedEngine) else "voice"
+    ports = frozenset() if port is None else frozenset({port})
+    heard = hear(shared_voice(), ask) if port == "voice" else None
     engine.admit(Work(key, f"request-{key}", params, ports, visible=visible, routed=not visible))
-    if ask.clip is not None:
-        assert engine.feed(key, "reference", pcm_payload(ask.clip, 24000, index=0), True)
+    if heard is not None:
+        assert engine.feed(key, "voice", heard, True)
+    elif ask.clip is not None:
+        engine.feed(key, "reference", pcm_payload(ask.clip, 24000, index=0), True)
+
+
+@cache
+def shared_voice() -> GenerationEngine:
+    return voice_of()
 
 
 def run(engine: Engine, asks: list[Ask], concurrency: int = 1, *, visible: bool = False) -> Out:

@@ -73,7 +73,8 @@ def test_a_voice_in_two_stages(tmp_path: Path) -> None:
             fields = body | {"language": "german"} if "language" in body else body
             assert_heard(heard(), own.sound(own.codes(TEXT, **fields)))
         drawn = [audio_of(server, seed=seed, temperature=1.0) for seed in (1, 1, 2)]
-        assert np.array_equal(drawn[0], drawn[1])
+        # The same frames; where windows are cut depends on when they come, and rounding on that.
+        np.testing.assert_allclose(drawn[0], drawn[1], rtol=0, atol=3)
         assert not np.array_equal(drawn[0][:9600], drawn[2][:9600])
         assert refusal(server, voice="nobody") == (400, "voice")
         assert refusal(server, language="klingon") == (400, "language")

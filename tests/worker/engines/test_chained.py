@@ -122,11 +122,31 @@ class Repeating(Engine):
         return {"requests": len(self.queues), "queued": sum(map(len, self.queues.values()))}
 
 
+class Relaying(Repeating):
+    """Hands on what comes, in the same step."""
+
+    def step(self, out: Outbox) -> bool:
+        for key, queue in list(self.queues.items()):
+            while queue:
+                out.consumed(key, "numbers")
+                out.emit(key, text_payload(queue.popleft() + "!"))
+            if key in self.ended:
+                self.abort(key)
+                out.finish(key, Usage(audio_input_s=1.0))
+        return True
+
+
 LINKS = (Link("count", f"{HERE}:Counting", "c"), Link("repeat", f"{HERE}:Repeating", "r", "numbers"))
+
+
+RELAY = Link("relay", f"{HERE}:Relaying", "r", optional=True)
+WITH_OPTIONAL = (RELAY, LINKS[1])
+THREE = (RELAY, *LINKS)
 
 
 @dataclass
 class Out:
+    taken: list[int] = field(default_factory=list)
     said: dict[int, list[str]] = field(default_factory=dict)
     usage: dict[int, Usage] = field(default_factory=dict)
     errors: dict[int, ErrorInfo] = field(default_factory=dict)
@@ -147,7 +167,7 @@ class Out:
         raise AssertionError("nothing leaves by an edge")
 
     def consumed(self, key: int, port: str) -> None:
-        raise AssertionError("nothing came in")
+        self.taken.append(key)
 
     def finish(self, key: int, usage: Usage) -> None:
         self.usage[key] = usage
@@ -159,19 +179,23 @@ class Out:
         raise AssertionError("nobody asked")
 
 
-@pytest.fixture
-def chain() -> ChainedEngine:
+def chained(links: str) -> ChainedEngine:
     hello = Hello(
         version=PROTOCOL_VERSION,
         stage="both",
         replica=0,
         incarnation=1,
         engine="",
-        adapter=f"{HERE}:LINKS",
+        adapter=f"{HERE}:{links}",
         model=None,
         options={"loud": True},
     )
-    engine = ChainedEngine(hello)
+    return ChainedEngine(hello)
+
+
+@pytest.fixture
+def chain() -> ChainedEngine:
+    engine = chained("LINKS")
     assert engine.load(lambda text, fraction: None) == {"first": "count", "seen": {"loud": True}, "last": "repeat"}
     return engine
 
@@ -249,4 +273,24 @@ def test_an_abort_reaches_all(chain: ChainedEngine) -> None:
     chain.abort(1)
     chain.abort(1)
     assert drain(chain) == Out()
+    assert_idle(chain)
+
+
+def test_an_optional_one_is_for_requests_with_input() -> None:
+    chain = chained("WITH_OPTIONAL")
+    chain.admit(Work(1, "r1", {}, frozenset({"numbers"}), visible=True))
+    assert not chain.feed(1, "numbers", text_payload("7"), False)
+    assert chain.feed(1, "numbers", None, True)
+    out = drain(chain)
+    assert (out.said, out.taken) == ({1: ["7!"]}, [1])
+    assert out.usage[1] == Usage(audio_input_s=1.0, prompt_tokens=1)
+    assert_idle(chain)
+
+
+def test_requests_without_input_leave_it_out() -> None:
+    chain = chained("THREE")
+    chain.admit(work(1, 2))
+    assert chain.counters()["relay_requests"] == 0
+    out = drain(chain)
+    assert (out.said, out.taken) == ({1: ["0", "1"]}, [])
     assert_idle(chain)

@@ -1,4 +1,5 @@
-"""Text → talker → codec → sound, in two workers, or in one (``qwen3-tts-fused``)."""
+"""Text → talker → codec → sound, in a worker each, or in one (``qwen3-tts-fused``). Checkpoints that clone voices have
+one more, for the clips."""
 
 from __future__ import annotations
 
@@ -15,38 +16,44 @@ _FAMILY = "omni_actors.models.qwen3_tts"
 
 SAMPLE_RATE = 24_000
 
-DEFAULTS: dict[str, Any] = {
-    "max_tokens": 8192,
-    "non_streaming_mode": None,
-    "max_reference_s": 30.0,
-    "clip_cache_mib": 256.0,
-}
+DEFAULTS: dict[str, Any] = {"max_tokens": 8192, "non_streaming_mode": None}
 """Options of the talker, beside those of its engine."""
+
+VOICE_DEFAULTS: dict[str, Any] = {"max_reference_s": 30.0, "clip_cache_mib": 256.0}
 
 _DOC = {
     "max_tokens": "Most frames of an answer whose request names no limit, 12.5 of them a second; what the checkpoint's "
     "generation config says.",
     "non_streaming_mode": "Whether the talker reads the whole text before its first frame, or a piece with each; null "
     "for what the model's own code does: the whole, but for clones.",
-    "max_reference_s": "Longest clip of a voice to clone, in seconds.",
-    "clip_cache_mib": "Memory for clips that were heard, with what was made of them, in MiB.",
 }
-_TYPES: dict[str, type] = {"non_streaming_mode": bool}
-_LEAST: dict[str, float] = {"max_tokens": 1, "max_reference_s": 1, "clip_cache_mib": 0}
 
-_REFERENCE = Port("reference", "pcm", required=False, mode="chunk", doc="The clip of a voice to clone, mono.")
+VOICE = Stage(
+    name="voice",
+    engine="generation",
+    adapter=f"{_FAMILY}.voice:Qwen3TTSVoice",
+    ports=(Port("reference", "pcm", mode="chunk", doc="The clip of a voice to clone, mono."),),
+    sections=("speech",),
+    defaults=VOICE_DEFAULTS,
+    options_doc={
+        "max_reference_s": "Longest clip of a voice to clone, in seconds.",
+        "clip_cache_mib": "Memory for clips that were heard, with what was made of them, in MiB.",
+    },
+    options_least={"max_reference_s": 1, "clip_cache_mib": 0},
+    doc="Hears the clip of a voice to clone: its timbre, and its codec frames.",
+)
 
 TALKER = Stage(
     name="talker",
     engine="autoregressive",
     adapter=f"{_FAMILY}.talker:Qwen3TTSTalker",
-    ports=(_REFERENCE,),
+    ports=(Port("voice", "voice", required=False, doc="What was heard of a voice to clone."),),
     sections=("speech",),
     weight=4.0,
     defaults=DEFAULTS,
     options_doc=_DOC,
-    options_type=_TYPES,
-    options_least=_LEAST,
+    options_type={"non_streaming_mode": bool},
+    options_least={"max_tokens": 1},
     doc="Writes codec frames, 12.5 a second of speech.",
 )
 
@@ -81,17 +88,15 @@ FIELDS = ("language", "instructions", "task_type", "max_tokens", "initial_chunk_
 
 def describe(folder: Path) -> PipelineFacts:
     """What a checkpoint's folder says of its voices, languages and kind."""
-    return _facts(Folder.read(folder), "talker", PIPELINE)
+    read = Folder.read(folder)
+    facts = _facts(read, "talker")
+    return facts if read.kind == "clone" else replace(facts, lacks=("voice",))
 
 
-def _facts(folder: Folder, talker: str, pipeline: Pipeline) -> PipelineFacts:
+def _facts(folder: Folder, talker: str) -> PipelineFacts:
     fields = [name for name in FIELDS if folder.instructed or name != "instructions"]
-    tasks = None
     if folder.kind == "clone":
         fields += _CLONING
-    else:
-        (task,) = pipeline.tasks
-        tasks = (replace(task, entries={"text": task.entries["text"]}),)
     most = folder.generation.get("max_new_tokens")
     return PipelineFacts(
         voices=tuple(folder.voices),
@@ -99,16 +104,15 @@ def _facts(folder: Folder, talker: str, pipeline: Pipeline) -> PipelineFacts:
         sample_rate=folder.sample_rate,
         speech_fields=tuple(fields),
         task_types=(folder.kind,),
-        tasks=tasks,
         options={talker: {"max_tokens": int(most)}} if most else {},
     )
 
 
 PIPELINE = Pipeline(
     name="qwen3-tts",
-    stages=(TALKER, CODEC),
-    edges=(Edge("talker", "codec.codes", "codes", mode="chunk"),),
-    tasks=(Task("speech", entries={"text": "talker", "audio": "talker.reference"}, outputs={"audio": "codec"}),),
+    stages=(VOICE, TALKER, CODEC),
+    edges=(Edge("voice", "talker.voice", "voice"), Edge("talker", "codec.codes", "codes", mode="chunk")),
+    tasks=(Task("speech", entries={"text": "talker", "audio": "voice.reference"}, outputs={"audio": "codec"}),),
     architectures=("Qwen3TTSForConditionalGeneration",),
     checkpoints=CHECKPOINTS,
     describe=f"{_FAMILY}.pipeline:describe",
@@ -124,20 +128,23 @@ TTS = Stage(
     name="tts",
     engine="omni_actors.worker.engines.chained:ChainedEngine",
     adapter=f"{_FAMILY}.fused:LINKS",
-    ports=TALKER.ports,
+    ports=tuple(replace(port, required=False) for port in VOICE.ports),
     sections=("speech",),
     emits="audio",
-    defaults=_ENGINE.defaults | CODEC.defaults,
-    options_doc=_ENGINE.options_doc | CODEC.options_doc,
-    options_type=_ENGINE.options_type | CODEC.options_type,
-    options_least=_ENGINE.options_least | CODEC.options_least,
-    doc="Talker and codec in one worker: text to sound.",
+    defaults=_ENGINE.defaults | CODEC.defaults | VOICE.defaults,
+    options_doc=_ENGINE.options_doc | CODEC.options_doc | VOICE.options_doc,
+    options_type=_ENGINE.options_type | CODEC.options_type | VOICE.options_type,
+    options_least=_ENGINE.options_least | CODEC.options_least | VOICE.options_least,
+    doc="Talker and codec in one worker, and what hears clips: text to sound.",
 )
 
 
 def describe_fused(folder: Path) -> PipelineFacts:
     """The same of the pipeline in one stage."""
-    return _facts(Folder.read(folder), "tts", FUSED)
+    read = Folder.read(folder)
+    facts = _facts(read, "tts")
+    (task,) = FUSED.tasks
+    return facts if read.kind == "clone" else replace(facts, tasks=(replace(task, entries={"text": "tts"}),))
 
 
 FUSED = replace(

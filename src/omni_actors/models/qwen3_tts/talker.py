@@ -1,4 +1,4 @@
-"""The talker stage: text, and perhaps a clip of a voice, to codec frames."""
+"""The talker stage: text, and perhaps what was heard of a voice, to codec frames."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from omni_actors.models.common.depth import DepthDecoder, DepthSampling
 from omni_actors.models.common.layers import Layers, join, own
 from omni_actors.models.common.load import load_part
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
-from omni_actors.models.common.speech import Clip
 from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp, speech_sampling
 from omni_actors.models.common.text import Text, context_length, give_memory_back
-from omni_actors.models.qwen3_tts.cloning import Cloner, Voice
 from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.models.qwen3_tts.package import config_of, package, quiet
 from omni_actors.models.qwen3_tts.pipeline import DEFAULTS
@@ -29,6 +27,10 @@ from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.engines.sampling import resolve
+from omni_actors.worker.tensors import tensor_of
+
+VOICE = "voice"
+"""The port on which what was heard of a clip comes."""
 
 LEAST_TOKENS = 2
 """The end mark is never the first token or the second: the package's ``generate`` bans it so long."""
@@ -40,12 +42,13 @@ FIRST = {"temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.
 """The same for a frame's first code."""
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A request whose clip is still to come."""
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """What was heard of a clip: ``timbre`` [width], and ``codes`` int64 [frames, groups] unless the timbre alone is
+    wanted."""
 
-    speech: Speech
-    clip: Clip | None = None
+    timbre: torch.Tensor
+    codes: torch.Tensor | None
 
 
 class Qwen3TTSTalker(Talker):
@@ -55,10 +58,9 @@ class Qwen3TTSTalker(Talker):
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
         self.options = DEFAULTS | self.options
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, Speech] = {}
         self._context: dict[int, int] = {}
         self._recommended: Mapping[str, Any] = {}
-        self._cloner: Cloner | None = None
         self._folder: Folder
         self._text: Text
 
@@ -88,10 +90,6 @@ class Qwen3TTSTalker(Talker):
             self._residual = [own(embedding) for embedding in model.code_predictor.model.codec_embedding]
             self.depth = _depth(model.code_predictor, talker, self._residual, dtype, device)
             self.decoder = self._decoder(model, talker, pad, device, dtype)
-        if self._folder.kind == "clone":
-            progress("loading the encoders of clips", None)
-            cache_bytes = int(self.options["clip_cache_mib"] * (1 << 20))
-            self._cloner = Cloner(path, config, dtype, self.hello.device, cache_bytes)
         del model
         give_memory_back()
         return {
@@ -129,10 +127,10 @@ class Qwen3TTSTalker(Talker):
     @torch.inference_mode()
     def open(self, work: Work) -> PromptInput:
         speech: Speech = work.params.get("speech") or Speech()
-        self._check(speech, "reference" in work.ports)
+        self._check(speech, VOICE in work.ports)
         self.begin(work).depth = self._depth_sampling(work)
-        if "reference" in work.ports:
-            self._waiting[work.key] = _Waiting(speech)
+        if VOICE in work.ports:
+            self._waiting[work.key] = speech
             return PromptInput()
         return self._begin(work.key, speech, None)
 
@@ -149,20 +147,10 @@ class Qwen3TTSTalker(Talker):
 
     @torch.inference_mode()
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
-        waiting = self._waiting[key]
-        if payload is not None:
-            if waiting.clip is not None:
-                raise invalid_request("One clip is enough: there are several.", param="ref_audio")
-            waiting.clip = Clip(payload.tensors["samples"].copy(), int(payload.meta["sample_rate"]))
-            if len(waiting.clip.samples) > self.options["max_reference_s"] * waiting.clip.rate:
-                most = self.options["max_reference_s"]
-                raise invalid_request(f"A reference clip has at most {most:g} s.", param="ref_audio")
-        if not end:
+        if payload is None:
             return PromptInput()
-        if waiting.clip is None or self._cloner is None:
-            raise invalid_request("Cloning needs the clip.", param="ref_audio")
-        voice = self._cloner.hear(waiting.clip, codes=not waiting.speech.x_vector_only)
-        return self._begin(key, waiting.speech, voice)
+        timbre, codes = tensor_of(payload, "timbre", device=self.decoder.device), tensor_of(payload, "codes")
+        return self._begin(key, self._waiting.pop(key), _Voice(timbre, codes if len(codes) else None))
 
     def _check(self, speech: Speech, clip: bool) -> None:
         """Raises 400 for what this checkpoint cannot do."""
@@ -188,7 +176,7 @@ class Qwen3TTSTalker(Talker):
         folder.language(speech.language)
         folder.voice(speech.voice)
 
-    def _begin(self, key: int, speech: Speech, voice: Voice | None) -> PromptInput:
+    def _begin(self, key: int, speech: Speech, voice: _Voice | None) -> PromptInput:
         """The prompt is known."""
         folder, marks = self._folder, self._marks
         clip_text = None
@@ -237,7 +225,7 @@ class Qwen3TTSTalker(Talker):
         written = F.embedding(torch.tensor(ids, device=self._written.device), self._written)
         return self._project(written)
 
-    def _embed(self, layout: Layout, voice: Voice | None) -> torch.Tensor:
+    def _embed(self, layout: Layout, voice: _Voice | None) -> torch.Tensor:
         """The prompt's rows [n, width]."""
         text = [i for i in layout.text if i is not None]
         assert len(text) == len(layout.text), "every row has text or padding"
@@ -262,16 +250,6 @@ class Qwen3TTSTalker(Talker):
         if payload is not None and (frames := self._context.pop(release.key, 0)):
             payload.meta["context"] = frames
         return payload
-
-    def counters(self) -> dict[str, float]:
-        if self._cloner is None:
-            return {}
-        cache = self._cloner.cache
-        return {
-            "clip_hits_total": cache.hits,
-            "clip_misses_total": cache.misses,
-            "clip_evictions_total": cache.evictions,
-        }
 
     def close(self, key: int) -> None:
         super().close(key)

@@ -27,20 +27,24 @@ CAPACITY = 64
 @dataclass(frozen=True, slots=True)
 class Link:
     """One engine of a chain. ``name`` is what it takes for its stage's name: draws with a seed depend on it. ``engine``
-    and ``adapter`` are dotted names; ``port`` takes what the engine before emits (the first has the stage's own ports).
+    and ``adapter`` are dotted names. The first engine of a request has the stage's own ports; ``port`` of each other
+    one takes what the one before emits. Requests without input on a port leave out those that are ``optional``.
     """
 
     name: str
     engine: str
     adapter: str
     port: str = ""
+    optional: bool = False
 
 
 @dataclass(slots=True)
 class _Request:
-    """``waiting`` payloads by the engine's place; ``usage`` of the engines that have finished."""
+    """``begin`` is the place of its first engine. ``waiting`` are payloads by the engine's place, ``usage`` is that of
+    the engines that have finished."""
 
     work: Work
+    begin: int
     waiting: list[int]
     usage: Usage = field(default_factory=Usage)
 
@@ -68,22 +72,22 @@ class ChainedEngine(Engine):
     # ---- requests
 
     def admit(self, work: Work) -> None:
+        begin = next(place for place, link in enumerate(self._links) if work.ports or not link.optional)
         last = len(self._links) - 1
-        admitted: list[Engine] = []
         try:
-            for place, (link, engine) in enumerate(zip(self._links, self._engines, strict=True)):
-                ports = frozenset({link.port}) if place else work.ports
+            for place in range(begin, len(self._links)):
+                ports = work.ports if place == begin else frozenset({self._links[place].port})
                 visible, routed = (work.visible, work.routed) if place == last else (False, True)
-                engine.admit(Work(work.key, work.request_id, work.params, ports, visible=visible, routed=routed))
-                admitted.append(engine)
+                own = Work(work.key, work.request_id, work.params, ports, visible=visible, routed=routed)
+                self._engines[place].admit(own)
         except BaseException:
-            for engine in admitted:
+            for engine in self._engines:
                 engine.abort(work.key)
             raise
-        self._requests[work.key] = _Request(work, [0] * len(self._links))
+        self._requests[work.key] = _Request(work, begin, [0] * len(self._links))
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
-        return self._engines[0].feed(key, port, payload, end)
+        return self._engines[self._requests[key].begin].feed(key, port, payload, end)
 
     def abort(self, key: int) -> None:
         if self._requests.pop(key, None) is not None:
@@ -127,9 +131,12 @@ class ChainedEngine(Engine):
             self._failed[key] = error.info
 
     def consumed(self, place: int, key: int, port: str, out: Outbox) -> None:
-        if place == 0:
+        request = self._requests.get(key)
+        if request is None:
+            return
+        if place == request.begin:
             out.consumed(key, port)
-        elif (request := self._requests.get(key)) is not None:
+        else:
             request.waiting[place] -= 1
 
     def finish(self, place: int, key: int, usage: Usage, out: Outbox) -> None:

@@ -84,6 +84,10 @@ class GenerationAdapter(ABC, Generic[S, I]):
         """What follows the last output, when input has ended and every item is through."""
         return ()
 
+    def counters(self) -> dict[str, float]:
+        """The family's own, beside the engine's (:meth:`~omni_actors.worker.engine.Engine.counters`)."""
+        return {}
+
     def close(self, state: S) -> None:
         """The request leaves, by whichever way. Called once for each state that :meth:`open` gave."""
 
@@ -202,6 +206,7 @@ class GenerationEngine(Engine):
             "waiting": sum(len(r.items) for r in self._requests.values()),
             "running": sum(r.leaving for r in self._requests.values()),
             **{f"{name}_total": count for name, count in self._totals.items()},
+            **self._adapter.counters(),
         }
 
     def close(self) -> None:
