@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -221,11 +222,17 @@ def test_a_familys_deploy_file_serves_a_checkpoint_that_lacks_a_stage(
         "stages: {llm: {replicas: 2}, vocoder: {replicas: 3}}\nedges: {vocoder: {frames: {capacity: 9}}}\n"
     )
     folder = str(write(tmp_path / "m", lacks=["acoustic", "vocoder"]))
-    plan = resolve(folder, overlay=deploy, platform="cpu", registry=registry)
+    typed = ["stages.acoustic.threads=1"]
+    with caplog.at_level(logging.INFO):
+        plan = resolve(folder, overlay=deploy, overrides=typed, platform="cpu", registry=registry)
     assert {stage.name: stage.replicas for stage in plan.stages} == {"asr": 1, "llm": 2, "media": 1}
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [message.split("'")[1] for message in said] == ["stages.vocoder.replicas", "edges.vocoder.frames.capacity"]
-    assert all("deploy.yaml:" in message for message in said)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if "no effect" in record.getMessage()]
+    assert [(level, message.split("'")[1]) for level, message in said] == [
+        ("INFO", "stages.vocoder.replicas"),
+        ("INFO", "edges.vocoder.frames.capacity"),
+        ("WARNING", "stages.acoustic.threads"),
+    ]
+    assert "deploy.yaml:1" in said[0][1]
     with pytest.raises(PlanError, match="did you mean 'vocoder'"):
         resolve(folder, overrides=["stages.vocodr.replicas=2"], platform="cpu", registry=registry)
     assert caplog.text.count("vocodr") == 0

@@ -162,13 +162,14 @@ def resolve(
 
 
 def _within(listed: list[Setting], schema: Group) -> list[Setting]:
-    """Those settings that the schema has. The others are said to have no effect."""
+    """Those settings that the schema has. The others are said to have no effect, loudly if they were typed."""
     kept = []
     for setting in listed:
         try:
             schema_at(schema, tuple(setting.path.split(".")), (), "")
         except PlanError:
-            log.warning("%s: this checkpoint has no such part: '%s' has no effect", setting.origin.where, setting.path)
+            level = logging.WARNING if setting.origin.kind == "command line" else logging.INFO
+            log.log(level, "%s: this checkpoint has no such part: '%s' has no effect", setting.origin, setting.path)
         else:
             kept.append(setting)
     return kept
