@@ -13,6 +13,7 @@ from transformers import AutoProcessor, Qwen3ASRForConditionalGeneration
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Prompt, Transcription
+from omni_actors.worker.engine import Work
 
 from ..listening import Asked, Hearing, Said, Samples, noise
 
@@ -117,6 +118,26 @@ def test_what_it_cannot_do_is_refused(hearing: Hearing, asked: Transcription, pa
     assert refused.value.info.status == 400
     assert refused.value.info.param == param
     hearing.engine.abort(0)
+
+
+def test_a_clip_is_encoded_a_window_a_step_and_once(folder: Path) -> None:
+    tower = Hearing(FAMILY, folder).tower
+    samples = noise(70.0, 8)
+    payload = Payload("pcm", {"index": 0, "sample_rate": 16_000}, {"samples": samples})
+
+    def pieces() -> list[Payload | None]:
+        (result,) = tower.run(tower.feed(Work(0, "", {}), "audio", payload, True))
+        return [piece.payload for piece in result.pieces]
+
+    *computing, first = pieces()
+    assert len(computing) > 3
+    assert not any(computing)
+    (again,) = pieces()
+    assert first is not None
+    assert again is not None
+    assert again.meta == first.meta
+    assert again.tensors["features"].tobytes() == first.tensors["features"].tobytes()
+    assert tower.counters() == {"cache_hits_total": 1, "cache_misses_total": 1}
 
 
 def test_an_abort_leaves_nothing(hearing: Hearing) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import soxr
@@ -17,6 +17,7 @@ from omni_actors.models.common.text import give_memory_back
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.byte_cache import ByteCache
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Piece, Result
@@ -40,14 +41,14 @@ class AudioTower(GenerationAdapter[Work, Clip]):
     ``features`` [tokens, hidden], and ``modality``, ``index``, ``tokens``, ``digest`` (of the samples) in its metadata.
 
     A clip is encoded window by window, a step each, so that a long one delays the others by no more than that, and
-    stops when its request is aborted. Options: ``max_seconds``.
+    stops when its request is aborted. One that was encoded lately is not encoded again. Options: ``max_seconds``,
+    ``cache_bytes``.
     """
-
-    max_seconds_default: ClassVar[float] = 1800.0
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._max_seconds = float(hello.options.get("max_seconds", self.max_seconds_default))
+        self._max_seconds = float(hello.options.get("max_seconds", 1800.0))
+        self.cache: ByteCache[str, torch.Tensor] = ByteCache(hello.options.get("cache_bytes", 64 << 20))
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         torch.set_num_threads(self.hello.threads)
@@ -90,22 +91,24 @@ class AudioTower(GenerationAdapter[Work, Clip]):
     def run(self, items: Sequence[Clip]) -> Sequence[Result | OmniError]:
         return [Result(self._pieces(clip), Usage(audio_input_s=len(clip.samples) / RATE)) for clip in items]
 
+    def counters(self) -> dict[str, float]:
+        return {"cache_hits_total": self.cache.hits, "cache_misses_total": self.cache.misses}
+
     def _pieces(self, clip: Clip) -> Iterator[Piece]:
         """Empty pieces while there is more to compute, then the payload."""
-        parts: list[torch.Tensor] = []
-        remaining = self.encode(clip.samples)
-        while True:
-            with torch.inference_mode():
-                part = next(remaining, None)
-            if part is None:
-                break
-            parts.append(part)
-            yield Piece()
-        features = torch.cat(parts)
-        meta = {
-            "modality": "audio",
-            "index": clip.index,
-            "tokens": len(features),
-            "digest": hashlib.blake2b(clip.samples.tobytes(), digest_size=16).hexdigest(),
-        }
+        digest = hashlib.blake2b(clip.samples.data, digest_size=16).hexdigest()
+        features = self.cache.get(digest)
+        if features is None:
+            parts: list[torch.Tensor] = []
+            remaining = self.encode(clip.samples)
+            while True:
+                with torch.inference_mode():
+                    part = next(remaining, None)
+                if part is None:
+                    break
+                parts.append(part)
+                yield Piece()
+            features = torch.cat(parts).cpu()
+            self.cache.put(digest, features, features.nbytes)
+        meta = {"modality": "audio", "index": clip.index, "tokens": len(features), "digest": digest}
         yield Piece(tensor_payload("features", meta, {"features": features}))

@@ -26,9 +26,12 @@ def listening_pipeline(
         engine="generation",
         adapter=f"{family}.encoder:Encoder",
         ports=(Port("audio", "pcm", mode="chunk", doc="The clips, in order: each payload is one, mono."),),
-        defaults={"max_seconds": max_seconds},
-        options_doc={"max_seconds": "Longest clip, in seconds; longer ones are refused."},
-        options_least={"max_seconds": 1},
+        defaults={"max_seconds": max_seconds, "cache_bytes": 64 << 20},
+        options_doc={
+            "max_seconds": "Longest clip, in seconds; longer ones are refused.",
+            "cache_bytes": "Memory for the features of clips that were encoded last: the same one again costs nothing.",
+        },
+        options_least={"max_seconds": 1, "cache_bytes": 0},
         doc="Audio tower: clips to features.",
     )
     listener = Stage(
