@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.models.omni_line import GREEDY, Answer, Ask, Line, _Outbox
+from tests.models.omni.line import GREEDY, Answer, Ask, Line, _Outbox
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.pipelines.declaration import Pipeline

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trio
 from PIL import Image
-from tests.models.qwen3_omni import media
+from tests.models.omni import media
 from tests.orchestrator.spine import idle, kill, until
 
 from omni_actors.entrypoints.offline import AsyncOmni, Output, open_omni

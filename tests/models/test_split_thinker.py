@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.models.omni_line import Ask, Line
-from tests.models.qwen3_omni import media
+from tests.models.omni import media
+from tests.models.omni.line import Ask, Line
 from tests.models.split_line import FIRST, SplitLine
 
 from omni_actors.pipelines.declaration import Pipeline

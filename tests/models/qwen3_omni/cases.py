@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.models.omni_line import Ask
-from tests.models.qwen3_omni.media import Given, audio, image, video
+from tests.models.omni.line import Ask
+from tests.models.omni.media import Given, audio, image, video
 
 from omni_actors.protocol.params import Prompt, Speech
 

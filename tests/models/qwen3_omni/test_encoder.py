@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.qwen3_omni.media import Given, audio, for_processor, image, video
+from tests.models.omni.media import Given, audio, for_processor, image, video
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.qwen3_omni.encoder import Encoder

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.omni_line import Answer, Line
+from tests.models.omni.line import Answer, Line
+from tests.models.omni.media import Given, audio, image
 from tests.models.qwen3_omni.cases import CASES, FRAMES, TOKENS, Case
-from tests.models.qwen3_omni.media import Given, audio, image
 from tests.models.qwen3_omni.whole import Outcome, Whole
 
 from omni_actors.connectors.payload import Payload

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.qwen3_omni.media import Given, audio, for_processor, image, video
+from tests.models.omni.media import Given, audio, for_processor, image, video
 
 from omni_actors.models.common.multimodal import Expanded, Medium
 from omni_actors.models.qwen3_omni.prompt import Layout, expand, lay_out

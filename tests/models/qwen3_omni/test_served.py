@@ -15,7 +15,7 @@ import pytest
 import soundfile
 from tests.demo.server import Server, serving
 from tests.media import pictures
-from tests.models.qwen3_omni.media import Given, audio, image
+from tests.models.omni.media import Given, audio, image
 from tests.models.qwen3_omni.whole import Whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(120)]

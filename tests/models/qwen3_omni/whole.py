@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.models.qwen3_omni.media import Given, for_processor
+from tests.models.omni.media import Given, for_processor
 
 from omni_actors.models.tiny import reference
 
