@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt, Sampling
 from omni_actors.protocol.request import TokenLogprob, Usage
 from omni_actors.worker.engine import Work
@@ -63,6 +64,25 @@ class Request:
         if prompt is None and "speech" in self.work.params:
             return "input"
         return "prompt" if isinstance(prompt, Prompt) and prompt.messages is None else "messages"
+
+
+def limit_of(request: Request, max_len: int, usual: int | None, *, prompt_only: bool) -> int:
+    """Most tokens that a choice may have: what is asked for, else ``usual``, else what ``max_len`` tokens leave.
+    ``prompt_only`` says that they are sampled elsewhere. Raises (400) when the context is too short."""
+    length, most = request.first.prompt_len, request.sampling.max_tokens
+    room = max_len - length
+    if room >= 0 and (request.final or prompt_only):
+        return 0
+    if room < (1 if most is None else most):
+        wanted = f"{length} tokens" if most is None else f"{length} tokens and {most} more are asked for"
+        raise invalid_request(
+            f"This model's maximum context length is {max_len} tokens; the prompt has {wanted}.",
+            param=request.prompt_param,
+            code="context_length_exceeded",
+        )
+    if most is not None:
+        return most
+    return room if usual is None else min(room, usual)
 
 
 def choice_of(request: Request, sequence: Sequence, limit: int, adapter: AutoregressiveAdapter, stage: str) -> Choice:

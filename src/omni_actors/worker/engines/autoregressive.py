@@ -21,7 +21,7 @@ from omni_actors.protocol.request import Usage
 from omni_actors.worker import kv
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.ar_options import EngineOptions
-from omni_actors.worker.engines.ar_request import Request, choice_of, score_prompt
+from omni_actors.worker.engines.ar_request import Request, choice_of, limit_of, score_prompt
 from omni_actors.worker.engines.ar_scheduler import Scheduler, Swap
 from omni_actors.worker.engines.choice import Choice
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, PromptInput, Release, StepOutput
@@ -176,22 +176,8 @@ class AutoregressiveEngine(Engine):
                 request.choices.append(self._choice(request, first, limit))
 
     def _limit(self, request: Request) -> int:
-        """Most tokens that a choice may have. Raises (400) when the context is too short for what is asked."""
-        length, asked, own = request.first.prompt_len, request.sampling.max_tokens, request.most
-        most = own if asked is None else asked if own is None else min(asked, own)
-        room = self._max_len - length
-        if room >= 0 and (request.final or self._exports is not None):
-            return 0
-        if room < (1 if most is None else most):
-            wanted = f"{length} tokens" if most is None else f"{length} tokens and {most} more are asked for"
-            raise invalid_request(
-                f"This model's maximum context length is {self._max_len} tokens; the prompt has {wanted}.",
-                param=request.prompt_param,
-                code="context_length_exceeded",
-            )
-        if most is not None:
-            return most
-        return room if self.options.max_tokens is None else min(room, self.options.max_tokens)
+        prompt_only = self._exports is not None
+        return limit_of(request, self._max_len, self.options.max_tokens, prompt_only=prompt_only)
 
     def _choice(self, request: Request, sequence: Sequence, limit: int) -> Choice:
         return choice_of(request, sequence, limit, self._adapter, self.hello.stage)
@@ -418,9 +404,8 @@ class AutoregressiveEngine(Engine):
     # ---- the rest
 
     def counters(self) -> dict[str, float]:
-        """Gauges: ``requests`` held, sequences ``running`` and ``waiting`` (``swapped`` of them in host memory),
-        ``kv_blocks_used`` (blocks that are only kept for reuse are not); of a split stage prompts on their way,
-        ``kv_exports`` or ``kv_imports``, and ``kv_blocks_reserved`` for these. What ends in ``_total`` only grows."""
+        """Gauges: ``requests`` held, sequences ``running`` and ``waiting``, ``kv_blocks_used`` (blocks that are only
+        kept for reuse are not), and those of a split stage's half. What ends in ``_total`` only grows."""
         scheduler = self._scheduler
         found: dict[str, float] = {
             "requests": len(self._requests),
@@ -432,15 +417,8 @@ class AutoregressiveEngine(Engine):
             **{f"{name}_total": count for name, count in self._totals.items()},
             **self._adapter.counters(),
         }
-        if self._exports is not None:
-            found |= {"kv_exports": len(self._exports), "kv_exported_tokens_total": self._exports.total}
-        if self._imports is not None:
-            found |= {
-                "kv_imports": len(self._imports),
-                "kv_imported_tokens_total": self._imports.total,
-                "kv_blocks_reserved": self._imports.reserved_blocks,
-                "swapped": sum(sequence.saved is not None for sequence in scheduler.waiting),
-            }
+        for half in (self._exports, self._imports):
+            found |= {} if half is None else half.counters()
         return found
 
     def close(self) -> None:

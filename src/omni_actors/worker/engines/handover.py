@@ -109,11 +109,7 @@ class Exports:
         self._layout = layout
         self._tokens = max(1, PAYLOAD_BYTES // cache.shape.token_bytes)
         self._by_key: dict[int, _Export] = {}
-        self.total = 0
-        """Tokens sent so far."""
-
-    def __len__(self) -> int:
-        return len(self._by_key)
+        self._total = 0  # tokens sent
 
     def add(self, sequence: Sequence, *, sampled: bool) -> None:
         """A prompt that is complete. ``sampled`` says that tokens will follow."""
@@ -168,13 +164,17 @@ class Exports:
     def remove(self, key: int) -> None:
         self._by_key.pop(key, None)
 
+    def counters(self) -> dict[str, float]:
+        """``kv_exports`` are prompts that have not left yet."""
+        return {"kv_exports": len(self._by_key), "kv_exported_tokens_total": self._total}
+
     def _send_rows(self, key: int, export: _Export, out: Outbox) -> bool:
         sequence, start = export.sequence, export.sent
         count = min(sequence.computed - start, self._tokens)
         if count <= 0:
             return False
         export.sent += count
-        self.total += count
+        self._total += count
         whole = export.sent == len(sequence.tokens)
         meta: dict[str, Any] = {"start": start, "tokens": count}
         specs = dict(kv.specs(self._cache.shape, count))
@@ -216,15 +216,7 @@ class Imports:
         self._scheduler = scheduler
         self._layout = layout
         self._by_key: dict[int, _Import] = {}
-        self.total = 0
-        """Tokens received so far."""
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    @property
-    def reserved_blocks(self) -> int:
-        return sum(len(i.request.first.blocks) for i in self._by_key.values())
+        self._total = 0  # tokens received
 
     def feed(self, request: Request, payload: Payload | None, end: bool, check: Callable[[], object]) -> bool:
         """A payload of the edge. Returns whether it is consumed: a question is not. ``check`` raises when a prompt of
@@ -253,7 +245,7 @@ class Imports:
             if arrived.start != first.computed:
                 raise ValueError(f"tokens from {arrived.start} on, where those from {first.computed} on were due")
             first.computed = arrived.stop
-            self.total += len(arrived)
+            self._total += len(arrived)
             coming.last = Handover.of(payload)
         if end and (coming is None or coming.last is None):
             raise ValueError("the end of the edge, before the end of the prompt")
@@ -293,6 +285,16 @@ class Imports:
     def remove(self, key: int) -> None:
         """Forget it; its blocks are its sequence's."""
         self._by_key.pop(key, None)
+
+    def counters(self) -> dict[str, float]:
+        """``kv_imports`` are prompts that are not there yet, ``kv_blocks_reserved`` the blocks for them; ``swapped``
+        are sequences whose keys and values wait in host memory."""
+        return {
+            "kv_imports": len(self._by_key),
+            "kv_imported_tokens_total": self._total,
+            "kv_blocks_reserved": sum(len(i.request.first.blocks) for i in self._by_key.values()),
+            "swapped": sum(sequence.saved is not None for sequence in self._scheduler.waiting),
+        }
 
     def _has_room(self, coming: _Import, ready: Callable[[int], bool]) -> bool:
         scheduler = self._scheduler
