@@ -53,8 +53,9 @@ class Outbox(Protocol):
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         """A payload with writable tensors, to be filled in and then handed to :meth:`emit`, which copies nothing of it:
-        large ones lie where their readers will see them. Their content is undefined until it is written, and must not
-        be written after ``emit``. What is never emitted is free when the request is over."""
+        large ones lie where their readers will see them. Their content is undefined until it is written. They are not
+        to be written after ``emit``, nor once the request is over (finished, failed, aborted): what it had not emitted
+        is another request's memory then."""
         ...
 
     def emit(self, key: int, payload: Payload) -> None:

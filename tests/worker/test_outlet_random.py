@@ -1,0 +1,176 @@
+"""An outlet under random use: contents arrive whole and in order, credits hold, and in the end nothing is held."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.shared_memory import Arena
+from omni_actors.connectors.unix import UnixLink
+from omni_actors.pipelines.declaration import Mode
+from omni_actors.protocol.frames import Ack, Chunk, EdgeSpec
+from omni_actors.protocol.request import Usage
+from omni_actors.worker.control import Control
+from omni_actors.worker.jobs import Job, Route
+from omni_actors.worker.outlet import Outlet
+
+CAPACITY = 3
+BUDGET = 1 << 20
+
+
+class Room:
+    """A producer's outlet, and two consumers that read and acknowledge when they like. One of them may die."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        ours, self.serving = socket.socketpair()
+        self.serving.setblocking(False)
+        self.control = Control(ours)
+        pairs = [socket.socketpair() for _ in range(2)]
+        self.links = [UnixLink(i, f"c{i}", pair[0]) for i, pair in enumerate(pairs)]
+        self.consumers: list[UnixLink | None] = [UnixLink(i, "p", pair[1]) for i, pair in enumerate(pairs)]
+        self.outlet = Outlet("p", self.control, Arena(BUDGET), lambda key: None)
+        self.placed: dict[int, tuple[Payload, int]] = {}
+        self.sent: dict[int, list[int]] = defaultdict(list)
+        self.read: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.unread: list[tuple[int, Chunk, Payload | None]] = []
+        self.ended: set[tuple[int, int]] = set()
+        self.finished: set[int] = set()
+        self.edges: dict[int, list[tuple[int, Mode, int]]] = {}
+
+    def admit(self, key: int) -> None:
+        routes = []
+        self.edges[key] = []
+        for index in range(self.chance.randint(1, 3)):
+            mode: Mode = self.chance.choice(("chunk", "full"))
+            to = self.chance.randrange(2)
+            edge = EdgeSpec(
+                index=index, source="p", target="c", port=f"{index}", kind="x", mode=mode, capacity=CAPACITY
+            )
+            routes.append(Route(edge, self.links[to] if self.consumers[to] is not None else None))
+            self.edges[key].append((index, mode, to))
+        self.outlet.jobs[key] = Job(key, f"r{key}", False, tuple(routes), set())
+
+    def use(self, key: int) -> None:
+        """One thing that an engine may do with a request."""
+        outlet, what = self.outlet, self.chance.random()
+        if what < 0.05:
+            outlet.retire(outlet.jobs[key])  # an abort
+            self.placed.pop(key, None)
+        elif what < 0.15 and key not in self.placed:
+            outlet.finish(key, Usage())
+            self.finished.add(key)
+        elif not outlet.ready(key):
+            return
+        elif key in self.placed:
+            payload, value = self.placed.pop(key)
+            payload.tensors["a"][:] = value
+            outlet.emit(key, payload)
+            self.sent[key].append(value)
+        else:
+            count, value = self.chance.choice((10, 10_000, 200_000)), self.chance.randrange(1 << 30)
+            if self.chance.random() < 0.5:
+                self.placed[key] = outlet.allocate(key, "x", {}, {"a": ((count,), "int64")}), value
+            else:
+                outlet.emit(key, Payload("x", {}, {"a": np.full(count, value)}))
+                self.sent[key].append(value)
+
+    def turn(self) -> None:
+        for link in self.outlet.flush():
+            if link.pending:
+                link.flush()
+        self.outlet.report()
+        self.control.flush()
+        try:
+            while self.serving.recv(1 << 20):
+                pass
+        except BlockingIOError:
+            pass
+
+    def consume(self, to: int, most: int) -> None:
+        """Read all that is there, and acknowledge up to ``most`` chunks, oldest first."""
+        consumer = self.consumers[to]
+        if consumer is None:
+            return
+        for message in consumer.receive():
+            assert isinstance(message, Chunk)
+            self.unread.append((to, message, consumer.payload(message)))
+        for entry in [entry for entry in self.unread if entry[0] == to][:most]:
+            self.unread.remove(entry)
+            _, chunk, payload = entry
+            where = (chunk.key, chunk.edge)
+            assert where not in self.ended
+            if payload is not None:
+                values = set(payload.tensors["a"].tolist())
+                assert len(values) == 1, "a slot was reused while it was read"
+                self.read[where] += values
+            if chunk.end:
+                self.ended.add(where)
+            consumer.send_ack(Ack(chunk.key, chunk.edge, chunk.seq + 1))
+        consumer.flush()
+        for message in self.links[to].receive():
+            assert isinstance(message, Ack)
+            self.outlet.acknowledged(message)
+
+    def die(self, to: int) -> None:
+        consumer = self.consumers[to]
+        if consumer is not None:
+            consumer.close()
+            self.consumers[to] = None
+            self.unread = [entry for entry in self.unread if entry[0] != to]
+            self.links[to].close()
+            self.outlet.lost(self.links[to])
+
+    def close(self) -> None:
+        for end in (*self.links, *self.consumers):
+            if end is not None:
+                end.close()
+        self.outlet.arena.close()
+        self.serving.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_use(seed: int) -> None:
+    room = Room(seed)
+    chance, outlet = room.chance, room.outlet
+    keys = iter(range(40))
+    more = True
+    for turn in range(5000):
+        while more and len(outlet.jobs) < 6:
+            key = next(keys, None)
+            more = key is not None
+            if key is not None:
+                room.admit(key)
+        for key in list(outlet.jobs):
+            if chance.random() < 0.7:
+                room.use(key)
+        room.turn()
+        for to in range(2):
+            room.consume(to, chance.randrange(4))
+        if seed % 3 == 0 and turn == 40:
+            room.die(chance.randrange(2))
+        for job in (*outlet.jobs.values(), *outlet.draining.values()):
+            for route in job.routes:
+                if route.link is not None and route.edge.mode != "full":
+                    assert route.seq - route.acked <= CAPACITY + 1, "a bare end takes no credit"
+        if not more and not outlet.jobs:
+            break
+    assert not outlet.jobs, "every request ends"
+    for _ in range(100):
+        room.turn()
+        for to in range(2):
+            room.consume(to, 100)
+    room.turn()
+    assert not outlet.draining
+    assert outlet.arena.used_bytes == 0
+    for key in room.finished:
+        for index, _mode, to in room.edges[key]:
+            if room.consumers[to] is not None:
+                assert room.read[key, index] == room.sent[key]
+                assert (key, index) in room.ended
+    room.close()
