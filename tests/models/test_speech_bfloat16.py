@@ -15,7 +15,7 @@ from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.worker.engines.generation import GenerationEngine
 
-CLONING = ["csm", "dia", "pocket-tts"] + (["higgs-audio"] if find_spec("torchaudio") else [])
+CLONING = ["csm", "dia", "pocket-tts", "vibevoice"] + (["higgs-audio"] if find_spec("torchaudio") else [])
 FRAMES = 6
 
 

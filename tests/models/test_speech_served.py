@@ -7,13 +7,12 @@ import io
 import json
 import urllib.request
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-from omni_actors.models.tiny import build
 from tests.demo.server import Server, serving
 from tests.models.speech_room import clip
 
@@ -64,10 +63,9 @@ def wav(seconds: float) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_speaks_over_http(family: str, tmp_path: Path) -> None:
+def test_a_family_speaks_over_http(family: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     rate, reference = FAMILIES[family]
-    folder = build(family, tmp_path / family)
-    with serving(tmp_path, str(folder)) as server:
+    with serving(tmp_path, str(tiny_model(family))) as server:
         status, whole = speech(server, response_format="wav")
         assert status == 200, whole
         with wave.open(io.BytesIO(whole)) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from tests.models.speech_room import Array, Room, check_seeds, clip, refusal
 from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_actors.models.csm.pipeline import PIPELINE
-from omni_actors.models.tiny import build
 
 TEXTS = ("Hello there, who are you?", "The river runs to the sea.", "One, two, three, four.")
 FRAMES = 40
@@ -20,8 +20,8 @@ RATE = 24_000
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("csm", tmp_path_factory.mktemp("csm"))
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("csm")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,19 @@ def test_a_reference_and_its_text_are_a_turn_before(greedy: Room, reference: Ref
     assert not np.array_equal(codes, without)
     another = greedy.say(TEXTS[0], (clip(1.3)[::-1].copy(), RATE), ref_text="This is me.")
     assert not np.array_equal(another.frames, codes)
+
+
+def test_a_clip_that_comes_again_is_not_encoded_again(greedy: Room) -> None:
+    def heard() -> tuple[float, float]:
+        counters = greedy.talker.engine.counters()
+        return counters["clip_hits_total"], counters["clip_misses_total"]
+
+    hits, misses = heard()
+    first, second = (greedy.say(TEXTS[0], (clip(0.9), RATE), ref_text="This is me.").frames for _ in range(2))
+    assert np.array_equal(first, second)
+    assert heard() == (hits + 1, misses + 1)
+    greedy.say(TEXTS[0], (clip(0.9)[:-480], RATE), ref_text="This is me.")
+    assert heard() == (hits + 1, misses + 2)
 
 
 def test_a_reference_comes_at_any_rate(greedy: Room) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from transformers import DacModel, DiaForConditionalGeneration, DiaProcessor
 
 from omni_actors.models.common.speech import audio_tokenizer_folder, load_processor
 from omni_actors.models.dia.pipeline import PIPELINE
-from omni_actors.models.tiny import build
 
 TEXTS = ("[S1] Hello there, who are you? [S2] I am fine.", "[S2] The river runs to the sea.", "[S1] One, two.")
 FRAMES = 40
@@ -23,8 +23,8 @@ SLOWEST = 15
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("dia", tmp_path_factory.mktemp("dia"))
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("dia")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from transformers import HiggsAudioV2ForConditionalGeneration, HiggsAudioV2Proce
 
 from omni_actors.models.common.speech import audio_tokenizer_folder, load_processor
 from omni_actors.models.higgs_audio.pipeline import PIPELINE
-from omni_actors.models.tiny import build
 from omni_actors.models.tiny.higgs_audio import codec_class
 
 TEXTS = ("Hello there, who are you?", "The river runs to the sea.", "One, two, three.")
@@ -24,8 +24,8 @@ RATE = 24_000
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("higgs-audio", tmp_path_factory.mktemp("higgs-audio"))
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("higgs-audio")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from transformers import PocketTTSAudioTokenizerModel, PocketTTSForConditionalGe
 
 from omni_actors.models.common.speech import audio_tokenizer_folder, load_processor
 from omni_actors.models.pocket_tts.pipeline import PIPELINE, describe
-from omni_actors.models.tiny import build
 
 TEXTS = ("Hello there, who are you?", "The river runs to the sea.", "One, two, three.")
 FRAMES = 40
@@ -21,8 +21,8 @@ RATE = 24_000
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("pocket-tts", tmp_path_factory.mktemp("pocket-tts"))
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("pocket-tts")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from tests.models.speech_room import Array, SoundRoom, clip, refusal
 from transformers import VibeVoiceForConditionalGeneration, VibeVoiceProcessor
 
-from omni_actors.models.tiny import build
 from omni_actors.models.vibevoice import talker
 from omni_actors.models.vibevoice.pipeline import PIPELINE
 
@@ -23,8 +22,8 @@ NOISE = 11
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("vibevoice", tmp_path_factory.mktemp("vibevoice"))
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("vibevoice")
 
 
 @pytest.fixture(scope="module")

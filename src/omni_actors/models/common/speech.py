@@ -29,6 +29,7 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.byte_cache import ByteCache
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import OutputError, Piece, Result
@@ -74,22 +75,37 @@ class Utterance:
 class Talker(GenerationAdapter[Utterance, Utterance]):
     """The stage that makes frames. A family gives :meth:`start` (load), :meth:`check` and :meth:`speak`.
 
-    Options: ``max_characters`` bounds the text, ``max_reference_s`` a clip.
+    Options: ``max_characters`` bounds the text, ``max_reference_s`` a clip, ``clip_cache_mib`` what is kept of clips.
     """
 
     frames: ClassVar[str]
     """What a frame is made of: the kind of the payloads and the name of their one tensor, [frames, width]."""
 
+    _known: KnownClips | None = None
+
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         prepare_torch(self.hello)
         progress("loading the model", None)
-        info = self.start(folder_of(self.hello))
-        progress("warming up", 0.8)
-        return info
+        return self.start(folder_of(self.hello))
 
     @abstractmethod
     def start(self, folder: Path) -> dict[str, Any]:
         """Load what speaking needs. Returns what the serving process should know."""
+
+    def know_clips(self, codec: Any) -> None:
+        """Let this codec encode a clip that comes again only once, while what it made of it is kept."""
+        self._known = KnownClips(codec.encode, int(self.hello.options["clip_cache_mib"]) << 20)
+        codec.encode = self._known
+
+    def counters(self) -> dict[str, float]:
+        if self._known is None:
+            return {}
+        cache = self._known.cache
+        return {
+            "clip_hits_total": cache.hits,
+            "clip_misses_total": cache.misses,
+            "clip_evictions_total": cache.evictions,
+        }
 
     def check(self, utterance: Utterance) -> None:
         """Raise :class:`OmniError` (400 with ``param``) for what this model cannot say, or not in this way."""
@@ -137,6 +153,31 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
     def piece(self, utterance: Utterance, frames: Frames) -> Piece:
         """Frames as they leave: to the codec."""
         return Piece(Payload(self.frames, {}, {self.frames: np.ascontiguousarray(frames)}))
+
+
+class KnownClips:
+    """Stands in for a codec's ``encode``: what it made of the same input before is given again, while it stays in a
+    cache of ``most_bytes``. A clip of 30 s takes seconds to encode, and somebody's voice comes with each request."""
+
+    def __init__(self, encode: Callable[..., Any], most_bytes: int) -> None:
+        self._encode = encode
+        self.cache: ByteCache[bytes, Any] = ByteCache(most_bytes)
+
+    def __call__(self, *inputs: Any, **settings: Any) -> Any:
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (*inputs, *sorted(settings.items())):
+            name, value = part if isinstance(part, tuple) else ("", part)
+            if isinstance(value, torch.Tensor):
+                digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
+                digest.update(value.detach().to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
+            else:
+                digest.update(f"{name}{value!r}".encode())
+        key = digest.digest()
+        made = self.cache.get(key)
+        if made is None:
+            made = self._encode(*inputs, **settings)
+            self.cache.put(key, made, sum(it.nbytes for it in made.values() if isinstance(it, torch.Tensor)))
+        return made
 
 
 class Codes:

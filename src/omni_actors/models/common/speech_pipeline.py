@@ -15,14 +15,17 @@ _TALKER: Options = {
     "max_characters": (4096, "Longest text of one request, in characters; longer ones are refused."),
     "max_frames": (int, "Most frames of one utterance; as many as the model's makers recommend, if not set."),
 }
-_CLONING: Options = {"max_reference_s": (60.0, "Longest clip of a voice to speak with, in seconds.")}
+_CLONING: Options = {
+    "max_reference_s": (60.0, "Longest clip of a voice to speak with, in seconds."),
+    "clip_cache_mib": (64, "What is kept of clips, so that one that comes again is not encoded again, in MiB."),
+}
 _SAMPLING: Options = {
     "temperature": (float, "Of the draws: 0 takes what is likeliest. The model's own, if not set."),
     "top_k": (int, "Draw among so many best codes. The model's own, if not set."),
     "top_p": (float, "Draw among the best codes with so much probability. The model's own, if not set."),
 }
 _CODEC: Options = {name: (CODEC_TYPES.get(name, default), CODEC_DOC[name]) for name, default in CODEC_DEFAULTS.items()}
-_LEAST: dict[str, float] = {"temperature": 0, "top_k": 0, "top_p": 0, **CODEC_LEAST}
+_LEAST: dict[str, float] = {"clip_cache_mib": 0, "temperature": 0, "top_k": 0, "top_p": 0, **CODEC_LEAST}
 
 
 def speech_pipeline(
@@ -77,6 +80,7 @@ def speech_pipeline(
                 ports=(Port(frames, frames, mode="chunk", doc="Frames, as they are made."),),
                 sections=("speech",),
                 emits="audio",
+                dtypes=("float32",),
                 doc="Turns frames into sound.",
             )
         )

@@ -30,6 +30,7 @@ class Talker(speech.Talker):
         self._model = model = load_model(CsmForConditionalGeneration, self.hello)
         model.codec_model.decoder = None  # the codec stage has its own
         model.codec_model.float()  # a clip is float32, and what is heard in it are codes
+        self.know_clips(model.codec_model)
         self._recommended = speech.recommended(model.generation_config)
         self._depth_recommended = speech.recommended(model.depth_decoder.generation_config)
         self._codes = model.config.codec_config.codebook_size

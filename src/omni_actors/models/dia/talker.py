@@ -34,6 +34,7 @@ class Talker(speech.Talker):
         codec = load_model(DacModel, self.hello, speech.audio_tokenizer_folder(folder))
         codec.decoder = None  # the codec stage has its own
         codec.float()  # a clip is float32, and what is heard in it are codes
+        self.know_clips(codec)
         self._processor = speech.load_processor(DiaProcessor, folder, codec)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(DiaForConditionalGeneration, self.hello)

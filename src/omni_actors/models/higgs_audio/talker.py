@@ -36,6 +36,8 @@ class Talker(speech.Talker):
 
             codec = load_model(HiggsAudioV2TokenizerModel, self.hello, speech.audio_tokenizer_folder(folder))
             codec.float()  # a clip is float32, and what is heard in it are codes
+        if codec is not None:
+            self.know_clips(codec)
         self._processor = speech.load_processor(HiggsAudioV2Processor, folder, codec)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(HiggsAudioV2ForConditionalGeneration, self.hello)

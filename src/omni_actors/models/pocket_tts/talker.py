@@ -43,6 +43,7 @@ class Talker(speech.Talker):
         config = PocketTTSAudioTokenizerConfig.from_pretrained(codec, local_files_only=True)
         config.decoder_config = None  # the codec stage has its own
         encoder = load_model(PocketTTSAudioTokenizerModel, self.hello, codec, config=config)
+        self.know_clips(encoder)
         self._processor = speech.load_processor(PocketTTSProcessor, folder, encoder)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(PocketTTSForConditionalGeneration, self.hello)

@@ -38,6 +38,7 @@ class Talker(speech.Talker):
         self._processor = VibeVoiceProcessor.from_pretrained(folder, local_files_only=True)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = model = load_model(VibeVoiceForConditionalGeneration, self.hello)
+        self.know_clips(model.model.audio_tower)
         self._recommended = speech.recommended(model.generation_config)
         self._schedule = self._scheduler()
         config = model.config
