@@ -61,7 +61,7 @@ def test_old_clips_make_room() -> None:
 
 
 def test_a_clip_at_another_rate_is_the_same_voice() -> None:
-    """What the media process delivers is at 16 kHz: resampled as the family's own code does, it is heard as there."""
+    """A clip comes at its file's rate: resampled as the family's own code does, it is heard as there."""
     adapter = shared_voice()._adapter
     assert isinstance(adapter, Qwen3TTSVoice)
     assert adapter._cloner is not None

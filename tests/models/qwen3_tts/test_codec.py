@@ -36,10 +36,10 @@ def adapter_of(engine: Any) -> Qwen3TTSCodec:
 @pytest.mark.parametrize("first", [1, 11, 21, 31, 41])
 def test_streamed_is_the_whole_for_every_chunk_size(first: int) -> None:
     """Ten sizes each, to 50."""
-    engine = codec_of(ramp=False)
+    engine = codec_of()
     adapter = adapter_of(engine)
     for chunk in range(first, first + 10):
-        adapter._options["chunk_frames"] = chunk
+        adapter.configure({"ramp": False, "chunk_frames": chunk})
         np.testing.assert_allclose(decode(engine, frames()), whole(), rtol=0, atol=1e-4, err_msg=f"{chunk} frames")
 
 
@@ -51,8 +51,11 @@ def test_any_context_that_suffices_is_as_good() -> None:
 
 
 def test_less_context_costs_quality_and_the_least_costs_most() -> None:
+    engine = codec_of()
+
     def loss(context: int) -> float:
-        sound = decode(codec_of(ramp=False, chunk_frames=10, left_context_frames=context), frames())
+        adapter_of(engine).configure({"ramp": False, "chunk_frames": 10, "left_context_frames": context})
+        sound = decode(engine, frames())
         return float(10 * np.log10(np.square(sound - whole()).mean() / np.square(whole()).mean()))
 
     losses = [loss(context) for context in (0, 4, 12, 20)]
