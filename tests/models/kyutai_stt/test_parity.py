@@ -122,6 +122,23 @@ def test_greedy_tokens_are_transformers_own(room: Room, reference: Reference, to
         assert [room.run([samples]).tokens[0] for samples in CLIPS] == expected
 
 
+def test_text_is_written_while_the_clip_is_still_encoded(folder: Path, reference: Reference) -> None:
+    room = Room(folder, window=8)
+    expected = reference.tokens(CLIPS[0])
+    out = Said()
+    params = {"transcription": Transcription()}
+    room.engine.admit(Work(0, "request-0", params, frozenset(("codes",)), visible=True))
+    payloads = room.codes(CLIPS[0])
+    assert len(payloads) > 3
+    for place, payload in enumerate(payloads):
+        room.engine.feed(0, "codes", payload, payload is payloads[-1])
+        while room.engine.runnable and room.engine.step(out):  # type: ignore[arg-type]
+            pass
+        assert out.tokens[0] == expected[: 8 * (place + 1) + 1]
+    assert out.tokens[0] == expected
+    assert 0 in out.usage
+
+
 def test_another_clip_is_another_answer(room: Room) -> None:
     one, other = (room.run([sweep(2.0, seed)]).tokens[0] for seed in (10, 11))
     assert len(one) == len(other)

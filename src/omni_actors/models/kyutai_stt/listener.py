@@ -1,13 +1,14 @@
 """The decoder: at each step one token of text and the codes of one frame go in, and the next token comes out.
 
-A frame's codes are known before; a step's input is the sum of the embeddings of the text token before it and of the
-codes of the frame before it. The text is mostly padding: a word's tokens come some frames after its sound.
+A step's input is the sum of the embeddings of the text token before it and of the codes of the frame before it. The
+codes come from the encoder while text is already written. The text is mostly padding: a word's tokens come some frames
+after its sound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,14 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Transcription
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
-from omni_actors.worker.engines.decoder import Attention, AutoregressiveAdapter, PromptInput, StepInputs, StepOutput
+from omni_actors.worker.engines.decoder import (
+    Attention,
+    AutoregressiveAdapter,
+    Drawn,
+    PromptInput,
+    StepInputs,
+    StepOutput,
+)
 from omni_actors.worker.engines.linear import Linear, linear
 from omni_actors.worker.tensors import tensor_of
 
@@ -64,8 +72,10 @@ class FrameDecoder:
 
 @dataclass(slots=True)
 class _Request:
-    frames: int = 0
-    codes: list[torch.Tensor] = field(default_factory=list)
+    """``known`` counts the positions whose codes have come, ``computed`` those that were a step's input."""
+
+    known: int = 0
+    computed: int = 0
 
 
 class Decoder(AutoregressiveAdapter):
@@ -129,19 +139,35 @@ class Decoder(AutoregressiveAdapter):
         return Sampling(temperature=asked.temperature if isinstance(asked, Transcription) else 0.0)
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
-        request = self._requests[key]
-        if payload is not None:
-            request.frames = payload.meta["frames"]
-            request.codes.append(tensor_of(payload, "codes", device=self.decoder.device))
-        if not end:
+        request, heard = self._requests[key], self.decoder.heard
+        if payload is None:
+            if not request.known:
+                raise invalid_request("There is no clip.", param="file")
             return PromptInput()
-        if not request.frames:
-            raise invalid_request("There is no clip.", param="file")
-        codes = torch.cat([self._begin, *request.codes])[: request.frames]
-        request.codes = []
-        self.decoder.heard[key] = self._embedded(codes)
-        # What was heard is not in the prompt's tokens, and no two clips are the same.
-        return PromptInput([self._bos], reuse=False, complete=True, max_tokens=request.frames)
+        codes = tensor_of(payload, "codes", device=self.decoder.device)
+        if request.known:
+            self._hear(key, codes)
+            return PromptInput()
+        frames: int = payload.meta["frames"]
+        heard[key] = self._codes.new_zeros(frames, self._codes.shape[1])
+        self._hear(key, torch.cat([self._begin, codes]))
+        # What was heard is not among the prompt's tokens, and no two clips are the same.
+        return PromptInput([self._bos], reuse=False, complete=True, max_tokens=frames)
+
+    def _hear(self, key: int, codes: torch.Tensor) -> None:
+        """Codes of the next positions; of the last frame nobody reads."""
+        request, heard = self._requests[key], self.decoder.heard[key]
+        rows = self._embedded(codes)[: len(heard) - request.known]
+        heard[request.known : request.known + len(rows)] = rows
+        request.known += len(rows)
+
+    def ready(self, key: int) -> bool:
+        request = self._requests[key]
+        return request.computed < request.known
+
+    def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
+        for token in drawn:
+            self._requests[token.key].computed = token.position + 1
 
     @torch.inference_mode()
     def _embedded(self, codes: torch.Tensor) -> torch.Tensor:

@@ -67,9 +67,11 @@ class Request:
 
 
 def limit_of(request: Request, max_len: int, usual: int | None, *, prompt_only: bool) -> int:
-    """Most tokens that a choice may have: what is asked for, else ``usual``, else what ``max_len`` tokens leave.
+    """Most tokens that a choice may have: what is asked for and what the adapter bounds it to, without either
+    ``usual``, else what ``max_len`` tokens leave.
     ``prompt_only`` says that they are sampled elsewhere. Raises (400) when the context is too short."""
-    length, most = request.first.prompt_len, request.sampling.max_tokens
+    length, asked, own = request.first.prompt_len, request.sampling.max_tokens, request.most
+    most = own if asked is None else asked if own is None else min(asked, own)
     room = max_len - length
     if room >= 0 and (request.final or prompt_only):
         return 0

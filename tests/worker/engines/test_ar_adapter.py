@@ -1,0 +1,77 @@
+"""What an adapter may say about an answer: how long it is at most, and what of it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec.structs
+import pytest
+from tests.worker.engines import tiny_models
+from tests.worker.engines.ar_driver import assert_idle, engine_of, hello, run, work
+
+from omni_actors.models.causal_lm.adapter import CausalLM
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.request import TextDelta
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.decoder import PromptInput
+
+PROMPT = list(range(32, 64))
+
+
+class Bounded(CausalLM):
+    """At most ``most`` tokens, of which only letters are shown."""
+
+    most: int | None = None
+
+    def open(self, work: Work) -> PromptInput:
+        return replace(super().open(work), max_tokens=self.most)
+
+    def shown(self, delta: TextDelta) -> TextDelta:
+        letters = "".join(filter(str.isalpha, delta.text))
+        return msgspec.structs.replace(delta, text=letters, meta={"of": len(delta.text)})
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Bounded:
+    made = Bounded(hello(tiny_models.save(tmp_path_factory.mktemp("llama"))))
+    made.load(lambda text, fraction: None)
+    return made
+
+
+@pytest.fixture
+def adapter(loaded: Bounded) -> Iterator[Bounded]:
+    yield loaded
+    loaded.most = None
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "length"), [(None, 7, 7), (20, 7, 7), (5, 7, 5), (9, None, 9)], ids=["own", "less", "more", "none"]
+)
+def test_the_smaller_bound_counts(adapter: Bounded, asked: int | None, own: int | None, length: int) -> None:
+    adapter.most = own
+    engine = engine_of(adapter)
+    answer = run(engine, [work(0, PROMPT, max_tokens=asked, ignore_eos=True)]).answers[0][0]
+    assert len(answer.token_ids) == length
+    assert answer.finish_reason == "length"
+    assert_idle(engine)
+
+
+def test_a_bound_that_the_context_has_no_room_for_is_refused(adapter: Bounded) -> None:
+    adapter.most = tiny_models.CONTEXT
+    engine = engine_of(adapter)
+    with pytest.raises(OmniError) as refused:
+        engine.admit(work(0, PROMPT))
+    assert refused.value.info.code == "context_length_exceeded"
+    assert_idle(engine)
+
+
+def test_the_client_sees_what_is_shown_of_the_text_and_all_of_the_tokens(adapter: Bounded) -> None:
+    asked = {"max_tokens": 24, "ignore_eos": True}
+    whole = run(engine_of(adapter), [work(0, PROMPT, **asked)])
+    text, tokens = whole.answers[0][0].text, whole.answers[0][0].token_ids
+    assert text.isalpha()
+    assert len(tokens) == 24
+    full = adapter.vocabulary.tokenizer.decode(tokens, skip_special_tokens=True)  # type: ignore[union-attr]
+    assert text == "".join(filter(str.isalpha, full))
+    assert text != full
