@@ -28,7 +28,7 @@ from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.packing import Packed, pack, place
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
-from omni_actors.connectors.tcp import TcpLink
+from omni_actors.connectors.tcp import CONNECT_S, TcpLink
 from omni_actors.connectors.unix import UnixLink
 from omni_actors.protocol.frames import Ack, Chunk
 
@@ -220,11 +220,12 @@ def _accept() -> Link:
     print(listener.address[1], flush=True)
     with select.epoll() as epoll:
         epoll.register(listener.fileno(), select.EPOLLIN)
-        while True:
-            epoll.poll()
+        while not listener.overdue():
+            epoll.poll(CONNECT_S)
             for id, sock in listener.serve():
                 listener.close()
                 return TcpLink(id, "producer", sock, Arena())
+    sys.exit("nobody called")
 
 
 def _consume(link: Link) -> None:
