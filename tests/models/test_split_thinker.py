@@ -17,7 +17,7 @@ from tests.models.split_line import FIRST, SplitLine
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.protocol.params import Prompt, Speech
 
-FAMILIES = {"qwen3_omni": "aiden", "qwen2_5_omni": "Chelsie"}
+FAMILIES = ("qwen3_omni", "qwen2_5_omni")
 
 
 def spoken_codes(pipeline: Pipeline) -> Pipeline:
@@ -47,6 +47,20 @@ def asks() -> list[Ask]:
         speech = Speech(max_tokens=8) if number % 2 == 0 or number in (1, 3) else None
         made.append(Ask(prompt, payloads, max_tokens=6 + number, speech=speech))
     return made
+
+
+def test_a_split_thinker_without_a_talker_needs_no_states(tiny_model: Callable[[str], Path]) -> None:
+    """Only its first half has an edge to hand on by: what that keeps for a next stage is let lie."""
+    pipeline: Pipeline = resolve_name("omni_actors.models.qwen3_omni.pipeline:PIPELINE")
+    alone = replace(pipeline, stages=pipeline.stages[:2], edges=pipeline.edges[:1])
+    asked = [replace(ask, speech=None) for ask in asks()[:2]]
+    options = {"thinker": {"kv_memory_mib": 16}}
+    expected = Line(alone, tiny_model("qwen3-omni"), options).run(asked)
+    split = SplitLine(alone, tiny_model("qwen3-omni"), options)
+    assert [split.adapter(name).decoder.kv_shape.side > 0 for name in (FIRST, "thinker")] == [True, False]
+    found = split.run(asked)
+    assert [it.tokens for it in found] == [it.tokens for it in expected]
+    assert all(it.tokens for it in found)
 
 
 @pytest.mark.deadline(240)
