@@ -61,6 +61,8 @@ class Stage:
     options_doc: dict[str, str] = field(default_factory=dict)
     options_type: dict[str, type] = field(default_factory=dict)
     options_least: dict[str, float] = field(default_factory=dict)
+    runs: tuple[str, ...] = ()
+    """Of an engine by dotted name that runs others in itself: their kinds. The stage has their options too."""
     separable: bool = False
     """Whether a deploy file may have its prompts computed in a pool of their own: an autoregressive stage to which
     nothing comes on its ports once its prompt is complete."""

@@ -42,15 +42,18 @@ _OPTIONS = {"autoregressive": "omni_actors.worker.engines.ar_options"}
 
 
 def with_engine_options(stage: Stage) -> Stage:
-    """The stage with the options that every stage of its engine kind has. Sampling is a group of its own."""
-    if stage.engine not in _OPTIONS:
-        return stage
-    module = import_module(_OPTIONS[stage.engine])
-    defaults = {name: default for name, default in module.OPTIONS.items() if name != "sampling"}
-    return replace(
-        stage,
-        defaults=defaults | stage.defaults,
-        options_doc={name: module.OPTIONS_DOC[name] for name in defaults} | stage.options_doc,
-        options_type=module.OPTIONS_TYPE | stage.options_type,
-        options_least=module.OPTIONS_LEAST | stage.options_least,
-    )
+    """The stage with the options that every stage of its engine kind has, or of the kinds that its engine runs.
+    Sampling is a group of its own."""
+    for kind in (stage.engine, *stage.runs):
+        if kind not in _OPTIONS:
+            continue
+        module = import_module(_OPTIONS[kind])
+        defaults = {name: default for name, default in module.OPTIONS.items() if name != "sampling"}
+        stage = replace(
+            stage,
+            defaults=defaults | stage.defaults,
+            options_doc={name: module.OPTIONS_DOC[name] for name in defaults} | stage.options_doc,
+            options_type=module.OPTIONS_TYPE | stage.options_type,
+            options_least=module.OPTIONS_LEAST | stage.options_least,
+        )
+    return stage

@@ -10,7 +10,6 @@ from typing import Any
 from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC, CODEC_LEAST, CODEC_TYPES
 from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage, Task
-from omni_actors.pipelines.limits import with_engine_options
 
 _FAMILY = "omni_actors.models.qwen3_tts"
 
@@ -122,8 +121,6 @@ PIPELINE = Pipeline(
     doc="Qwen3-TTS (12 Hz): named voices, voices designed by a description, or cloned; a talker and a codec.",
 )
 
-_ENGINE = with_engine_options(TALKER)
-
 TTS = Stage(
     name="tts",
     engine="omni_actors.worker.engines.chained:ChainedEngine",
@@ -131,10 +128,11 @@ TTS = Stage(
     ports=tuple(replace(port, required=False) for port in VOICE.ports),
     sections=("speech",),
     emits="audio",
-    defaults=_ENGINE.defaults | CODEC.defaults | VOICE.defaults,
-    options_doc=_ENGINE.options_doc | CODEC.options_doc | VOICE.options_doc,
-    options_type=_ENGINE.options_type | CODEC.options_type | VOICE.options_type,
-    options_least=_ENGINE.options_least | CODEC.options_least | VOICE.options_least,
+    runs=(TALKER.engine, CODEC.engine),
+    defaults=TALKER.defaults | CODEC.defaults | VOICE.defaults,
+    options_doc=TALKER.options_doc | CODEC.options_doc | VOICE.options_doc,
+    options_type=TALKER.options_type | CODEC.options_type | VOICE.options_type,
+    options_least=TALKER.options_least | CODEC.options_least | VOICE.options_least,
     doc="Talker and codec in one worker, and what hears clips: text to sound.",
 )
 
