@@ -283,17 +283,16 @@ class Outlet:
         try:
             for route, link in routes.items():
                 touched.add(link)
-                if route.edge.mode != "full":
+                at_once = route.edge.mode != "full"
+                if at_once:
                     self._put(job.key, route, link, packed, emit.end)
-                    waiting.remove(route)
-                    continue
-                waiting.remove(route)
-                if packed is not None:
+                elif packed is not None:
                     route.held.append(packed)
-                if emit.end:
+                del waiting[0]
+                if emit.end and not at_once:
                     self._publish(job.key, route, link)
         except BaseException:
-            for _ in waiting:  # nobody will read it by these
+            for _ in waiting:  # nobody will read it by these routes
                 self._release(packed)
             raise
         finally:
