@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
 
@@ -31,14 +32,38 @@ def load_part(
     """The module of a checkpoint whose weights are named ``prefix…`` (``"code2wav."``; ``""`` for all of them), built
     of ``config`` alone, in evaluation mode.
 
-    Only these weights are read. Experts that are stored one by one are stacked as transformers does it for the whole
-    model. Raises :class:`OmniError` (500) when weights are missing or misshapen: a part
-    with random weights would answer, and wrongly.
+    Only these weights are read, each once and straight onto the device. Experts that are stored one by one are stacked,
+    and what is stored otherwise than the class has it is converted, as transformers does it for the whole model. Raises
+    :class:`OmniError` (500) when weights are missing or misshapen: a part with random weights would answer, wrongly.
     """
     disable_progress_bar()
-    weights = stack_experts(read_weights(folder, prefix))
+    weights = stack_experts(read_weights(folder, prefix, device))
     if not weights:
         raise _bad(f"{folder} has no weights named '{prefix}…'")
+    model = _assigned(cls, config, weights, dtype) or _converted(cls, config, weights, dtype, folder, prefix)
+    placed: M = model.to(device).eval().requires_grad_(False)
+    return placed
+
+
+def _assigned(cls: type[M], config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> M | None:
+    """The module with exactly these weights in it, without a copy where they have the dtype; ``None`` when they are not
+    stored as the class has them."""
+    if cls._keep_in_fp32_modules or cls._keep_in_fp32_modules_strict:
+        return None
+    with no_init_weights():  # its own weights are never written: they take no memory
+        model: M = cls._from_config(config, dtype=dtype)
+    own = model.state_dict()
+    if any(name not in weights or weights[name].shape != tensor.shape for name, tensor in own.items()):
+        return None
+    model.load_state_dict({name: weights[name].to(tensor.dtype) for name, tensor in own.items()}, assign=True)
+    return model
+
+
+def _converted(
+    cls: type[M], config: Any, weights: dict[str, torch.Tensor], dtype: torch.dtype, folder: str | Path, prefix: str
+) -> M:
+    """The module by transformers' own loading."""
+    model: M
     model, report = cls.from_pretrained(
         None, config=config, state_dict=weights, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True
     )
@@ -48,18 +73,17 @@ def load_part(
         raise _bad(f"{folder}: {len(lacking)} weights are missing or misshapen, such as {lacking[:3]}")
     if report["unexpected_keys"]:
         log.debug("%s: %d weights under '%s' are not used", folder, len(report["unexpected_keys"]), prefix)
-    placed: M = model.to(device).eval().requires_grad_(False)
-    return placed
+    return model
 
 
-def read_weights(folder: str | Path, prefix: str) -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors whose names begin with ``prefix``, by the rest of their names. They are mapped from the
-    files: one that nobody touches costs no memory. Raises :class:`OmniError` (500) without a ``model.safetensors`` or
-    its index."""
+def read_weights(folder: str | Path, prefix: str, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors whose names begin with ``prefix``, by the rest of their names. In host memory they are
+    mapped from the files: one that nobody touches costs none. Raises :class:`OmniError` (500) without a
+    ``model.safetensors`` or its index."""
     found: dict[str, torch.Tensor] = {}
     for path, names in _files(Path(folder), prefix):
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="pt", device=str(device)) as file:
                 every: list[str] = list(file.keys())
                 wanted = [name for name in every if name.startswith(prefix)] if names is None else names
                 for name in wanted:
@@ -69,23 +93,26 @@ def read_weights(folder: str | Path, prefix: str) -> dict[str, torch.Tensor]:
     return found
 
 
-def stack_experts(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def stack_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same weights with ``experts.gate_up_proj`` [experts, 2 * inner, outer] (gates first) and
-    ``experts.down_proj`` [experts, outer, inner] in the place of each layer's single experts."""
+    ``experts.down_proj`` [experts, outer, inner] in the place of each layer's single experts. ``weights`` is emptied:
+    a device need not hold more than one layer's experts twice."""
     kept: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
-    for name, weight in weights.items():
+    for name in list(weights):
+        weight = weights.pop(name)
         if match := _EXPERT.fullmatch(name):
             experts.setdefault(match[1], {})[int(match[2]), match[3]] = weight
         else:
             kept[name] = weight
+        del weight
     for layer, parts in experts.items():
         numbers = range(1 + max(number for number, _ in parts))
         try:
             kept[f"{layer}.gate_up_proj"] = torch.stack(
-                [torch.cat((parts[number, "gate"], parts[number, "up"])) for number in numbers]
+                [torch.cat((parts.pop((number, "gate")), parts.pop((number, "up")))) for number in numbers]
             )
-            kept[f"{layer}.down_proj"] = torch.stack([parts[number, "down"] for number in numbers])
+            kept[f"{layer}.down_proj"] = torch.stack([parts.pop((number, "down")) for number in numbers])
         except KeyError as error:
             raise _bad(f"{layer} lacks the weight {error}") from None
     return kept
