@@ -19,6 +19,7 @@ from omni_actors.protocol.params import Prompt
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker import kv
 from omni_actors.worker.engine import Work
+from omni_actors.worker.engines import handover
 from omni_actors.worker.engines.decoder import State
 
 RNG = random.Random(7)
@@ -302,3 +303,17 @@ def test_consumers_that_stand_still_hold_no_more_than_a_batch(adapter: CausalLM)
         assert two.turn()
     two.assert_idle()
     assert answers(two.out) == answers(alone(adapter, works(max_tokens=40)))
+
+
+def test_what_was_cached_already_leaves_in_pieces_too(adapter: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "PAYLOAD_BYTES", 20 * adapter.decoder.kv_shape.token_bytes + 1)
+    two = pair(adapter)
+    for key in range(2):
+        two.run([work(key, PROMPTS[-1], max_tokens=8)])
+        _, *rows = two.payloads[key]
+        sizes = [p.meta["tokens"] for p in rows]
+        assert (sum(sizes), max(sizes)) == (133, 20)
+        assert [p.meta["start"] for p in rows] == [sum(sizes[:i]) for i in range(len(sizes))]
+    assert two.out.usage[1].cached_tokens == 128
+    whole = alone(adapter, [work(0, PROMPTS[-1], max_tokens=8)])
+    assert two.out.answers[1][0].token_ids == whole.answers[0][0].token_ids
