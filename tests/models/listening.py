@@ -50,6 +50,7 @@ class Said:
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     texts: dict[int, str] = field(default_factory=lambda: defaultdict(str))
     metas: dict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    reasons: dict[int, str | None] = field(default_factory=dict)
     usage: dict[int, Usage] = field(default_factory=dict)
     errors: dict[int, ErrorInfo] = field(default_factory=dict)
 
@@ -60,6 +61,7 @@ class Said:
         self.tokens[delta.key] += delta.token_ids
         self.texts[delta.key] += delta.text
         self.metas[delta.key] |= delta.meta or {}
+        self.reasons[delta.key] = delta.finish_reason
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)

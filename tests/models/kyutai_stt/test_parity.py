@@ -136,6 +136,7 @@ def test_text_is_written_while_the_clip_is_still_encoded(folder: Path, reference
             pass
         assert out.tokens[0] == expected[: 8 * (place + 1) + 1]
     assert out.tokens[0] == expected
+    assert out.reasons[0] == "stop"
     assert 0 in out.usage
 
 

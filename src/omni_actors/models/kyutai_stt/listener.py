@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec.structs
 import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, GenerationConfig
@@ -26,6 +27,7 @@ from omni_actors.models.common.text import Text, context_length, give_memory_bac
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Transcription
+from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import (
@@ -168,6 +170,10 @@ class Decoder(AutoregressiveAdapter):
     def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
         for token in drawn:
             self._requests[token.key].computed = token.position + 1
+
+    def shown(self, delta: TextDelta) -> TextDelta:
+        """The clip's end is the answer's own end: nothing was cut off."""
+        return msgspec.structs.replace(delta, finish_reason="stop") if delta.finish_reason == "length" else delta
 
     @torch.inference_mode()
     def _embedded(self, codes: torch.Tensor) -> torch.Tensor:
