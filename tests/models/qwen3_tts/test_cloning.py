@@ -149,6 +149,14 @@ def test_what_a_clone_cannot_do_is_refused(seconds: float | None, fields: dict[s
     assert refusal("qwen3-tts-base", None if seconds is None else voice_clip(seconds), **fields) == (param, 400)
 
 
+def test_nothing_is_left_of_one_that_has_no_room() -> None:
+    assert refusal("qwen3-tts", max_tokens=40_000) == ("max_new_tokens", 400)
+    assert refusal("qwen3-tts", text="word " * 30_000) == ("input", 400)
+    adapter = shared("qwen3-tts")._adapter
+    assert isinstance(adapter, Qwen3TTSTalker)
+    assert adapter.requests == {}
+
+
 def test_nothing_is_left_of_a_request() -> None:
     engine = shared("qwen3-tts-base")
     adapter = engine._adapter

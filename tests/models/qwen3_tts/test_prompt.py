@@ -13,7 +13,7 @@ PLAIN = Asked(head=[100, 101, 102], text=[200, 201, 202], whole=False)
 NOTHING = [None, None, None]
 
 
-def rows(layout: Layout) -> list[tuple[int | None, int | None]]:
+def rows(layout: Layout) -> list[tuple[int, int | None]]:
     return list(zip(layout.text, layout.codec, strict=True))
 
 

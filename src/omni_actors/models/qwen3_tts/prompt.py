@@ -51,18 +51,18 @@ class Marks:
 
 @dataclass(slots=True)
 class Layout:
-    """``text`` and ``codec`` are columns of equal length; ``None`` is nothing. In the codec's, the row ``speaker_at``
-    holds the voice's embedding, if a clip gives it, and ``frames`` rows from ``frames_at`` on hold the clip's frames
-    (there ``codec`` has ``None``). ``beside`` is the text that goes with the frames to come, one piece with each."""
+    """``text`` and ``codec`` are columns of equal length. In the codec's, ``None`` is nothing, or what is no mark: the
+    row ``speaker_at`` holds the voice's embedding, if a clip gives it, and ``frames`` rows from ``frames_at`` on hold
+    the clip's frames. ``beside`` is the text that goes with the frames to come, one piece with each."""
 
-    text: list[int | None] = field(default_factory=list)
+    text: list[int] = field(default_factory=list)
     codec: list[int | None] = field(default_factory=list)
     speaker_at: int | None = None
     frames_at: int = 0
     frames: int = 0
     beside: list[int] = field(default_factory=list)
 
-    def put(self, text: Sequence[int | None], codec: Sequence[int | None]) -> None:
+    def put(self, text: Sequence[int], codec: Sequence[int | None]) -> None:
         """More rows: the columns must be of one length."""
         self.text += text
         self.codec += codec

@@ -132,7 +132,11 @@ class Qwen3TTSTalker(Talker):
         if VOICE in work.ports:
             self._waiting[work.key] = speech
             return PromptInput()
-        return self._begin(work.key, speech, None)
+        try:
+            return self._begin(work.key, speech, None)
+        except BaseException:
+            self.close(work.key)
+            raise
 
     def _depth_sampling(self, work: Work) -> DepthSampling:
         """What a request asks of its codes counts for all of a frame; else each has what its makers recommend."""
@@ -227,9 +231,7 @@ class Qwen3TTSTalker(Talker):
 
     def _embed(self, layout: Layout, voice: _Voice | None) -> torch.Tensor:
         """The prompt's rows [n, width]."""
-        text = [i for i in layout.text if i is not None]
-        assert len(text) == len(layout.text), "every row has text or padding"
-        rows = self._embed_text(text)
+        rows = self._embed_text(layout.text)
         device, embeddings = rows.device, self.decoder.embeddings
         places = [(at, i) for at, i in enumerate(layout.codec) if i is not None]
         index, ids = torch.tensor(places, device=device).unbind(1)
