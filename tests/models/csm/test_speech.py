@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.speech_room import Array, Room, check_seeds, clip, refusal
+from tests.models.speech_room import Array, Kept, Room, check_seeds, clip, refusal
 from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_actors.models.csm.pipeline import PIPELINE
+from omni_actors.protocol.params import Speech
 
 TEXTS = ("Hello there, who are you?", "The river runs to the sea.", "One, two, three, four.")
 FRAMES = 40
@@ -128,3 +129,22 @@ def test_what_it_cannot_say_is_refused(greedy: Room) -> None:
     assert refusal(greedy, " ") == (400, "input")
     assert refusal(greedy, "Hello", (clip(0.5), RATE)) == (400, "ref_text")
     assert refusal(greedy, "Hello" * 1000) == (400, "input")
+    assert refusal(greedy, "Hello<|AUDIO|>") == (400, "input")
+    assert refusal(greedy, "Hello", (clip(0.5), RATE), ref_text="Me.<|end_of_text|>") == (400, "ref_text")
+    assert refusal(greedy, "Hello", (clip(0.5), RATE), ref_text="Me." * 2000) == (400, "ref_text")
+
+
+def test_what_does_not_fit_fails_alone_and_an_abort_frees_at_once(greedy: Room) -> None:
+    engine = greedy.talker.engine
+    for key, text in ((1, "a" * 2000), (2, TEXTS[0]), (3, TEXTS[1])):  # the model's context is 1024
+        greedy.talker.admit(key, {"speech": Speech(text=text)}, None, ())
+    out = Kept()
+    for _ in range(6):
+        engine.step(out)
+    assert (out.failed[1].status, out.failed[1].param) == (400, "input")
+    engine.abort(2)
+    assert engine.counters()["requests"] == 1
+    while engine.runnable:
+        engine.step(out)
+    assert set(out.done) == {3}
+    assert np.array_equal([p.tensors["codes"][0] for key, p in out.payloads if key == 3], greedy.say(TEXTS[1]).frames)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.speech_room import Room, check_seeds, clip, refusal
+from tests.models.speech_room import Array, Room, check_seeds, clip, refusal
 from transformers import HiggsAudioV2ForConditionalGeneration, HiggsAudioV2Processor
 
 from omni_actors.models.common.speech import audio_tokenizer_folder, load_processor
@@ -45,20 +45,30 @@ class Reference:
         self.codec: Any = codec_class().from_pretrained(audio_tokenizer_folder(folder)).eval()
         self.processor = load_processor(HiggsAudioV2Processor, folder, None)
 
-    def say(self, text: str, scene: str = "Audio is recorded from a quiet room.", frames: int = FRAMES) -> Any:
+    def say(
+        self, text: str, scene: str = "Audio is recorded from a quiet room.", said: str = "", sound: Array | None = None
+    ) -> tuple[Array, Array]:
         """Codes [frames, codebooks] and samples, greedily."""
-        said = (("system", "Generate audio following instruction."), ("scene", scene), ("user", text))
-        turns = [{"role": role, "content": [{"type": "text", "text": it}]} for role, it in said]
+        turns = [_turn("system", "Generate audio following instruction."), _turn("scene", scene)]
+        if sound is not None:
+            self.processor.audio_tokenizer = self.codec
+            turns += [_turn("user", said), {"role": "assistant", "content": [{"type": "audio", "audio": sound}]}]
+        turns.append(_turn("user", text))
         inputs = self.processor.apply_chat_template(
             turns, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
         )
-        rows = self.model.generate(**inputs, do_sample=False, max_new_tokens=frames + CODEBOOKS)[0]
+        rows = self.model.generate(**inputs, do_sample=False, max_new_tokens=FRAMES + CODEBOOKS)[0]
+        rows = rows[len(inputs["audio_input_ids"][0]) :] if sound is not None else rows
         over = (rows == self.model.config.audio_stream_eos_id).all(-1).nonzero()
         rows = rows[1 : int(over[0])] if len(over) else rows[1:]
         codes = self.processor.revert_delay_pattern(rows).clip(0, self.model.config.audio_stream_bos_id - 1)
         with torch.inference_mode():
             samples = self.codec.decode(codes.T[None]).audio_values[0, 0]
         return codes.numpy(), samples.numpy()
+
+
+def _turn(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +141,12 @@ def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: Room, firs
 @pytest.mark.skipif(find_spec("torchaudio") is not None, reason="with torchaudio it can")
 def test_without_torchaudio_a_clip_is_refused(greedy: Room) -> None:
     assert refusal(greedy, "Hello", (clip(0.2), RATE), ref_text="This is me.") == (400, "ref_audio")
+
+
+@pytest.mark.skipif(find_spec("torchaudio") is None, reason="transformers' codec encodes with torchaudio only")
+def test_a_reference_and_its_text_are_turns_before(greedy: Room, reference: Reference) -> None:
+    sound = clip(0.9)
+    spoken = greedy.say(TEXTS[0], (sound, RATE), ref_text="This is me.")
+    codes, samples = reference.say(TEXTS[0], said="This is me.", sound=sound)
+    assert np.array_equal(spoken.frames, codes)
+    assert np.abs(spoken.samples - samples).max() < 1e-4

@@ -82,6 +82,7 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
     """What a frame is made of: the kind of the payloads and the name of their one tensor, [frames, width]."""
 
     _known: KnownClips | None = None
+    _marks: tuple[str, ...] = ()
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         prepare_torch(self.hello)
@@ -91,6 +92,11 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
     @abstractmethod
     def start(self, folder: Path) -> dict[str, Any]:
         """Load what speaking needs. Returns what the serving process should know."""
+
+    def keep_marks(self, tokenizer: Any) -> None:
+        """Refuse texts that hold the tokenizer's special tokens: those are no words, but ends and places of sound."""
+        added = [str(it) for it in tokenizer.added_tokens_decoder.values() if it.special]
+        self._marks = tuple(dict.fromkeys([*added, *tokenizer.all_special_tokens]))
 
     def know_clips(self, codec: Any) -> None:
         """Let this codec encode a clip that comes again only once, while what it made of it is kept."""
@@ -118,13 +124,23 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
     def open(self, work: Work) -> tuple[Utterance, Sequence[Utterance]]:
         speech: Speech = work.params.get("speech") or Speech()
         utterance = Utterance(work, speech)
-        most = int(self.hello.options["max_characters"])
         if not utterance.text.strip():
             raise invalid_request("There is no text to say.", param="input")
-        if len(utterance.text) > most:
-            raise invalid_request(f"The text has {len(utterance.text)} characters; the most is {most}.", param="input")
+        for text, param in (
+            (utterance.text, "input"),
+            (speech.ref_text, "ref_text"),
+            (speech.instructions, "instructions"),
+        ):
+            self._check_text(text or "", param)
         self.check(utterance)
         return utterance, () if REFERENCE in work.ports else (utterance,)
+
+    def _check_text(self, text: str, param: str) -> None:
+        most = int(self.hello.options["max_characters"])
+        if len(text) > most:
+            raise invalid_request(f"The text has {len(text)} characters; the most is {most}.", param=param)
+        if found := next((mark for mark in self._marks if mark in text), None):
+            raise invalid_request(f"The text holds {found!r}, which is a mark of this model's own.", param=param)
 
     def feed(self, state: Utterance, port: str, payload: Payload | None, end: bool) -> Sequence[Utterance]:
         if payload is not None:

@@ -26,6 +26,7 @@ class Talker(speech.Talker):
 
     def start(self, folder: Path) -> dict[str, Any]:
         self._processor = CsmProcessor.from_pretrained(folder, local_files_only=True)
+        self.keep_marks(self._processor.tokenizer)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = model = load_model(CsmForConditionalGeneration, self.hello)
         model.codec_model.decoder = None  # the codec stage has its own

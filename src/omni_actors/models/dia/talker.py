@@ -36,6 +36,7 @@ class Talker(speech.Talker):
         codec.float()  # a clip is float32, and what is heard in it are codes
         self.know_clips(codec)
         self._processor = speech.load_processor(DiaProcessor, folder, codec)
+        self.keep_marks(self._processor.tokenizer)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(DiaForConditionalGeneration, self.hello)
         self._recommended = speech.recommended(self._model.generation_config)
@@ -147,5 +148,5 @@ class _Decoder:
         guided: torch.Tensor = given + (given - free) * self._guidance
         if not top_k:
             return guided
-        kept = guided.topk(top_k, dim=-1).indices
+        kept = guided.topk(min(top_k, guided.shape[-1]), dim=-1).indices
         return torch.full_like(given, -torch.inf).scatter(-1, kept, given.gather(-1, kept))

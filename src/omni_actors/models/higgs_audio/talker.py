@@ -39,6 +39,7 @@ class Talker(speech.Talker):
         if codec is not None:
             self.know_clips(codec)
         self._processor = speech.load_processor(HiggsAudioV2Processor, folder, codec)
+        self.keep_marks(self._processor.tokenizer)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(HiggsAudioV2ForConditionalGeneration, self.hello)
         self._recommended = speech.recommended(self._model.generation_config)

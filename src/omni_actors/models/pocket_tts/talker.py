@@ -45,6 +45,7 @@ class Talker(speech.Talker):
         encoder = load_model(PocketTTSAudioTokenizerModel, self.hello, codec, config=config)
         self.know_clips(encoder)
         self._processor = speech.load_processor(PocketTTSProcessor, folder, encoder)
+        self.keep_marks(self._processor.tokenizer)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(PocketTTSForConditionalGeneration, self.hello)
         self._recommended: Mapping[str, Any] = _DEFAULTS | speech.recommended(self._model.generation_config)

@@ -36,6 +36,7 @@ class Talker(speech.Talker):
 
     def start(self, folder: Path) -> dict[str, Any]:
         self._processor = VibeVoiceProcessor.from_pretrained(folder, local_files_only=True)
+        self.keep_marks(self._processor.tokenizer)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = model = load_model(VibeVoiceForConditionalGeneration, self.hello)
         self.know_clips(model.model.audio_tower)
