@@ -14,9 +14,12 @@ from hypothesis import given
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.errors import error_body, error_headers
 from omni_actors.entrypoints.openai.fields import Refused, decode, explain, marks
+from omni_actors.entrypoints.openai.sampling import usage_of
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.subtitles import Segment, srt, vtt
+from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import ErrorInfo, OmniError, overloaded
+from omni_actors.protocol.request import Usage
 
 
 @given(st.lists(st.binary(max_size=40)), st.sampled_from([1, 2, 4]))
@@ -93,3 +96,17 @@ def test_errors_have_four_keys_and_say_when_to_come_back() -> None:
     assert set(json.loads(error_body(info))["error"]) == {"message", "type", "param", "code"}
     assert ("retry-after", "1") in error_headers(info)
     assert json.loads(error_body(ErrorInfo(message="x")))["error"]["param"] is None
+
+
+def test_audio_tokens_are_the_frames_that_the_audio_is_made_of() -> None:
+    plan = resolve("qwen3-omni", platform="cpu")
+    used = {
+        "thinker": Usage(prompt_tokens=11, completion_tokens=5),
+        "talker": Usage(prompt_tokens=20, completion_tokens=40),
+        "code2wav": Usage(audio_output_s=3.2),
+    }
+    said = usage_of(plan, "chat", used)
+    assert (said["prompt_tokens"], said["completion_tokens"], said["total_tokens"]) == (11, 45, 56)
+    assert said["completion_tokens_details"]["audio_tokens"] == 40
+    del used["talker"], used["code2wav"]
+    assert usage_of(plan, "chat", used)["completion_tokens"] == 5

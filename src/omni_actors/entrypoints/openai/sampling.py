@@ -49,12 +49,14 @@ def sampling_of(
 
 def usage_of(plan: Plan, task: str, usage: Mapping[str, Usage]) -> dict[str, Any]:
     """``prompt_tokens`` are those of the stage that writes the text (what other stages put in its prompt included);
-    ``completion_tokens`` are those of the stages whose output the client sees, ``audio_tokens`` the audio stage's
-    share of them."""
+    ``completion_tokens`` are those of the stages whose output the client sees, ``audio_tokens`` the audio's share of
+    them: the tokens of its stage, or where that makes none, the frames of codes that the stage before it wrote."""
     outputs = plan.tasks[task].outputs
     text = usage.get(outputs.get("text", ""), Usage())
-    audio = usage.get(outputs.get("audio", ""), Usage())
-    return totals(text.prompt_tokens, text.cached_tokens, text.completion_tokens, audio.completion_tokens)
+    heard = outputs.get("audio", "")
+    makers = [heard, *(edge.source for edge in plan.edges if edge.target == heard and edge.kind == "codes")]
+    audio = next((made for maker in makers if (made := usage.get(maker, Usage()).completion_tokens)), 0)
+    return totals(text.prompt_tokens, text.cached_tokens, text.completion_tokens, audio)
 
 
 def totals(prompt: int, cached: int, text: int, audio: int = 0) -> dict[str, Any]:
