@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from omni_actors.models.tiny.reference import model, processor
 
 FAMILIES = ["qwen3-omni", "qwen2.5-omni"]
 MILLION = 1_000_000
+
+
+@lru_cache(maxsize=2)
+def loaded(folder: Path) -> tuple[Any, Any]:
+    """The processor and the model, for all tests of a folder."""
+    return processor(folder), model(folder)
 
 
 def conversation(*parts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -36,7 +43,7 @@ def media() -> dict[str, Any]:
 
 def generate(folder: Path, given: dict[str, Any], frames: int = 30) -> tuple[list[int], torch.Tensor, torch.Tensor]:
     """Greedy: the new tokens, the first codebook's codes, and the waveform."""
-    of, ours = processor(folder), model(folder)
+    of, ours = loaded(folder)
     kinds = {"images": "image", "audio": "audio", "videos": "video"}
     messages = conversation(*({"type": kinds[name]} for name in given))
     text = of.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -51,7 +58,7 @@ def generate(folder: Path, given: dict[str, Any], frames: int = 30) -> tuple[lis
         # Else transformers 5.23 hands them to the talker too, which refuses them.
         inputs = {("thinker_" + name if name.startswith("pixel") else name): value for name, value in inputs.items()}
     codes: list[torch.Tensor] = []
-    codec.register_forward_pre_hook(lambda _, arguments: codes.append(arguments[0]))
+    hook = codec.register_forward_pre_hook(lambda _, arguments: codes.append(arguments[0]))
     torch.manual_seed(0)
     tokens, wave = ours.generate(
         **inputs,
@@ -62,6 +69,7 @@ def generate(folder: Path, given: dict[str, Any], frames: int = 30) -> tuple[lis
         talker_max_new_tokens=frames,
         talker_min_new_tokens=frames,
     )
+    hook.remove()
     assert len(codes) == 1
     return tokens[0, prompt:].tolist(), codes[0].reshape(-1, codes[0].shape[-1])[0], wave.flatten()
 
@@ -80,7 +88,7 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(family: str,
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_has_under_five_million_parameters(family: str, tiny_model: Callable[[str], Path]) -> None:
-    assert sum(parameter.numel() for parameter in model(tiny_model(family)).parameters()) < 5 * MILLION
+    assert sum(parameter.numel() for parameter in loaded(tiny_model(family))[1].parameters()) < 5 * MILLION
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,7 +113,7 @@ def test_other_media_give_another_answer(family: str, kind: str, tiny_model: Cal
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_special_token_and_role_is_one_token(family: str, tiny_model: Callable[[str], Path]) -> None:
-    of = processor(tiny_model(family))
+    of, _ = loaded(tiny_model(family))
     text = of.apply_chat_template(
         conversation({"type": "image"}, {"type": "audio"}, {"type": "video"}),
         tokenize=False,
@@ -120,7 +128,7 @@ def test_every_special_token_and_role_is_one_token(family: str, tiny_model: Call
 
 def test_frames_are_cut_into_patches_as_images_are(tiny_model: Callable[[str], Path]) -> None:
     """An image is a video of one frame; here it keeps its size, so that no resampling differs."""
-    of = processor(tiny_model("qwen3-omni"))
+    of, _ = loaded(tiny_model("qwen3-omni"))
     pixels = np.random.default_rng(1).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     image = of.image_processor(images=[pixels], return_tensors="pt")
     video = of.video_processor([pixels[None]], size={"shortest_edge": 64 * 64, "longest_edge": 128 * 128})
