@@ -244,6 +244,7 @@ async def test_a_large_clip_is_read_in_the_media_process() -> None:
         ({"max_new_tokens": 7, "initial_codec_chunk_frames": 3, "top_k": 5, "seed": 9}, {"max_tokens": 7, "seed": 9}),
         ({"initial_codec_chunk_frames": 3, "top_k": 5}, {"initial_chunk_frames": 3, "top_k": 5}),
         ({"speed": 1.0, "x_vector_only_mode": False, "instructions": ""}, {"speed": 1.0, "instructions": None}),
+        ({"initial_codec_chunk_frames": 0}, {"initial_chunk_frames": None}),
     ],
 )
 async def test_how_a_voice_is_chosen(field: dict[str, Any], found: dict[str, Any]) -> None:

@@ -37,6 +37,9 @@ _FIELDS = {
 
 _NEUTRAL = Speech()
 
+_NOTHING = {"initial_codec_chunk_frames": 0}
+"""Values that leave a field to the deployment, beside null and the empty text."""
+
 
 class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/audio/speech``. ``stream`` says whether bytes are sent as they come (the default, but for WAV) or
@@ -116,7 +119,7 @@ def set_fields(services: Services, speech: Speech, given: dict[str, Any]) -> Non
     honoured = services.plan.pipeline.speech_fields
     for name, value in given.items():
         field = _FIELDS[name]
-        if value is None or value == "" or value == getattr(_NEUTRAL, field):
+        if value is None or value in ("", _NOTHING.get(name)) or value == getattr(_NEUTRAL, field):
             continue
         if field == "task_type":
             value = TASK_TYPES.get(value, value)
