@@ -16,7 +16,7 @@ import soundfile
 from tests.demo.server import Server, serving
 from tests.media import pictures
 from tests.models.omni.media import Given, audio, image
-from tests.models.qwen3_omni.whole import Whole
+from tests.models.qwen3_omni.whole import Qwen3Omni
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(120)]
 
@@ -39,8 +39,8 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Whole:
-    return Whole(folder)
+def whole(folder: Path) -> Qwen3Omni:
+    return Qwen3Omni(folder)
 
 
 def url(data: bytes, kind: str) -> dict[str, str]:
@@ -73,7 +73,7 @@ def ask(server: Server, *parts: dict[str, Any], **more: Any) -> dict[str, Any]:
     return made
 
 
-def said(whole: Whole, given: list[Given], voice: str = "ethan") -> tuple[str, np.ndarray[Any, Any]]:
+def said(whole: Qwen3Omni, given: list[Given], voice: str = "ethan") -> tuple[str, np.ndarray[Any, Any]]:
     """transformers' text and samples."""
     parts = [{"type": it.modality, "index": i} for i, it in enumerate(given)]
     messages = [{"role": "user", "content": [*parts, TEXT]}]
@@ -94,7 +94,7 @@ def parts_of(given: list[Given]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", MEDIA)
-def test_text_is_transformers(server: Server, whole: Whole, name: str) -> None:
+def test_text_is_transformers(server: Server, whole: Qwen3Omni, name: str) -> None:
     answer = ask(server, *parts_of(MEDIA[name]), TEXT)
     assert answer["choices"][0]["message"]["content"] == said(whole, MEDIA[name])[0]
     assert answer["usage"]["completion_tokens"] == TOKENS
@@ -113,7 +113,7 @@ def check_sound(pcm: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> No
 
 
 @pytest.mark.parametrize(("name", "voice"), [("text", "ethan"), ("image", "chelsie"), ("both", "aiden")])
-def test_speech_is_transformers_whole_and_streamed(server: Server, whole: Whole, name: str, voice: str) -> None:
+def test_speech_is_transformers_whole_and_streamed(server: Server, whole: Qwen3Omni, name: str, voice: str) -> None:
     text, samples = said(whole, MEDIA[name], voice)
     wanted = {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": "wav"}}
     message = ask(server, *parts_of(MEDIA[name]), TEXT, **wanted)["choices"][0]["message"]

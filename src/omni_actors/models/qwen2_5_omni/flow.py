@@ -46,6 +46,12 @@ class Window:
     condition: Condition
 
 
+def block_noise(seed: int, block: int, frames: int, mels: int) -> torch.Tensor:
+    """What block number ``block`` of a request begins with: float32 [frames, mels], on the host."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + block) % (1 << 63))
+    return torch.randn(frames, mels, generator=generator)
+
+
 class Flow:
     """``steps`` is the number of the solver's time points, ``guidance`` the weight of classifier-free guidance, and
     ``sway`` bends the time points towards the begin (https://arxiv.org/abs/2410.06885)."""
@@ -73,8 +79,7 @@ class Flow:
 
     def noise(self, seed: int, block: int) -> torch.Tensor:
         """Of a whole block: float32 [block, mels]."""
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + block) % (1 << 63))
-        return torch.randn(self.block_codes * self.repeats, self.mels, generator=generator).to(self.device)
+        return block_noise(seed, block, self.block_codes * self.repeats, self.mels).to(self.device)
 
     def solve(self, windows: Sequence[Window]) -> list[torch.Tensor]:
         """Each window's own block: log-mel float32 [frames, mels]. The windows have equal lengths."""

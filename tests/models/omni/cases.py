@@ -1,4 +1,5 @@
-"""Twenty-four requests: every modality alone and mixed, with and without a system prompt, in all voices."""
+"""Twenty-four requests to an omni model: every modality alone and mixed, with and without a system prompt, in all
+voices."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Case:
         return Ask(Prompt(messages=self.messages), [it.payload(i) for i, it in enumerate(self.given)], TOKENS, said)
 
 
-# Clips of one request are equally long: transformers pads several clips to the longest, and hears the padding's edge.
+# Clips of one request are equally long: Qwen3-Omni's processor pads several to the longest, and the padding's edge is
+# heard.
 _MEDIA: dict[str, list[Given]] = {
     "text": [],
     "short text": [],
@@ -66,16 +68,18 @@ _WORDS = {
 }
 
 
-def _case(number: int, name: str, given: list[Given]) -> Case:
+def cases(voices: Sequence[str]) -> list[Case]:
+    """All of them. The voices take turns."""
+    return [
+        _case(number, name, given, voices[number % len(voices)]) for number, (name, given) in enumerate(_MEDIA.items())
+    ]
+
+
+def _case(number: int, name: str, given: list[Given], voice: str) -> Case:
     parts: list[dict[str, Any]] = [{"type": it.modality, "index": index} for index, it in enumerate(given)]
     parts.insert(len(parts) // 2, {"type": "text", "text": _WORDS.get(name, "Look and listen.")})
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}] if number % 2 else []
     if number % 3 == 0 and len(parts) > 1:  # a conversation of two turns
         messages += [{"role": "user", "content": parts[:1]}, {"role": "assistant", "content": "I see. What of it?"}]
         parts = [*parts[1:], {"type": "text", "text": "What is this?"}]
-    voice = ("ethan", "chelsie", "aiden")[number % 3]
     return Case(name, [*messages, {"role": "user", "content": parts}], given, voice)
-
-
-CASES = [_case(number, name, given) for number, (name, given) in enumerate(_MEDIA.items())]
-assert len(CASES) == 24
