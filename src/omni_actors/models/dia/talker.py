@@ -58,11 +58,12 @@ class Talker(speech.Talker):
         config = self._model.config.decoder_config
         inputs = self._prompt(utterance)
         yield Usage(prompt_tokens=inputs["input_ids"].shape[1])
-        given = inputs["decoder_input_ids"][0]  # rows of codes; the pad is where the model may choose
-        begin = int((given[:, 0] != config.pad_token_id).sum())
+        pad = config.pad_token_id
+        given: list[list[int]] = inputs["decoder_input_ids"][0].tolist()  # rows; the pad is where the model may choose
+        begin = sum(row[0] != pad for row in given)
         limit = self._recommended.get("max_length") or config.max_position_embeddings
         most = most_frames(utterance.speech, self.hello.options, None, limit - 1 - begin)
-        rows: list[list[int]] = given[:begin].tolist()
+        rows = given[:begin]
         decoder = _Decoder(self._model, inputs["input_ids"], self._guidance)
         delays, slowest = self._delays, max(self._delays)
         how = choosing(utterance.speech, self.hello.options, self._recommended)
@@ -78,9 +79,9 @@ class Talker(speech.Talker):
                 end = place
             for channel, delay in enumerate(delays):
                 if end is not None and place >= end + delay:
-                    chosen[channel] = config.eos_token_id if place == end + delay else config.pad_token_id
-                elif place < len(given) and int(given[place, channel]) != config.pad_token_id:
-                    chosen[channel] = int(given[place, channel])
+                    chosen[channel] = config.eos_token_id if place == end + delay else pad
+                elif place < len(given) and given[place][channel] != pad:
+                    chosen[channel] = given[place][channel]
             rows.append(chosen)
             fresh = [chosen]
             frame = place - slowest
