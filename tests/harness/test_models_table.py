@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.harness.test_docs import rows
 
+from omni_actors.entrypoints.openai.fields import Refused, marks
+from omni_actors.entrypoints.openai.voicing import SpeechRequest
 from omni_actors.models.tiny import FAMILIES
 from omni_actors.pipelines.registry import Registry
 
@@ -27,3 +31,10 @@ def test_no_row_is_about_what_is_not_there() -> None:
 def test_every_family_with_checkpoints_can_be_tried_with_a_tiny_one() -> None:
     real = {name for name in SERVED if REGISTRY.load(name).checkpoints}
     assert real <= FAMILIES.keys()
+
+
+def test_the_voices_table_has_the_fields_of_a_speech_body() -> None:
+    """All but those of every body, of the format and of the timing."""
+    documented = {name for row in rows("Voices") for name in re.findall(r"`(\w+)`", row[0])}
+    others = {"input", "model", "response_format", "speed", "stream", "stream_format", "timeout"}
+    assert documented == set(SpeechRequest.__struct_fields__) - marks(SpeechRequest, Refused).keys() - others
