@@ -102,6 +102,12 @@ def test_each_part_of_a_long_text_begins_anew(greedy: Room, reference: Reference
     assert len(greedy.say(" ".join(parts), max_tokens=12).frames) == 12, "the bound is the whole utterance's"
 
 
+def test_a_long_text_is_looked_at_block_by_block(greedy: Room) -> None:
+    parts = list(greedy.talker.adapter._parts("The river runs to the sea. " * 60 + "end " * 200 + "x" * 700))
+    assert max(map(len, parts)) <= 500
+    assert "".join("".join(parts).split()).startswith("Theriverrunstothesea." * 60 + "endend")
+
+
 def test_a_seed_repeats_whatever_runs_beside(folder: Path) -> None:
     check_seeds(Room(PIPELINE, folder, max_frames=FRAMES), TEXTS)
 

@@ -44,12 +44,16 @@ class Reference:
         self, text: str, speaker: str = "0", sound: Array | None = None, **settings: Any
     ) -> tuple[list[int], Array]:
         """Tokens and samples, with noise out of torch's generator seeded with ``NOISE``."""
-        content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        return self.talk([(speaker, text)], sound, **settings)
+
+    def talk(
+        self, said: Sequence[tuple[str, str]], sound: Array | None = None, **settings: Any
+    ) -> tuple[list[int], Array]:
+        """The same of several turns; the clip is that of the first one's speaker."""
+        turns: list[Any] = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
         if sound is not None:
-            content.append({"type": "audio", "audio": sound})
-        inputs = self.processor.apply_chat_template(
-            [{"role": speaker, "content": content}], tokenize=True, return_dict=True, return_tensors="pt"
-        )
+            turns[0]["content"].append({"type": "audio", "audio": sound})
+        inputs = self.processor.apply_chat_template(turns, tokenize=True, return_dict=True, return_tensors="pt")
         torch.manual_seed(NOISE)
         made = self.model.generate(**inputs, max_new_tokens=STEPS, return_dict_in_generate=True, **settings)
         return made.sequences[0, inputs["input_ids"].shape[1] :].tolist(), made.audio[0][0].detach().numpy()
@@ -136,6 +140,14 @@ def test_a_clip_is_the_voice(same_noise: None, room: SoundRoom, reference: Refer
     assert np.abs(spoken.samples - samples).max() < 1e-4
 
 
+def test_lines_that_name_a_speaker_are_turns(same_noise: None, room: SoundRoom, reference: Reference) -> None:
+    text = "Good day.\nSpeaker 1: Hello there,\nwho are you?\nspeaker 0: One, two, three."
+    spoken = room.say(text, voice="2")
+    said = [("2", "Good day."), ("1", "Hello there,\nwho are you?"), ("0", "One, two, three.")]
+    _, samples = reference.talk(said)
+    assert np.abs(spoken.samples - samples).max() < 1e-4
+
+
 def test_a_seed_repeats_whatever_runs_beside(room: SoundRoom) -> None:
     alone = [room.say(TEXTS[0], seed=seed).samples for seed in (1, 2)]
     assert not np.array_equal(alone[0][:3200], alone[1][:3200])
@@ -152,3 +164,4 @@ def test_sound_leaves_frame_by_frame(room: SoundRoom) -> None:
 def test_what_it_cannot_say_is_refused(room: SoundRoom) -> None:
     assert refusal(room, voice="Ada") == (400, "voice")
     assert refusal(room, " ") == (400, "input")
+    assert refusal(room, "Speaker 1:") == (400, "input")

@@ -35,6 +35,10 @@ _DEFAULTS = {"num_flow_steps": 1, "eos_threshold": -4.0, "min_frames_before_eos"
 """What the released checkpoints were made for, where a generation config says nothing."""
 
 
+_BLOCK = 500
+"""Characters whose sentences are looked for at once: that takes a time that grows with their square."""
+
+
 class Talker(speech.Talker):
     frames = "latents"
 
@@ -72,7 +76,7 @@ class Talker(speech.Talker):
         voice = self._voice(utterance)
         asked = asked_frames(utterance.speech, self.hello.options)
         made = 0
-        for text in self._processor.split_text(utterance.text, int(self.hello.options["sentence_tokens"])):
+        for text in self._parts(utterance.text):
             if made:
                 yield None
             for latents in self._say(text, voice, utterance.speech, made, asked):
@@ -80,6 +84,11 @@ class Talker(speech.Talker):
                 yield latents
             if made == asked:
                 return
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """What is said in one go each: sentences, some together where they are short."""
+        for block in _blocks(text):
+            yield from self._processor.split_text(block, int(self.hello.options["sentence_tokens"]))
 
     def _say(
         self, text: str, voice: torch.Tensor | None, how: Speech, place: int, asked: int | None
@@ -139,3 +148,15 @@ class Talker(speech.Talker):
         words = int((~torch.isin(ids, torch.tensor(marks, device=ids.device))).sum())
         names = ("input_ids", "audio_prompt_latents", "audio_prompt_latents_mask")
         return {name: made[name] for name in names if name in made}, words, int(made["frames_after_eos"][0])
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """The text in blocks of at most :data:`_BLOCK` characters, cut behind a sentence, else behind a word."""
+    while len(text) > _BLOCK:
+        cut = max(text.rfind(mark, 0, _BLOCK) for mark in (". ", "! ", "? ", "\n")) + 1
+        cut = cut or text.rfind(" ", 0, _BLOCK) + 1 or _BLOCK
+        if block := text[:cut].strip():
+            yield block
+        text = text[cut:]
+    if text.strip():
+        yield text

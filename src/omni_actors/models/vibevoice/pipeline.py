@@ -1,4 +1,4 @@
-"""VibeVoice: a text, and a clip of the voice → latents → 24 kHz sound, in one stage.
+"""VibeVoice: a text of one or several speakers, and a clip of a voice → latents → 24 kHz sound, in one stage.
 
 The model hears its own sound: each frame's samples go through an encoder into the next step. So there is no codec that
 could stand apart.
@@ -7,7 +7,7 @@ could stand apart.
 from omni_actors.models.common.speech_pipeline import speech_pipeline
 
 VOICES = ("0", "1", "2", "3")
-"""Speakers' numbers."""
+"""Speakers' numbers. A text may name them, in lines that begin with ``Speaker 1:``."""
 
 PIPELINE = speech_pipeline(
     "vibevoice",
@@ -21,6 +21,7 @@ PIPELINE = speech_pipeline(
     languages=("en", "zh"),
     codec=False,
     talker={
+        "max_characters": (65_536, "Longest text of one request, in characters; longer ones are refused."),
         "guidance_scale": (float, "How much more the text counts than without it; 1 is off. Else the model's own."),
         "diffusion_steps": (int, "Steps of the diffusion head for each frame. The model's own, if not set."),
     },

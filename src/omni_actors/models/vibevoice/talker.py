@@ -7,6 +7,7 @@ that holds no text runs beside the first, and what the text changes is enlarged.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -21,8 +22,11 @@ from omni_actors.models.common import speech
 from omni_actors.models.common.speech import Frames, Utterance, load_model, most_frames, noise
 from omni_actors.models.vibevoice.pipeline import VOICES
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
+from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engines.outputs import OutputError, Piece, audio_piece
+
+_SPEAKER = re.compile(r"\s*Speaker\s+([0-3])\s*:\s*", re.IGNORECASE)
 
 _SCHEDULER = "DPMSolverMultistepScheduler"
 _SCHEDULE = {"beta_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction"}
@@ -65,6 +69,8 @@ class Talker(speech.Talker):
     def check(self, utterance: Utterance) -> None:
         if utterance.speech.voice not in ("default", *VOICES):
             raise invalid_request(f"A voice is a speaker's number: {', '.join(VOICES)}.", param="voice")
+        if not _turns(utterance.speech):
+            raise invalid_request("The text names speakers, and has nothing for them to say.", param="input")
 
     def piece(self, utterance: Utterance, frames: Frames) -> Piece:
         return audio_piece(utterance.work, frames[0], self._rate)
@@ -123,12 +129,11 @@ class Talker(speech.Talker):
     def _prompt(self, utterance: Utterance) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens [1, n] of the text and the voice, and their embeddings [1, n, width]."""
         model, asked = self._model, utterance.speech
-        content: list[dict[str, Any]] = [{"type": "text", "text": utterance.text}]
+        turns = _turns(asked)
         if utterance.references:
             clips = [clip.at(self._rate) for clip in utterance.references]
-            content.append({"type": "audio", "audio": np.concatenate(clips)})
-        turn = {"role": VOICES[0] if asked.voice == "default" else asked.voice, "content": content}
-        inputs = self._processor.apply_chat_template([turn], tokenize=True, return_dict=True, return_tensors="pt").to(
+            turns[0]["content"].append({"type": "audio", "audio": np.concatenate(clips)})
+        inputs = self._processor.apply_chat_template(turns, tokenize=True, return_dict=True, return_tensors="pt").to(
             self.hello.device
         )
         ids = inputs["input_ids"]
@@ -143,6 +148,23 @@ class Talker(speech.Talker):
             voice = model.model.multi_modal_projector(latents)
             embeds = embeds.masked_scatter((ids == model.config.audio_token_id)[..., None], voice.to(embeds.dtype))
         return ids, embeds
+
+
+def _turns(asked: Speech) -> list[dict[str, Any]]:
+    """A turn for each line that names a speaker, with the lines behind it that name none; what comes before the first
+    such line is said by the voice."""
+    voice = VOICES[0] if asked.voice == "default" else asked.voice
+    turns: list[tuple[str, list[str]]] = []
+    for line in (asked.text or "").splitlines():
+        named = _SPEAKER.match(line)
+        if named:
+            turns.append((named[1], [line[named.end() :]]))
+        elif turns:
+            turns[-1][1].append(line)
+        else:
+            turns.append((voice, [line]))
+    said = [(speaker, "\n".join(lines).strip()) for speaker, lines in turns]
+    return [{"role": speaker, "content": [{"type": "text", "text": it}]} for speaker, it in said if it]
 
 
 class _Tokens:
