@@ -18,7 +18,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from omni_actors.connectors.measure import SIZES, WAYS, Measured, measure, memcpy
+from omni_actors.connectors.measure import IN_PLACE, SIZES, WAYS, Measured, measure, memcpy
 from omni_actors.entrypoints.bench.transport import size
 from report import Aim, Report, arguments
 
@@ -85,7 +85,7 @@ def main() -> None:
                 "payload": size(row.nbytes),
                 "p50 us": row.p50 * 1e6,
                 "p99 us": row.p99 * 1e6,
-                "GB/s": row.bandwidth / 1e9,
+                "GB/s": None if row.way == IN_PLACE else row.bandwidth / 1e9,  # nothing of it is moved
                 "rounds": row.rounds,
             }
         )
