@@ -221,7 +221,7 @@ class SlabRef(msgspec.Struct, array_like=True, frozen=True):
 
 class Chunk(msgspec.Struct, tag="chunk", array_like=True):
     """``seq`` counts the chunks of this request on this edge from 0. ``kind == ""`` and ``end`` is a bare end. The
-    tensors' bytes are in ``data`` or in ``slab``; by TCP they follow the frame, and ``slab`` is set where they arrive."""
+    tensors' bytes are in ``data`` or ``slab``; by TCP they follow the frame, and ``slab`` is set where they arrive."""
 
     key: int
     edge: int
