@@ -71,6 +71,24 @@ def test_a_clip_beside_a_text_to_say_is_its_voice() -> None:
     assert request.params == {"speech": Speech(text="Hi", reference=True, ref_text="Ho")}
 
 
+def test_options_of_what_is_said_go_to_its_section() -> None:
+    plan = plan_of(replace(ASSISTANT, speech_fields=("instructions", "max_tokens", "language")))
+    given = Invocation(prompt="Hi", task="speech", instructions="softly", max_tokens=9, seed=4, language="de")
+    speech = Speech(text="Hi", instructions="softly", max_tokens=9, seed=4, language="de")
+    assert build_request(plan, given).params == {"speech": speech}
+    with pytest.raises(OmniError, match="--temperature has no effect"):
+        build_request(plan, Invocation(prompt="Hi", task="speech", temperature=0.5))
+
+
+def test_a_thinker_says_a_text_and_does_not_answer_it() -> None:
+    plan = resolve("qwen3-omni", platform="cpu")
+    request = build_request(plan, Invocation(prompt="Hi", task="speech", voice="ethan", max_tokens=9))
+    assert (request.outputs, request.params) == (
+        ("audio",),
+        {"speech": Speech(text="Hi", voice="ethan", max_tokens=9)},
+    )
+
+
 def test_a_transcription() -> None:
     request = build_request(DEMO, Invocation(audio=True, task="transcription", language="en"), CLIP)
     assert (request.inputs, request.outputs) == (("audio",), ("text",))
@@ -107,6 +125,9 @@ def test_sections_of_other_pipelines_go_through() -> None:
         (Invocation(prompt="x", task="speech", max_tokens=3), "max_tokens"),
         (Invocation(prompt="x", task="speech", system="Be brief."), "system"),
         (Invocation(prompt="x", language="en"), "language"),
+        (Invocation(prompt="x", instructions="softly"), "instructions"),
+        (Invocation(prompt="x", task="speech", instructions="softly"), "instructions"),
+        (Invocation(prompt="x", task="speech", temperature=0.5), "temperature"),
         (Invocation(prompt="x", params={"stub": {}}), "stub"),
         (Invocation(prompt="x", params={"sampling": 3}), "sampling"),
         (Invocation(prompt="x", params={"sampling": {"topk": 3}}), "sampling.topk"),

@@ -14,6 +14,9 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import SECTIONS, Prompt, Sampling, Speech, Transcription
 from omni_actors.protocol.request import MediaRef, Request
 
+SPEECH = "speech"
+"""The task that says its text."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
@@ -34,6 +37,7 @@ class Invocation:
     voice: str | None = None
     speed: float | None = None
     language: str | None = None
+    instructions: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
@@ -70,7 +74,9 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
     inputs = it.inputs or tuple(task.entries)[:1]
     outputs = it.modalities or (("text",) if "text" in task.outputs else tuple(task.outputs))
     sections = {name for part in subgraph(plan, task.name, inputs, outputs).parts for name in part.sections}
-    _check_read(it, task, sections)
+    if says := task.name == SPEECH:
+        sections -= {"prompt", "sampling"}  # the text is to be said, not to be answered
+    _check_read(it, plan, task, sections)
     params: dict[str, Any] = {}
     if "prompt" in sections:
         params["prompt"] = Prompt(text=it.prompt) if task.name == "completion" else Prompt(messages=_messages(it))
@@ -79,10 +85,12 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
     if "sampling" in sections:
         params["sampling"] = Sampling(max_tokens=it.max_tokens, temperature=it.temperature, seed=it.seed)
     if "speech" in sections:
-        speech = Speech(text=None if "prompt" in sections else it.prompt, language=it.language)
+        speech = Speech(language=it.language, instructions=it.instructions, seed=it.seed or 0)
         speech.voice = it.voice or speech.voice
         speech.speed = it.speed or speech.speed
-        speech.reference = it.audio and "prompt" not in sections
+        if says:
+            speech.text, speech.reference = it.prompt, it.audio
+            speech.max_tokens, speech.temperature = it.max_tokens, it.temperature
         params["speech"] = speech
     if "transcription" in sections:
         params["transcription"] = Transcription(language=it.language)
@@ -124,21 +132,32 @@ def _messages(it: Invocation) -> list[dict[str, Any]]:
     return messages
 
 
-def _check_read(it: Invocation, task: Task, sections: set[str]) -> None:
-    """Nothing asked for is ignored: an option must belong to a section that a stage of this request reads."""
-    readers = {
-        "system": {"prompt"},
-        "max_tokens": {"sampling"},
-        "temperature": {"sampling"},
-        "seed": {"sampling"},
-        "voice": {"speech"},
-        "speed": {"speech"},
-        "language": {"speech", "transcription"},
+def clip_rate(plan: Plan, it: Invocation) -> int | None:
+    """Hz at which its audio is to be heard: the model's own where a voice is to be cloned after it."""
+    return plan.sample_rate if choose_task(plan, it).name == SPEECH else None
+
+
+def _check_read(it: Invocation, plan: Plan, task: Task, sections: set[str]) -> None:
+    """Nothing asked for is ignored: an option must belong to a section that a stage of this request reads, and of the
+    section ``speech`` to what the model honours."""
+    honoured = plan.pipeline.speech_fields
+    spoken = {"voice", "seed", *(Speech.__struct_fields__ if honoured is None else honoured)}
+    spoken &= set(Speech.__struct_fields__) if "speech" in sections else set()
+    chosen = "sampling" in sections
+    read = {
+        "system": "prompt" in sections,
+        "max_tokens": chosen or "max_tokens" in spoken,
+        "temperature": chosen or "temperature" in spoken,
+        "seed": chosen or "seed" in spoken,
+        "voice": "voice" in spoken,
+        "speed": "speed" in spoken,
+        "instructions": "instructions" in spoken,
+        "language": "language" in spoken or "transcription" in sections,
     }
     if it.use_audio_in_video and not it.videos:
         raise _unread("--use-audio-in-video", task, "use_audio_in_video")
-    for name, wanted in readers.items():
-        if getattr(it, name) is not None and not wanted & sections:
+    for name, is_read in read.items():
+        if getattr(it, name) is not None and not is_read:
             raise _unread(f"--{name.replace('_', '-')}", task, name)
     for name in it.params:
         if name not in sections:

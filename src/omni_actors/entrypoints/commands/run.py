@@ -17,7 +17,7 @@ from rich.console import Console
 
 from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
 from omni_actors.entrypoints.commands.files import OutputFile
-from omni_actors.entrypoints.commands.invocation import Invocation, build_request
+from omni_actors.entrypoints.commands.invocation import Invocation, build_request, clip_rate
 from omni_actors.media.questions import How
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import restricted, subgraph
@@ -56,7 +56,7 @@ class Outcome:
 @click.option("--image", "images", type=_FILE, multiple=True, help="Image to look at; may be given several times.")
 @click.option("--video", "videos", type=_FILE, multiple=True, help="Video to watch; may be given several times.")
 @click.option("--use-audio-in-video", is_flag=True, help="Listen to the videos too.")
-@click.option("--audio", type=_FILE, help="Spoken input: any format.")
+@click.option("--audio", type=_FILE, help="Spoken input: any format. Of a speech task it is the voice to speak with.")
 @click.option("--task", help="chat, completion, speech, transcription, …  [default: the first that fits]")
 @click.option("--modalities", help="What to answer in: text, audio or text,audio.  [default: text if there is any]")
 @click.option("--output", type=OutputFile(), help="Audio file; its ending is its format.")
@@ -64,6 +64,7 @@ class Outcome:
 @click.option("--voice", help="Voice of the answer.")
 @click.option("--speed", type=click.FloatRange(0.25, 4.0), help="Speed of the answer's speech.")
 @click.option("--language", help="Language of what is spoken (ISO 639-1).")
+@click.option("--instructions", help="How it is to be spoken, or what the voice is like.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer.")
 @click.option("--temperature", type=click.FloatRange(0.0, 2.0), help="0 takes the likeliest words.")
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
@@ -133,7 +134,7 @@ async def _answer(
     with console.status(f"starting {plan.served_model_name}") as status:
         async with open_omni(plan, log_level=log_level) as omni:
             media = []
-            how = How(sound=invocation.use_audio_in_video)
+            how = How(sound=invocation.use_audio_in_video, rate=clip_rate(plan, invocation))
             for file, modality in zip(files, invocation.media, strict=True):
                 status.update(f"decoding {file}")
                 data = await trio.Path(file).read_bytes()
