@@ -107,6 +107,11 @@ def test_a_reference_comes_at_any_rate(greedy: Room) -> None:
     assert len(spoken.frames) == FRAMES
 
 
+@pytest.mark.parametrize("language", ["en", "English", "en-US", "Auto"])
+def test_its_language_may_be_named(greedy: Room, language: str) -> None:
+    assert len(greedy.say(TEXTS[0], language=language, max_tokens=1).frames) == 1
+
+
 def test_a_seed_repeats_whatever_runs_beside(drawn: Room) -> None:
     check_seeds(drawn, TEXTS)
 
@@ -127,6 +132,7 @@ def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: Room, firs
 def test_what_it_cannot_say_is_refused(greedy: Room) -> None:
     assert refusal(greedy, voice="Ada") == (400, "voice")
     assert refusal(greedy, " ") == (400, "input")
+    assert refusal(greedy, language="French") == (400, "language")
     assert refusal(greedy, "Hello", (clip(0.5), RATE)) == (400, "ref_text")
     assert refusal(greedy, "Hello" * 1000) == (400, "input")
     assert refusal(greedy, "Hello<|AUDIO|>") == (400, "input")

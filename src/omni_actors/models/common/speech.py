@@ -38,6 +38,9 @@ from omni_actors.worker.engines.sampling import Choosing, Row, resolve, sample
 REFERENCE = "reference"
 """The port on which clips of the voice to speak with come, one payload a clip."""
 
+LANGUAGES = {"en": "english", "zh": "chinese"}
+"""Codes → names: requests may have either."""
+
 BREAK = "break"
 """In the metadata of a payload without frames: what follows has nothing to do with what came before, for the codec."""
 
@@ -80,6 +83,9 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
 
     frames: ClassVar[str]
     """What a frame is made of: the kind of the payloads and the name of their one tensor, [frames, width]."""
+
+    languages: ClassVar[tuple[str, ...]] = ()
+    """Codes of those that it speaks, where its pipeline declares them."""
 
     _known: KnownClips | None = None
     _marks: tuple[str, ...] = ()
@@ -132,6 +138,7 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
             (speech.instructions, "instructions"),
         ):
             self._check_text(text or "", param)
+        self._check_language(speech.language)
         self.check(utterance)
         return utterance, () if REFERENCE in work.ports else (utterance,)
 
@@ -141,6 +148,12 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
             raise invalid_request(f"The text has {len(text)} characters; the most is {most}.", param=param)
         if found := next((mark for mark in self._marks if mark in text), None):
             raise invalid_request(f"The text holds {found!r}, which is a mark of this model's own.", param=param)
+
+    def _check_language(self, language: str | None) -> None:
+        asked = (language or "auto").lower().replace("_", "-").split("-")[0]
+        known = {name for code in self.languages for name in (code, LANGUAGES[code])}
+        if known and asked not in known | {"auto"}:
+            raise invalid_request(f"This model speaks {', '.join(sorted(known))}, not {language!r}.", param="language")
 
     def feed(self, state: Utterance, port: str, payload: Payload | None, end: bool) -> Sequence[Utterance]:
         if payload is not None:

@@ -54,7 +54,9 @@ def speech_pipeline(
     ``speech_fields`` what it may say beside what every family knows (how long, how to draw, the first piece), and
     ``windows`` that the codec decodes windows with a context. Without ``codec`` the talker's frames are sound already.
     """
-    fields = ("max_tokens", *(("initial_chunk_frames",) if codec else ()), *sampling)
+    fields = ("max_tokens", *sampling)
+    fields += ("language",) if languages else ()
+    fields += ("initial_chunk_frames",) if codec else ()
     draws = {option: _SAMPLING[option] for option in sampling}
     options = {**_TALKER, **draws, **(_CLONING if clones else {}), **(talker or {})}
     ports = (Port("reference", "pcm", required=False, mode="chunk", doc="Clips of the voice."),) if clones else ()

@@ -17,12 +17,14 @@ from transformers import CsmForConditionalGeneration, CsmProcessor, DynamicCache
 
 from omni_actors.models.common import speech
 from omni_actors.models.common.speech import Codes, Frames, Utterance, choosing, load_model, most_frames
+from omni_actors.models.csm.pipeline import PIPELINE
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Usage
 
 
 class Talker(speech.Talker):
     frames = "codes"
+    languages = PIPELINE.languages
 
     def start(self, folder: Path) -> dict[str, Any]:
         self._processor = CsmProcessor.from_pretrained(folder, local_files_only=True)

@@ -20,7 +20,7 @@ from transformers import DacModel, DiaForConditionalGeneration, DiaProcessor
 
 from omni_actors.models.common import speech
 from omni_actors.models.common.speech import Codes, Frames, Utterance, choosing, load_model, most_frames
-from omni_actors.models.dia.pipeline import VOICES
+from omni_actors.models.dia.pipeline import PIPELINE, VOICES
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Usage
 
@@ -29,6 +29,7 @@ _SPEAKER = re.compile(r"\s*\[S\d\]")
 
 class Talker(speech.Talker):
     frames = "codes"
+    languages = PIPELINE.languages
 
     def start(self, folder: Path) -> dict[str, Any]:
         codec = load_model(DacModel, self.hello, speech.audio_tokenizer_folder(folder))

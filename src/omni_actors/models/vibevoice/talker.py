@@ -20,7 +20,7 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from omni_actors.models.common import speech
 from omni_actors.models.common.speech import Frames, Utterance, load_model, most_frames, noise
-from omni_actors.models.vibevoice.pipeline import VOICES
+from omni_actors.models.vibevoice.pipeline import PIPELINE, VOICES
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
@@ -37,6 +37,7 @@ class Talker(speech.Talker):
     """Its frames are sound, [1, samples]."""
 
     frames = "samples"
+    languages = PIPELINE.languages
 
     def start(self, folder: Path) -> dict[str, Any]:
         self._processor = VibeVoiceProcessor.from_pretrained(folder, local_files_only=True)
