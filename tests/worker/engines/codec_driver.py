@@ -160,6 +160,29 @@ class Convolutions(CodecAdapter):
         return torch.tanh(x[:, 0])
 
 
+class Remembers(Convolutions):
+    """The same sound by memory: of the codes themselves, of as many frames as a sample depends on."""
+
+    past = 6
+
+    def remember(self) -> torch.Tensor:
+        return torch.zeros(self.past * self.groups)
+
+    def decode_next(
+        self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert {begin == 0 for begin in begins.tolist()} == {fresh}
+        samples, then = [], []
+        for row, begin, memory in zip(codes, begins.tolist(), memories, strict=True):
+            known = min(begin, self.past)
+            window = torch.cat((memory.view(self.past, self.groups)[self.past - known :].long(), row))
+            settled = max(0, 6 * begin - 9)
+            samples.append(self.decode(window[None])[0, settled - 6 * (begin - known) :])
+            padded = torch.cat((torch.zeros(self.past, self.groups, dtype=torch.int64), window))
+            then.append(padded[-self.past :].float().flatten())
+        return torch.stack(samples), torch.stack(then)
+
+
 class LooksAhead(Convolutions):
     """A codec whose convolutions look both ways: the last samples of a window change with what comes behind it."""
 

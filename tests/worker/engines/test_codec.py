@@ -13,6 +13,7 @@ from tests.worker.engines.codec_driver import (
     PORT,
     Convolutions,
     LooksAhead,
+    Remembers,
     Sound,
     codec_engine,
     decode_in_pieces,
@@ -26,7 +27,7 @@ from omni_actors.protocol.params import Speech
 from omni_actors.worker.engines.codec import CodecAdapter
 from omni_actors.worker.engines.generation import GenerationEngine
 
-CODECS: tuple[type[CodecAdapter], ...] = (Convolutions, LooksAhead)
+CODECS: tuple[type[CodecAdapter], ...] = (Convolutions, LooksAhead, Remembers)
 
 
 def codes(frames: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -149,14 +150,25 @@ def test_codes_that_are_none_fail_their_request_alone(bad: np.ndarray[Any, Any])
     np.testing.assert_allclose(out.of(2), whole(engine, codes(9)), rtol=0, atol=1e-6)
 
 
+def _break(codes: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    return torch.where((codes == 15).any(dim=(1, 2), keepdim=False)[:, None], torch.nan, samples)
+
+
 class BreaksOnFifteen(Convolutions):
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        samples = super().decode(codes)
-        return torch.where((codes == 15).any(dim=(1, 2), keepdim=False)[:, None], torch.nan, samples)
+        return _break(codes, super().decode(codes))
 
 
-def test_a_stream_that_is_not_finite_fails_alone_and_no_sample_of_another_is_lost_or_doubled() -> None:
-    engine = codec_engine(BreaksOnFifteen, {"first_chunk_frames": 4})
+class RemembersUntilFifteen(Remembers):
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        return _break(codes, super().decode(codes))
+
+
+@pytest.mark.parametrize("codec", [BreaksOnFifteen, RemembersUntilFifteen])
+def test_a_stream_that_is_not_finite_fails_alone_and_no_sample_of_another_is_lost_or_doubled(
+    codec: type[CodecAdapter],
+) -> None:
+    engine = codec_engine(codec, {"first_chunk_frames": 4})
     good = codes(30) % 15
     poison = good.copy()
     poison[20] = 15
@@ -176,12 +188,27 @@ def test_a_decoder_that_is_not_what_it_declares_does_not_load() -> None:
         codec_engine(Irregular)
 
 
-def test_what_no_piece_reads_any_more_is_forgotten() -> None:
-    engine = codec_engine(Convolutions, {"chunk_frames": 8, "ramp": False})
+class Talkative(Remembers):
+    def decode_next(
+        self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        samples, then = super().decode_next(codes, begins, memories, fresh)
+        return samples[:, 1:], then
+
+
+def test_a_memory_that_gives_other_samples_than_declared_fails_its_request() -> None:
+    engine = codec_engine(Talkative)
+    out = decode_in_pieces(engine, [codes(30)], lambda key, turn: 5)
+    assert out.errors[0].status == 500
+
+
+@pytest.mark.parametrize("codec", [Convolutions, Remembers])
+def test_what_no_piece_reads_any_more_is_forgotten(codec: type[CodecAdapter]) -> None:
+    engine = codec_engine(codec, {"chunk_frames": 8, "ramp": False})
     out = Sound()
     open_stream(engine, 1)
     for _ in range(200):
         engine.feed(1, PORT, payload(codes(4)), False)
         run_all(engine, out)
     held = len(next(iter(engine._requests.values())).state.codes)
-    assert held <= 8 + Convolutions.sufficient_context + 2
+    assert held <= (0 if codec is Remembers else 8 + codec.sufficient_context + 2)

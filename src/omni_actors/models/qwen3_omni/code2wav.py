@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+from omni_actors.models.common.codec_memory import RememberingDecoder
 from omni_actors.models.common.load import load_part
 from omni_actors.models.qwen3_omni.pipeline import SAMPLE_RATE
 from omni_actors.worker.engines.codec import CodecAdapter
@@ -42,7 +43,21 @@ class Code2Wav(CodecAdapter):
         self.codebook_size = config.codebook_size
         self._convolutions_see = convolution_context(config.upsample_rates, config.upsampling_ratios)
         self.sufficient_context = attention_context(config) + self._convolutions_see
+        model = self._model
+        self._remembering = RememberingDecoder(self._embed, model.pre_transformer, [*model.upsample, *model.decoder])
         return {}
+
+    def _embed(self, codes: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self._model.code_embedding(codes + self._model.code_offset.view(-1)).mean(2)
+        return embedded
+
+    def remember(self) -> torch.Tensor:
+        return self._remembering.fresh(self.groups, self.hello.device)
+
+    def decode_next(
+        self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._remembering(codes, begins, memories, fresh)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         samples: torch.Tensor = self._model(codes.transpose(1, 2))[:, 0]
@@ -50,7 +65,7 @@ class Code2Wav(CodecAdapter):
 
     def decode_after(self, codes: torch.Tensor, context: int, begins: torch.Tensor) -> torch.Tensor:
         model = self._model
-        embedded = model.code_embedding(codes + model.code_offset.view(-1)).mean(2)
+        embedded = self._embed(codes)
         # Positions count from the stream's begin: rotations are rounded then as they are in the whole.
         positions = begins[:, None] + torch.arange(codes.shape[1], device=codes.device)
         seen = model.pre_transformer(inputs_embeds=embedded, position_ids=positions).last_hidden_state

@@ -4,6 +4,9 @@ Codes gather per request. Whenever a piece's worth is there (:class:`Ramp` says 
 decoded: the piece's own, those whose samples were not settled the time before, and those before them that these samples
 depend on (*context*). Only settled samples leave: what a listener gets does not depend on where the windows were cut.
 
+A decoder that can remember what earlier frames left behind (:meth:`CodecAdapter.remember`) decodes each frame once,
+without context; windows are then for deployments that ask for some context of their own.
+
 Pieces of several requests run as one batch. A payload's credit goes back at once: codes are small, and a talker must
 not stand still because a piece is not full.
 """
@@ -37,7 +40,7 @@ _SILENCE: Samples = np.empty(0, np.float32)
 @dataclass(slots=True)
 class Stream:
     """One request's codes. ``codes`` holds frames from number ``base`` on; ``decoded`` is how many have been part of a
-    window, ``sent`` how many samples have left."""
+    piece, ``sent`` how many samples have left. ``memory`` is what a decoder that remembers needs of the former."""
 
     work: Work
     ramp: Ramp
@@ -45,6 +48,7 @@ class Stream:
     base: int = 0
     decoded: int = 0
     sent: int = 0
+    memory: torch.Tensor | None = None
     ended: bool = False
     busy: bool = False
 
@@ -92,6 +96,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         super().__init__(hello)
         self._options = CODEC_DEFAULTS
         self._missing = self._unsettled = self._context = 0
+        self._blank: torch.Tensor | None = None
 
     @abstractmethod
     def prepare(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
@@ -107,6 +112,17 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         its stream a row begins with. For decoders whose later layers need less context than their earlier ones, or that
         count positions."""
         return self.decode(codes)[:, context * self.samples_per_frame :]
+
+    def remember(self) -> torch.Tensor | None:
+        """What a stream that has not begun remembers: a tensor [size], zero; ``None`` for a decoder that cannot."""
+        return None
+
+    def decode_next(
+        self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next frames of streams that remember [batch, size], from frame ``begins`` on (``fresh``: all of them from
+        their first): the samples that are settled with them and not before, and what they remember then."""
+        raise NotImplementedError(f"{type(self).__name__} remembers nothing")
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         torch.set_num_threads(self.hello.threads)
@@ -128,6 +144,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         self._options = {**CODEC_DEFAULTS, **options}
         context = self._options["left_context_frames"]
         self._context = self.sufficient_context if context is None else context
+        self._blank = self.remember() if context is None else None
 
     @torch.inference_mode()
     def _measure(self) -> None:
@@ -150,18 +167,20 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         self._unsettled = self._missing if self.unsettled is None else self.unsettled
 
     def open(self, work: Work) -> tuple[Stream, Sequence[Stream]]:
-        return Stream(work, self.ramp(work), np.empty((0, self.groups), np.int64)), ()
+        return Stream(work, self.ramp(work), np.empty((0, self.groups), np.int64), memory=self._blank), ()
 
     def ramp(self, work: Work) -> Ramp:
         """The sizes of this request's pieces."""
         options = self._options
         speech = work.params.get("speech")
         asked = None if speech is None else speech.initial_chunk_frames
-        most = options["chunk_frames"]
+        # Fewer frames than these settle no sample where a stream begins: there would be nothing to remember after.
+        least = self._missing // self.samples_per_frame + 1
+        most = max(least, options["chunk_frames"])
         first = options["first_chunk_frames"] if options["ramp"] else most
         return Ramp(
             self.samples_per_frame / self.sample_rate,
-            asked or first,
+            max(least, asked or first),
             options["min_chunk_frames"],
             most,
             options["ramp"],
@@ -191,11 +210,17 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
     def run(self, items: Sequence[Stream]) -> Sequence[Result | OmniError]:
         pieces = [self._cut(stream) for stream in items]
         samples = {id(piece): _SILENCE for piece in pieces}
+        memories: dict[int, torch.Tensor] = {}
         for group in self._groups([piece for piece in pieces if piece.last > piece.first]):
-            samples |= zip(map(id, group), self._decode(group), strict=True)
+            if group[0].stream.memory is None:
+                decoded = self._decode(group)
+            else:
+                decoded, then = self._go_on(group)
+                memories |= zip(map(id, group), then, strict=True)
+            samples |= zip(map(id, group), decoded, strict=True)
         results = [self._result(piece, samples[id(piece)]) for piece in pieces]
         for piece in pieces:
-            self._advance(piece)
+            self._advance(piece, memories.get(id(piece)))
         return results
 
     # -- a piece
@@ -207,8 +232,10 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     def _cut(self, stream: Stream) -> Piece:
         end = stream.decoded + stream.ramp.take(stream.received - stream.decoded)
-        needed = stream.sent // self.samples_per_frame
-        return Piece(stream, max(0, needed - self._context), end, stream.sent, self._settled(stream, end))
+        begin = stream.decoded
+        if stream.memory is None:
+            begin = max(0, stream.sent // self.samples_per_frame - self._context)
+        return Piece(stream, begin, end, stream.sent, self._settled(stream, end))
 
     def _groups(self, pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
         """Pieces that run as one batch: equally long ones, or, where rows may be filled up, those within a factor of
@@ -217,9 +244,27 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         for piece in pieces:
             frames = piece.end - piece.begin
             skipped = piece.first // self.samples_per_frame - piece.begin
-            key = (frames.bit_length(), skipped.bit_length()) if self.paddable else (frames, skipped)
+            key: tuple[int, int]
+            if piece.stream.memory is not None:
+                key = (frames, int(piece.begin == 0))
+            else:
+                key = (frames.bit_length(), skipped.bit_length()) if self.paddable else (frames, skipped)
             groups.setdefault(key, []).append(piece)
         return groups.values()
+
+    def _go_on(self, pieces: Sequence[Piece]) -> tuple[list[Samples], list[torch.Tensor]]:
+        """Each piece's samples, and what its stream remembers then."""
+        device = self.hello.device
+        codes = np.stack([p.stream.codes[p.begin - p.stream.base : p.end - p.stream.base] for p in pieces])
+        begins = torch.tensor([piece.begin for piece in pieces], device=device)
+        memories = torch.stack([piece.stream.memory for piece in pieces if piece.stream.memory is not None])
+        decoded, then = self.decode_next(torch.from_numpy(codes).to(device), begins, memories, pieces[0].begin == 0)
+        count = pieces[0].last - pieces[0].first
+        if decoded.shape[1] != count:
+            raise OutputError(f"{codes.shape[1]} frames became {decoded.shape[1]} samples, not {count}")
+        samples = decoded.to("cpu", torch.float32).numpy()
+        # Rows of their own: a stream must not keep its company's memory.
+        return [np.ascontiguousarray(row) for row in samples], [row.clone() for row in then]
 
     def _decode(self, pieces: Sequence[Piece]) -> list[Samples]:
         """Each piece's samples."""
@@ -242,10 +287,13 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         sent = [audio_piece(piece.stream.work, samples, self.sample_rate)] if len(samples) else []
         return Result(sent, Usage(audio_output_s=len(samples) / self.sample_rate))
 
-    def _advance(self, piece: Piece) -> None:
+    def _advance(self, piece: Piece, memory: torch.Tensor | None) -> None:
         stream = piece.stream
         stream.ramp.cut(piece.end - stream.decoded, (piece.last - piece.first) / self.sample_rate)
         stream.decoded, stream.sent, stream.busy = piece.end, piece.last, False
         # What no later piece reads.
-        keep = max(stream.base, stream.sent // self.samples_per_frame - self._context)
+        if memory is not None:
+            stream.memory, keep = memory, piece.end
+        else:
+            keep = max(stream.base, stream.sent // self.samples_per_frame - self._context)
         stream.codes, stream.base = stream.codes[keep - stream.base :], keep

@@ -1,0 +1,169 @@
+"""Codec decoders of Qwen's kind, a piece at a time: each frame is decoded once, its trace remembered.
+
+Such a decoder is a transformer whose layers see a window of frames, then convolutions that look back, with transposed
+ones between them. A layer needs of the past its window's keys and values, a convolution the end of its input. These
+make up a stream's memory, one flat row, so that streams that go on together are one batch. Nothing is rounded otherwise
+than in the whole but by the products' shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class RememberingDecoder:
+    """``embed`` makes [batch, frames, width] of codes; ``transformer`` and ``blocks`` (convolutions, in order) are
+    transformers' own modules, whose weights are used as they are."""
+
+    def __init__(
+        self, embed: Callable[[torch.Tensor], torch.Tensor], transformer: Any, blocks: Iterable[nn.Module]
+    ) -> None:
+        self._embed = embed
+        self._transformer = transformer
+        self._blocks = list(blocks)
+        if any(kind != "sliding_attention" for kind in transformer.config.layer_types):
+            raise ValueError("a layer that sees everything would have to remember everything")
+        self._memory: torch.Tensor | None = None
+
+    @torch.inference_mode()
+    def fresh(self, groups: int, device: torch.device | str) -> torch.Tensor:
+        """The memory [size] of a stream that has not begun."""
+        if self._memory is None:
+            codes = torch.zeros(1, 2, groups, dtype=torch.int64, device=device)
+            dry = _Pass(None, True)
+            self._run(codes, torch.zeros(1, dtype=torch.int64, device=device), dry)
+            self._memory = torch.zeros_like(dry.memories()[0])
+        return self._memory
+
+    def __call__(
+        self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next frames of some streams: ``codes`` int64 [batch, frames, groups], which are frames ``begins`` int64
+        [batch] and on, and what they remember [batch, size] → samples [batch, n] that are certain now, and what they
+        remember from here on. ``fresh`` says that all of them begin; then the first samples are fewer."""
+        run = _Pass(memories, fresh)
+        samples = self._run(codes, begins, run)
+        return samples, run.memories()
+
+    def _run(self, codes: torch.Tensor, begins: torch.Tensor, run: _Pass) -> torch.Tensor:
+        x = self._attend(self._embed(codes), begins, run).transpose(1, 2)
+        for block in self._blocks:
+            x = _block(block, x, run)
+        return x[:, 0].clamp(-1, 1)
+
+    def _attend(self, x: torch.Tensor, begins: torch.Tensor, run: _Pass) -> torch.Tensor:
+        transformer = self._transformer
+        frames, device = x.shape[1], x.device
+        past = transformer.config.sliding_window - 1
+        places = begins[:, None] + torch.arange(frames, device=device)
+        seen = begins[:, None] + torch.arange(-past, frames, device=device)
+        back = places[:, :, None] - seen[:, None, :]
+        mask = ((back >= 0) & (back <= past) & (seen >= 0)[:, None, :]).unsqueeze(1)
+        x = x if getattr(transformer, "input_proj", None) is None else transformer.input_proj(x)
+        cos, sin = transformer.rotary_emb(x, places)
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        for layer in transformer.layers:
+            attention = layer.self_attn
+            normed = layer.input_layernorm(x)
+            shape = (*normed.shape[:2], -1, attention.head_dim)
+            query = _turn(attention.q_norm(attention.q_proj(normed).view(shape)).transpose(1, 2), cos, sin)
+            key = _turn(attention.k_norm(attention.k_proj(normed).view(shape)).transpose(1, 2), cos, sin)
+            value = attention.v_proj(normed).view(shape).transpose(1, 2)
+            heads = key.shape[1]
+            keys = torch.cat((run.take(x, heads, past, attention.head_dim), key), 2)
+            values = torch.cat((run.take(x, heads, past, attention.head_dim), value), 2)
+            run.keep(keys[:, :, frames:])
+            run.keep(values[:, :, frames:])
+            out = F.scaled_dot_product_attention(
+                query, keys, values, mask, scale=attention.scaling, enable_gqa=heads != query.shape[1]
+            )
+            x = x + layer.self_attn_layer_scale(attention.o_proj(out.transpose(1, 2).flatten(2)))
+            x = x + layer.mlp_layer_scale(layer.mlp(layer.post_attention_layernorm(x)))
+        x = transformer.norm(x)
+        return x if getattr(transformer, "output_proj", None) is None else transformer.output_proj(x)
+
+
+class _Pass:
+    """One pass: memories are read and written in the order in which the modules come."""
+
+    def __init__(self, old: torch.Tensor | None, fresh: bool) -> None:
+        self.fresh = fresh
+        self._old = old
+        self._at = 0
+        self._new: list[torch.Tensor] = []
+
+    def take(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        """The next part [batch, *shape] of what is remembered; zeros where nothing is, as before a stream's begin."""
+        if self._old is None:
+            return like.new_zeros(len(like), *shape)
+        size = int(torch.Size(shape).numel())
+        part = self._old[:, self._at : self._at + size].view(-1, *shape)
+        self._at += size
+        return part
+
+    def keep(self, part: torch.Tensor) -> None:
+        self._new.append(part.flatten(1))
+
+    def memories(self) -> torch.Tensor:
+        """[batch, size]"""
+        return torch.cat(self._new, 1)
+
+
+def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of [batch, heads, frames, head_dim]."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def _block(block: Any, x: torch.Tensor, run: _Pass) -> torch.Tensor:
+    """``x`` [batch, channels, steps] through a module, by what it is made of."""
+    if isinstance(block, nn.ModuleList):
+        for inner in block:
+            x = _block(inner, x, run)
+        return x
+    if hasattr(block, "block"):
+        return _block(block.block, x, run)
+    if hasattr(block, "dwconv"):
+        beside = _convolve(block.dwconv, x, run).transpose(1, 2)
+        beside = block.gamma * block.pwconv2(block.act(block.pwconv1(block.norm(beside))))
+        return x + beside.transpose(1, 2)
+    if hasattr(block, "conv2"):
+        return x + _convolve(block.conv2, block.act2(_convolve(block.conv1, block.act1(x), run)), run)
+    if isinstance(getattr(block, "conv", None), nn.ConvTranspose1d):
+        return _transpose(block, x, run)
+    if hasattr(block, "conv"):
+        return _convolve(block, x, run)
+    y: torch.Tensor = block(x)  # one step alone
+    return y
+
+
+def _convolve(module: Any, x: torch.Tensor, run: _Pass) -> torch.Tensor:
+    """A convolution that looks back over what is remembered."""
+    past = (module.conv.kernel_size[0] - 1) * module.conv.dilation[0]
+    assert module.conv.stride[0] == 1
+    if past:
+        x = torch.cat((run.take(x, x.shape[1], past), x), 2)
+        run.keep(x[:, :, x.shape[2] - past :])
+    y: torch.Tensor = module.conv(x)
+    return y
+
+
+def _transpose(module: Any, x: torch.Tensor, run: _Pass) -> torch.Tensor:
+    """A transposed convolution: each step's own outputs, together with the step before it. One that leaves out its
+    first outputs (it looks one step ahead) does so where the stream begins."""
+    stride = module.conv.stride[0]
+    overlap = module.conv.kernel_size[0] - stride
+    assert overlap in (0, stride)
+    assert module.left_pad in (0, stride)
+    steps = x.shape[2]
+    if overlap:
+        x = torch.cat((run.take(x, x.shape[1], 1), x), 2)
+        run.keep(x[:, :, -1:])
+    y: torch.Tensor = module.conv(x)
+    begin = overlap + (module.left_pad if run.fresh else 0)
+    return y[..., begin : overlap + steps * stride]
