@@ -15,8 +15,8 @@ CODEC_DOC: dict[str, str] = {
     "first_chunk_frames": "Frames of an answer's first piece of sound; a request may ask for its own number.",
     "min_chunk_frames": "Fewest frames of the pieces behind it.",
     "chunk_frames": "Most frames of a piece, and its size where the ramp is off.",
-    "left_context_frames": "Frames before a piece that are decoded again with it; null for as many as keep its samples "
-    "as they would be in the whole.",
+    "left_context_frames": "Frames before a piece that are decoded again with it. With null its samples are as in the "
+    "whole: by a memory of what came before, or by as many frames as that takes.",
     "ramp": "Let pieces grow while the listener has enough to play and shrink when it has not; otherwise each has "
     "chunk_frames.",
 }
