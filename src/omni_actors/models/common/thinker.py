@@ -14,6 +14,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.features import FeatureDecoder, Features, without_features
+from omni_actors.models.common.layout import Layout, expand
 from omni_actors.models.common.multimodal import Expanded, Medium
 from omni_actors.models.common.text import Text, context_length, eos_ids, give_memory_back, sampling_defaults
 from omni_actors.protocol.errors import invalid_request
@@ -42,7 +43,7 @@ class _Request:
 
 
 class Thinker(AutoregressiveAdapter):
-    """A family says how its prompts are laid out (:meth:`expand`) and builds its decoder. ``hello.model`` is the
+    """A family says how its prompts are laid out (:meth:`layout_of`) and builds its decoder. ``hello.model`` is the
     checkpoint's folder. Options: those of the autoregressive engine.
 
     A request of task "speech" brings no prompt but a text: the thinker reads it as its own answer, and says no more.
@@ -53,20 +54,21 @@ class Thinker(AutoregressiveAdapter):
         self.options = OPTIONS | hello.options
         self._requests: dict[int, _Request] = {}
         self.text: Text
+        self.layout: Layout
         self.decoder: FeatureDecoder
         self.sampling_defaults: Mapping[str, Any] = {}
 
     @abstractmethod
-    def prepare(self, config: Any) -> None:
-        """The tokenizer is loaded: keep what :meth:`expand` needs of the checkpoint's config."""
+    def layout_of(self, config: Any) -> Layout:
+        """Of the checkpoint's config. The tokenizer is loaded."""
 
     @abstractmethod
     def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
         """The decoder, with a side output if this stage hands its states on (:attr:`hands_on`)."""
 
-    @abstractmethod
     def expand(self, prompt: Prompt, media: Sequence[Medium]) -> Expanded:
         """The input for a prompt and its media. Raises :class:`OmniError` (400) for one that cannot be."""
+        return expand(self.text.tokenizer, self.layout, prompt, media)
 
     @property
     def hands_on(self) -> bool:
@@ -87,7 +89,7 @@ class Thinker(AutoregressiveAdapter):
         self.sampling_defaults = sampling_defaults(generation)
         text_config = config.thinker_config.text_config
         self.max_model_len = context_length(text_config.max_position_embeddings, self.options["max_model_len"])
-        self.prepare(config)
+        self.layout = self.layout_of(config)
         progress("loading the weights", None)
         self.decoder = self.build(config, torch.device(self.hello.device), getattr(torch, self.hello.dtype))
         give_memory_back()

@@ -12,20 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoConfig, Qwen2_5OmniTalkerForConditionalGeneration
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniRotaryEmbedding
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.features import Features
 from omni_actors.models.common.layers import Layers, join, own
+from omni_actors.models.common.layout import positions_of
 from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.multimodal import Medium
 from omni_actors.models.common.rotary import Rotary, sectioned_axes
 from omni_actors.models.common.talker import Talker, TalkerDecoder
 from omni_actors.models.common.text import Text, context_length, give_memory_back
-from omni_actors.models.qwen2_5_omni.prompt import Layout, collapse, lay_out
+from omni_actors.models.qwen2_5_omni.prompt import Layout
 from omni_actors.models.qwen2_5_omni.speakers import read_speakers
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
@@ -33,8 +32,6 @@ from omni_actors.protocol.params import Speech
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.tensors import tensor_of
-
-_NO_PLACES = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -65,7 +62,7 @@ class Qwen25OmniTalker(Talker):
         talker = self._talker = config.talker_config
         device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
         # The talker counts time as its own config says, the rest of a prompt's layout is the thinker's.
-        self._layout = Layout.of(config.thinker_config, Text(folder).tokenizer).timed_by(talker)
+        self._layout = Layout.of(config.thinker_config, Text(folder).tokenizer).for_talker(talker)
         speakers = read_speakers(Path(folder))
         self._marks = {name.lower(): speaker.bos_token for name, speaker in speakers.items()}
         self.max_model_len = context_length(talker.max_position_embeddings, self.options["max_model_len"])
@@ -140,12 +137,8 @@ class Qwen25OmniTalker(Talker):
         embedded = torch.cat((states[:prompt], self._begins[heard.mark].unsqueeze(0), states[prompt : prompt + 1]))
         marks = [talker.tts_codec_pad_token_id, talker.tts_codec_start_token_id]
         embedded[-2:] += self.decoder.embeddings[marks]
-        features = None
-        if heard.media:
-            ids = [*heard.tokens[:prompt], heard.mark, heard.tokens[prompt]]
-            made = lay_out(self._layout, collapse(self._layout, ids, heard.media), heard.media)
-            places = made.positions.to(self.decoder.device)
-            features = Features(_NO_PLACES, places[:0], places, made.rope_delta)
+        ids = [*heard.tokens[:prompt], heard.mark, heard.tokens[prompt]]
+        features = positions_of(self._layout, ids, heard.media, self.decoder.device) if heard.media else None
         self.place(key, self._mix(embedded), features)
         return PromptInput([talker.tts_codec_mask_token_id] * prompt + marks, reuse=False, complete=True)
 

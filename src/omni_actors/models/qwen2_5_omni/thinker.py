@@ -5,7 +5,6 @@ Of each token the talker hears the sum of its embedding (nothing for a feature) 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +14,9 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniRo
 from omni_actors.models.common.features import FeatureDecoder
 from omni_actors.models.common.layers import Layers, own
 from omni_actors.models.common.load import load_part, read_weights
-from omni_actors.models.common.multimodal import Expanded, Medium
 from omni_actors.models.common.rotary import Rotary, sectioned_axes
 from omni_actors.models.common.thinker import Thinker
-from omni_actors.models.qwen2_5_omni.prompt import Layout, expand
-from omni_actors.protocol.params import Prompt
+from omni_actors.models.qwen2_5_omni.prompt import Layout
 from omni_actors.worker.engines.linear import linear
 
 
@@ -33,13 +30,8 @@ class ThinkerDecoder(FeatureDecoder):
 class Qwen25OmniThinker(Thinker):
     """See :class:`~omni_actors.models.common.thinker.Thinker`."""
 
-    _layout: Layout
-
-    def prepare(self, config: Any) -> None:
-        self._layout = Layout.of(config.thinker_config, self.text.tokenizer)
-
-    def expand(self, prompt: Prompt, media: Sequence[Medium]) -> Expanded:
-        return expand(self.text.tokenizer, self._layout, prompt, media)
+    def layout_of(self, config: Any) -> Layout:
+        return Layout.of(config.thinker_config, self.text.tokenizer)
 
     def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
         text = config.thinker_config.text_config

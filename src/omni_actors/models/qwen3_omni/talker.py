@@ -8,10 +8,9 @@ frames are spoken, one token a frame. The order is that of transformers' ``Qwen3
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, Qwen3OmniMoeTalkerForConditionalGeneration
@@ -22,22 +21,20 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.depth import DepthDecoder
-from omni_actors.models.common.features import Features
 from omni_actors.models.common.layers import Layers, join, own
+from omni_actors.models.common.layout import begins, positions_of
 from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.multimodal import Medium
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp
 from omni_actors.models.common.text import Text, context_length, give_memory_back
-from omni_actors.models.qwen3_omni.prompt import Layout, collapse, lay_out, places
+from omni_actors.models.qwen3_omni.prompt import Layout
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.tensors import tensor_of
-
-_NO_PLACES = np.empty(0, np.int64)
 
 HEAD = 3
 """Tokens that open the assistant's turn: the mark, the role, the line break. The text follows."""
@@ -75,9 +72,7 @@ class Qwen3OmniTalker(Talker):
         talker = config.talker_config
         text = talker.text_config
         device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
-        self._layout = replace(
-            Layout.of(config.thinker_config, Text(folder).tokenizer), positions_per_s=talker.position_id_per_seconds
-        )
+        self._layout = Layout.of(config.thinker_config, Text(folder).tokenizer).for_talker(talker)
         self._speakers = {name.lower(): number for name, number in (talker.speaker_id or {}).items()}
         self.max_model_len = context_length(text.max_position_embeddings, self.options["max_model_len"])
         self.eos = frozenset([talker.codec_eos_token_id])
@@ -165,18 +160,14 @@ class Qwen3OmniTalker(Talker):
         user, ids = self._user_turns(heard, states[:start], kept)
         assistant = self._assistant_turn(states[start : heard.text_from], heard.speaker)
         ids += [self._config.tts_pad_token_id] * len(assistant)
-        features = None
-        if media:
-            made = lay_out(self._layout, collapse(self._layout, ids, media), media, talker=True)
-            places = made.positions.to(self.decoder.device)
-            features = Features(_NO_PLACES, places[:0], places, made.rope_delta)
+        features = positions_of(self._layout, ids, media, self.decoder.device) if media else None
         self.place(key, torch.cat((user, assistant)), features)
         return PromptInput(ids, reuse=False, complete=True)
 
     def _media(self, heard: _Heard, kept: frozenset[int]) -> list[Medium]:
         """Those that users brought; the talker sees nothing of what stands elsewhere."""
-        begins = places(self._layout, heard.tokens[: heard.prompt], heard.media)
-        return [medium for medium, at in zip(heard.media, begins, strict=True) if at in kept]
+        first = begins(self._layout, heard.tokens[: heard.prompt], heard.media)
+        return [medium for medium, at in zip(heard.media, first, strict=True) if at in kept]
 
     def _user_turns(self, heard: _Heard, states: torch.Tensor, kept: list[int]) -> tuple[torch.Tensor, list[int]]:
         """What users said (tokens ``kept``), as the talker's input [n, width], and its tokens."""

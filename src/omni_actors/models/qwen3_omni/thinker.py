@@ -6,7 +6,6 @@ The talker hears what was said: of each token of text its embedding, of each fea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,11 +15,9 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 from omni_actors.models.common.features import FeatureDecoder
 from omni_actors.models.common.layers import Layers, own
 from omni_actors.models.common.load import load_part, read_weights
-from omni_actors.models.common.multimodal import Expanded, Medium
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.thinker import Thinker
-from omni_actors.models.qwen3_omni.prompt import Layout, expand
-from omni_actors.protocol.params import Prompt
+from omni_actors.models.qwen3_omni.prompt import Layout
 from omni_actors.worker.engines.linear import linear
 
 
@@ -36,13 +33,8 @@ class ThinkerDecoder(FeatureDecoder):
 class Qwen3OmniThinker(Thinker):
     """See :class:`~omni_actors.models.common.thinker.Thinker`."""
 
-    _layout: Layout
-
-    def prepare(self, config: Any) -> None:
-        self._layout = Layout.of(config.thinker_config, self.text.tokenizer)
-
-    def expand(self, prompt: Prompt, media: Sequence[Medium]) -> Expanded:
-        return expand(self.text.tokenizer, self._layout, prompt, media)
+    def layout_of(self, config: Any) -> Layout:
+        return Layout.of(config.thinker_config, self.text.tokenizer)
 
     def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
         text = config.thinker_config.text_config

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,30 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.models.omni.comparison import Comparison
 from tests.models.omni.media import Given, audio, for_processor, image, video
 
-from omni_actors.models.common.multimodal import Expanded, Medium
-from omni_actors.models.qwen3_omni.prompt import Layout, expand, lay_out
-from omni_actors.models.tiny import reference
+from omni_actors.models.common.layout import Layout, begins, collapse, expand, lay_out
+from omni_actors.models.common.multimodal import MODALITIES, Expanded, Medium, Modality
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Prompt
 
+CLIP_TOKENS: dict[str, Callable[[int], int]] = {
+    "qwen3-omni": lambda frames: 13 * (frames // 100) + -(-(frames % 100) // 8),
+    "qwen2.5-omni": lambda frames: ((frames - 1) // 2 + 1 - 2) // 2 + 1,
+}
+"""Of a clip whose spectrum has so many frames."""
+
 
 class Reference:
-    """transformers' processor and model of the tiny checkpoint."""
+    """transformers' processor and model of a tiny checkpoint, beside this project's layout of its prompts."""
 
-    def __init__(self, folder: Path) -> None:
-        self.processor: Any = reference.processor(folder)
-        self.model: Any = reference.model(folder)
-        self.tokenizer = self.processor.tokenizer
-        self.layout = Layout.of(self.model.config.thinker_config, self.tokenizer)
+    def __init__(self, both: Comparison, clip_tokens: Callable[[int], int]) -> None:
+        self.processor = both.whole.processor
+        self.thinker = both.whole.model.thinker
+        self.tokenizer = both.whole.tokenizer
+        self.layout: Layout = both.line.adapter("thinker").layout
+        self._clip_tokens = clip_tokens
 
     def process(self, messages: list[dict[str, Any]], given: Sequence[Given], fps: float) -> Any:
         text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -36,15 +42,15 @@ class Reference:
             arguments["fps"] = fps
         return self.processor(text=text, return_tensors="pt", **arguments)
 
-    def place(self, inputs: Any) -> tuple[torch.Tensor, float]:
+    def place(self, inputs: Any, given: Sequence[Given]) -> tuple[torch.Tensor, float]:
         """M-RoPE positions and their delta."""
         mask = inputs.get("feature_attention_mask")
-        positions, delta = self.model.thinker.model.get_rope_index(
+        positions, delta = self.thinker.get_rope_index(
             inputs["input_ids"],
             inputs.get("image_grid_thw"),
             inputs.get("video_grid_thw"),
             inputs["attention_mask"],
-            self.layout.audio_start in _after(inputs["input_ids"][0].tolist(), self.layout.vision_start),
+            any(it.modality == "video" and it.sound is not None for it in given),
             None if mask is None else mask.sum(-1),
             None if "video_second_per_grid" not in inputs else torch.as_tensor(inputs["video_second_per_grid"]),
         )
@@ -55,7 +61,8 @@ class Reference:
         pictures = iter(inputs["image_grid_thw"].tolist() if "image_grid_thw" in inputs else ())
         videos = iter(inputs["video_grid_thw"].tolist() if "video_grid_thw" in inputs else ())
         seconds = iter(inputs.get("video_second_per_grid", ()))
-        clips = iter(_clip_tokens(inputs))
+        mask = inputs.get("feature_attention_mask")
+        clips = iter(self._clip_tokens(frames) for frames in ([] if mask is None else mask.sum(-1).tolist()))
         found = []
         for index, it in enumerate(given):
             if it.modality == "audio":
@@ -71,20 +78,9 @@ class Reference:
         return found
 
 
-def _after(tokens: list[int], mark: int) -> set[int]:
-    return {tokens[at + 1] for at, token in enumerate(tokens[:-1]) if token == mark}
-
-
-def _clip_tokens(inputs: Any) -> list[int]:
-    if "feature_attention_mask" not in inputs:
-        return []
-    lengths = inputs["feature_attention_mask"].sum(-1).tolist()
-    return [13 * (n // 100) + -(-(n % 100) // 8) for n in lengths]
-
-
-@pytest.fixture(scope="module")
-def of(tiny_model: Callable[[str], Path]) -> Reference:
-    return Reference(tiny_model("qwen3-omni"))
+@pytest.fixture(params=list(CLIP_TOKENS), scope="module")
+def of(request: pytest.FixtureRequest, compared: Callable[[str], Comparison]) -> Reference:
+    return Reference(compared(request.param), CLIP_TOKENS[request.param])
 
 
 def conversation(given: Sequence[Given], words: Sequence[str], system: str | None = None) -> list[dict[str, Any]]:
@@ -113,8 +109,9 @@ def test_any_mixture_is_laid_out_as_transformers_does(
 ) -> None:
     messages = conversation(given, ["", "and this", "", "before"][: len(given)], system)
     inputs = of.process(messages, given, fps)
-    positions, delta = of.place(inputs)
-    made = expand(of.tokenizer, of.layout, Prompt(messages=messages), of.media(inputs, given))
+    positions, delta = of.place(inputs, given)
+    media = of.media(inputs, given)
+    made = expand(of.tokenizer, of.layout, Prompt(messages=messages), media)
     assert made.tokens == inputs["input_ids"][0].tolist()
     assert torch.equal(made.positions, positions)
     assert made.rope_delta == delta
@@ -146,6 +143,42 @@ def test_every_placeholder_has_its_row(of: Reference, given: list[Given]) -> Non
     assert made.tokens == inputs["input_ids"][0].tolist()
     assert made.positions.shape == (3, len(made.tokens))
     check_placements(of, made, media)
+    check_collapse(of, made, media)
+
+
+def check_collapse(of: Reference, made: Expanded, media: Sequence[Medium]) -> None:
+    """What is laid out can be folded up, and gives the same again."""
+    folded = collapse(of.layout, made.tokens, media)
+    assert len(folded) == len(made.tokens) - sum(
+        it.tokens + it.audio_tokens - 1 + 2 * bool(it.audio_tokens) for it in media
+    )
+    again = lay_out(of.layout, folded, media)
+    assert again.tokens == made.tokens
+    assert torch.equal(again.positions, made.positions)
+    firsts = begins(of.layout, made.tokens, media)
+    assert [made.tokens[at] for at in firsts] == [of.layout.placeholder(it.modality) for it in media]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_folding_undoes_laying_out(of: Reference, data: st.DataObject) -> None:
+    """Whatever stands between the media, and whatever their sizes."""
+    media: list[Medium] = []
+    ids: list[int] = []
+    words = st.lists(st.integers(0, 200), min_size=1, max_size=4)
+    for index in range(data.draw(st.integers(0, 5))):
+        modality: Modality = data.draw(st.sampled_from(MODALITIES))
+        grid = tuple(data.draw(st.tuples(*[st.integers(1, 3)] * 3)))
+        patches = (grid[0], grid[1] * of.layout.merge, grid[2] * of.layout.merge)
+        sound = data.draw(st.integers(0, 90)) if modality == "video" else 0
+        tokens = data.draw(st.integers(1, 20)) if modality == "audio" else int(np.prod(grid))
+        seconds = data.draw(st.sampled_from([0.5, 1.0, 1.2, 7.0])) if modality == "video" else 0.0
+        media.append(Medium(modality, index, tokens, patches, seconds, sound))
+        ids += [*data.draw(words), of.layout.placeholder(modality), *data.draw(words)]
+    made = lay_out(of.layout, ids, media)
+    assert collapse(of.layout, made.tokens, media) == ids
+    check_placements(of, made, media)
+    check_collapse(of, made, media)
 
 
 def test_text_alone_counts_up(of: Reference) -> None:
@@ -162,9 +195,10 @@ def test_an_empty_prompt_is_nothing(of: Reference) -> None:
     assert lay_out(of.layout, [], []).tokens == []
 
 
-@pytest.mark.parametrize("placeholder", ["<|image_pad|>", "<|audio_pad|>", "<|video_pad|>"])
+@pytest.mark.parametrize("modality", MODALITIES)
 @pytest.mark.parametrize("with_image", [False, True])
-def test_a_text_that_writes_a_placeholder_is_refused(of: Reference, placeholder: str, with_image: bool) -> None:
+def test_a_text_that_writes_a_placeholder_is_refused(of: Reference, modality: Modality, with_image: bool) -> None:
+    placeholder = of.tokenizer.convert_ids_to_tokens(of.layout.placeholder(modality))
     media = [Medium("image", 0, 4, (1, 4, 4))] * with_image
     parts = [{"type": "text", "text": f"see {placeholder}"}, *({"type": "image", "index": 0} for _ in media)]
     with pytest.raises(OmniError) as caught:
