@@ -67,7 +67,8 @@ class Counting(Engine):
 
 
 class Repeating(Engine):
-    """Queues what comes and says it again, one a step and request, while ``open``; refuses what ``refused`` says."""
+    """Queues what comes and says it again, one a step and request, while ``open``; refuses what ``refused`` says, and
+    raises at what ``breaks`` says."""
 
     open = True
 
@@ -94,6 +95,8 @@ class Repeating(Engine):
             return True
         if payload.meta["text"] == self.works[key].params.get("refused"):
             raise invalid_request("not this number")
+        if payload.meta["text"] == self.works[key].params.get("breaks"):
+            raise ValueError("not this number")
         self.queues[key].append(payload.meta["text"])
         return False
 
@@ -249,7 +252,7 @@ def test_the_first_stands_still_while_the_next_has_too_much(chain: ChainedEngine
     assert_idle(chain)
 
 
-@pytest.mark.parametrize("params", [{"fail": 2}, {"refused": "2"}])
+@pytest.mark.parametrize("params", [{"fail": 2}, {"refused": "2"}, {"breaks": "2"}])
 def test_a_failure_in_either_ends_the_request_in_both_and_no_other(chain: ChainedEngine, params: Any) -> None:
     chain.admit(work(1, 5, **params))
     chain.admit(work(2, 5))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, overloaded, stage_failed
+from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker import kv
@@ -130,9 +130,8 @@ class AutoregressiveEngine(Engine):
         if self._imports is not None:
             request.opened = False
         else:
-            prompt = adapter.open(work)
             try:
-                self._extend(request, prompt)
+                self._extend(request, adapter.open(work))
             except BaseException:
                 adapter.close(work.key)
                 raise
@@ -200,15 +199,26 @@ class AutoregressiveEngine(Engine):
         return self._scheduler.runnable or any(half.pending for half in halves)
 
     def step(self, out: Outbox) -> bool:
-        adapter, exports = self._adapter, self._exports
+        exports, broken = self._exports, dict[int, Exception]()
 
         def ready(key: int) -> bool:
             # A prompt on its way out needs no credit to be computed, only to leave.
-            return (out.ready(key) if exports is None else exports.granted(key)) and adapter.ready(key)
+            if key in broken or not (out.ready(key) if exports is None else exports.granted(key)):
+                return False
+            try:
+                return self._adapter.ready(key)
+            except Exception as error:
+                broken[key] = error
+                return False
 
         moved = self._send(out)
         moved |= self._take_over(out, ready)
         chunks = self._scheduler.schedule(ready)
+        if broken:
+            moved = True
+            chunks = [chunk for chunk in chunks if chunk.sequence.key not in broken]
+            for key, error in broken.items():
+                self._fail(key, error, out)
         if not chunks:
             return moved
         output = self._runner.run(chunks)
@@ -226,11 +236,16 @@ class AutoregressiveEngine(Engine):
     def _deliver(self, moved: list[Choice], out: Outbox) -> None:
         """Hand out what choices made, and finish requests of which all have ended."""
         for choice in moved:
-            self._hand_out(choice, out)
+            key = choice.sequence.key
+            try:
+                if key in self._requests:
+                    self._hand_out(choice, out)
+            except Exception as error:
+                self._fail(key, error, out)
         # Only now: several choices of one request may have ended in this step.
         for key in dict.fromkeys(choice.sequence.key for choice in moved):
-            if self._requests[key].done:
-                self._finish(key, self._requests[key].usage, out)
+            if (request := self._requests.get(key)) is not None and request.done:
+                self._finish(key, request.usage, out)
 
     def _finish(self, key: int, usage: Usage, out: Outbox) -> None:
         out.finish(key, usage)
@@ -272,7 +287,7 @@ class AutoregressiveEngine(Engine):
         sampled = sample(chosen, [c.row for c, _ in picks], self._token_bytes)
         broken = {picks[i][0].sequence.key for i in sampled.broken}
         for key in broken:
-            self._fail(key, out)
+            self._condemn(key, out)
         moved: list[Choice] = []
         drawn: list[Drawn] = []
         for (choice, row), token_id, logprob in zip(picks, sampled.token_ids, sampled.logprobs, strict=True):
@@ -293,15 +308,7 @@ class AutoregressiveEngine(Engine):
         if choice.completion_tokens or sequence.index:
             return [choice]
         for index in range(1, request.sampling.n):
-            child = Sequence(
-                sequence.key,
-                index,
-                sequence.order + index,
-                list(sequence.tokens),
-                sequence.prompt_len,
-                root=sequence.root,
-                reuse=sequence.reuse,
-            )
+            child = sequence.sibling(index)
             copy = self._scheduler.fork(sequence, child)
             if copy is not None:
                 self._runner.cache.copy(sequence.blocks[-1], copy)
@@ -342,15 +349,21 @@ class AutoregressiveEngine(Engine):
         vocabulary = self._adapter.vocabulary
         return b"" if vocabulary is None else vocabulary.token_bytes(token_id)
 
-    def _fail(self, key: int, out: Outbox) -> None:
+    def _condemn(self, key: int, out: Outbox) -> None:
         """The network gave numbers that are none. What this request alone wrote to the cache may be as bad."""
-        request = self._requests[key]
-        log.error("logits are not finite", extra={"request": request.work.request_id})
-        for sequence in request.sequences:
+        for sequence in self._requests[key].sequences:
             self._runner.cache.scrub(self._pool.condemn(sequence.blocks))
+        self._fail(key, stage_failed(self.hello.stage, "the model's output is not finite"), out)
+
+    def _fail(self, key: int, error: Exception, out: Outbox) -> None:
+        """This request alone: the client's mistake as it is, anything else named after the stage."""
+        request = self._requests[key]
+        info = error.info if isinstance(error, OmniError) else stage_failed(self.hello.stage).info
+        if info.status >= 500:
+            log.error("request failed", exc_info=error, extra={"request": request.work.request_id})
         self._totals["failures"] += 1
         self._remove(key)
-        out.fail(key, stage_failed(self.hello.stage, "the model's output is not finite").info)
+        out.fail(key, info)
 
     # ---- halves of a split stage
 
@@ -369,9 +382,12 @@ class AutoregressiveEngine(Engine):
         for sequence, row in due:
             key = sequence.key
             if not output.logits[row].max().isfinite():
-                self._fail(key, out)
-            else:
+                self._condemn(key, out)
+                continue
+            try:
                 self._exports.computed(self._requests[key], output, row, self._adapter.export_state(key))
+            except Exception as error:
+                self._fail(key, error, out)
 
     def _take_over(self, out: Outbox, ready: Callable[[int], bool]) -> bool:
         """Room is given to prompts that ask for it, and those that are there get their first token; whether any did."""
@@ -379,27 +395,17 @@ class AutoregressiveEngine(Engine):
             return False
         moved = self._imports.grant(out, ready)
         for request, handover in self._imports.arrived(out.ready):
-            moved = True
+            moved = request.opened = True
             try:
                 self._adapter.import_state(request.work, handover.state)
             except Exception as error:
-                self._totals["failures"] += 1
-                self._remove(request.work.key)
-                out.fail(request.work.key, self._explain(error))
+                self._fail(request.work.key, error, out)
                 continue
-            request.opened = True
             request.choices.append(self._choice(request, request.first, self._limit(request)))
             self._scheduler.adopt(request.first)
             output = handover.output(self._adapter.decoder.device)
             self._deliver(self._sample([(request.first, 0)], output, out), out)
         return moved
-
-    def _explain(self, error: Exception) -> ErrorInfo:
-        """What the client learns of a family's failure to take a prompt over."""
-        if isinstance(error, OmniError):
-            return error.info
-        log.error("a prompt cannot be taken over", exc_info=error)
-        return stage_failed(self.hello.stage).info
 
     # ---- the rest
 

@@ -6,6 +6,7 @@ one iteration of each, so that a frame that the first makes is heard in the same
 
 from __future__ import annotations
 
+import logging
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from typing import Any
 import msgspec
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
-from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_failed
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.outputs import add_usage
+
+log = logging.getLogger(__name__)
 
 CAPACITY = 64
 """Payloads of one request that may wait for an engine; the one before it stands still then."""
@@ -129,6 +132,9 @@ class ChainedEngine(Engine):
                 request.waiting[place + 1] += payload is not None
         except OmniError as error:
             self._failed[key] = error.info
+        except Exception:
+            log.exception("request failed", extra={"request": request.work.request_id})
+            self._failed[key] = stage_failed(self.hello.stage).info
 
     def consumed(self, place: int, key: int, port: str, out: Outbox) -> None:
         request = self._requests.get(key)

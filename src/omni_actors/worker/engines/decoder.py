@@ -173,7 +173,9 @@ class Release:
 class AutoregressiveAdapter(ABC):
     """A model family's side of an autoregressive stage. One thread calls everything.
 
-    :class:`OmniError` from :meth:`open` or :meth:`feed` fails the request alone.
+    What a method raises that is called for one request fails that request alone: :class:`OmniError` as it says,
+    anything else with a 500 that names the stage. :meth:`sampled` and the decoder are called for all of a step: what
+    they raise ends the worker.
     """
 
     decoder: Decoder
@@ -239,4 +241,4 @@ class AutoregressiveAdapter(ABC):
         return {}
 
     def close(self, key: int) -> None:
-        """A request that was opened (or imported) has left, by whichever way."""
+        """A request has left, by whichever way: also one that :meth:`open` or :meth:`import_state` raised for."""

@@ -41,6 +41,12 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
 
+    def sibling(self, index: int) -> Sequence:
+        """Choice ``index`` of a request whose first one this is: the same tokens, of which nothing is computed yet."""
+        return Sequence(
+            self.key, index, self.order + index, list(self.tokens), self.prompt_len, root=self.root, reuse=self.reuse
+        )
+
     @property
     def pending(self) -> int:
         """Tokens that can be computed now."""
