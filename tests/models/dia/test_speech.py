@@ -12,7 +12,7 @@ import torch
 from tests.models.speech_room import Array, Room, check_seeds, clip, refusal
 from transformers import DacModel, DiaForConditionalGeneration, DiaProcessor
 
-from omni_actors.models.common.speech import audio_tokenizer_folder, load_processor
+from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
 from omni_actors.models.dia.pipeline import PIPELINE
 
 TEXTS = ("[S1] Hello there, who are you? [S2] I am fine.", "[S2] The river runs to the sea.", "[S1] One, two.")

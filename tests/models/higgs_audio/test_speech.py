@@ -13,7 +13,7 @@ import torch
 from tests.models.speech_room import Array, Room, check_seeds, clip, refusal
 from transformers import HiggsAudioV2ForConditionalGeneration, HiggsAudioV2Processor
 
-from omni_actors.models.common.speech import audio_tokenizer_folder, load_processor
+from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
 from omni_actors.models.higgs_audio.pipeline import PIPELINE
 from omni_actors.models.tiny.higgs_audio import codec_class
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.models.speech_room import Array, Room, check_seeds, clip, refusal
 from transformers import PocketTTSAudioTokenizerModel, PocketTTSForConditionalGeneration, PocketTTSProcessor
 
-from omni_actors.models.common.speech import audio_tokenizer_folder, load_processor
+from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
 from omni_actors.models.pocket_tts.pipeline import PIPELINE, describe
 
 TEXTS = ("Hello there, who are you?", "The river runs to the sea.", "One, two, three.")

@@ -8,8 +8,6 @@ abort ends the work between two frames.
 from __future__ import annotations
 
 import hashlib
-import inspect
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 import soxr
 import torch
-from transformers import AutoFeatureExtractor, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
-from omni_actors.pipelines.hub import snapshot_folder
-from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
+from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.protocol.request import Usage
@@ -291,32 +287,3 @@ def load_model(model_class: Any, hello: Hello, folder: Path | None = None, **set
 def part(model_class: Any, hello: Hello, prefix: str, config: Any) -> Any:
     """A model that is one part of the folder's: see :func:`omni_actors.models.common.load.load_part`."""
     return load_part(model_class, config, folder_of(hello), prefix, getattr(torch, hello.dtype), hello.device)
-
-
-def audio_tokenizer_folder(folder: Path) -> Path:
-    """Where the codec lies that a checkpoint's processor names (and does not hold): in the checkpoint's folder, at a
-    path of this machine, or in the Hugging Face cache. Raises :class:`OmniError` (500) when it is in none of them."""
-    name = json.loads((folder / "processor_config.json").read_text(encoding="utf-8"))["audio_tokenizer"][
-        "audio_tokenizer_name_or_path"
-    ]
-    for place in (folder / name, Path(name), snapshot_folder(name)):
-        if (place / "config.json").exists():
-            return place
-    message = f"{folder} names the codec '{name}', which is neither a folder nor in this machine's Hugging Face cache"
-    raise OmniError(ErrorInfo(message=message, code="bad_model", status=500))
-
-
-def load_processor(processor_class: Any, folder: Path, audio_tokenizer: Any) -> Any:
-    """A processor whose audio tokenizer is given: the folder may name one that only a hub has."""
-    settings = json.loads((folder / "processor_config.json").read_text(encoding="utf-8"))
-    known = inspect.signature(processor_class.__init__).parameters.keys() - {"audio_tokenizer"}
-    template = folder / "chat_template.jinja"
-    own = {name: value for name, value in settings.items() if name in known and not isinstance(value, dict)}
-    if template.exists():
-        own["chat_template"] = template.read_text(encoding="utf-8")
-    return processor_class(
-        feature_extractor=AutoFeatureExtractor.from_pretrained(folder, local_files_only=True),
-        tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
-        audio_tokenizer=audio_tokenizer,
-        **own,
-    )

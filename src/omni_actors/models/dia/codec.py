@@ -9,7 +9,8 @@ import torch
 from transformers import DacModel
 
 from omni_actors.models.common.convolutions import reach
-from omni_actors.models.common.speech import audio_tokenizer_folder, folder_of, load_model, prepare_torch
+from omni_actors.models.common.processors import audio_tokenizer_folder
+from omni_actors.models.common.speech import folder_of, load_model, prepare_torch
 from omni_actors.worker.engines.codec import CodecAdapter
 
 

@@ -19,6 +19,7 @@ import torch
 from transformers import DacModel, DiaForConditionalGeneration, DiaProcessor
 
 from omni_actors.models.common import speech
+from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
 from omni_actors.models.common.speech import Codes, Frames, Utterance, choosing, load_model, most_frames
 from omni_actors.models.dia.pipeline import PIPELINE, VOICES
 from omni_actors.protocol.errors import invalid_request
@@ -32,11 +33,11 @@ class Talker(speech.Talker):
     languages = PIPELINE.languages
 
     def start(self, folder: Path) -> dict[str, Any]:
-        codec = load_model(DacModel, self.hello, speech.audio_tokenizer_folder(folder))
+        codec = load_model(DacModel, self.hello, audio_tokenizer_folder(folder))
         codec.decoder = None  # the codec stage has its own
         codec.float()  # a clip is float32, and what is heard in it are codes
         self.know_clips(codec)
-        self._processor = speech.load_processor(DiaProcessor, folder, codec)
+        self._processor = load_processor(DiaProcessor, folder, codec)
         self.keep_marks(self._processor.tokenizer)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(DiaForConditionalGeneration, self.hello)

@@ -16,7 +16,8 @@ from transformers.models.dac.modeling_dac import DacDecoder
 
 from omni_actors.models.common.convolutions import reach
 from omni_actors.models.common.load import read_weights
-from omni_actors.models.common.speech import audio_tokenizer_folder, folder_of, prepare_torch
+from omni_actors.models.common.processors import audio_tokenizer_folder
+from omni_actors.models.common.speech import folder_of, prepare_torch
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.worker.engines.codec import CodecAdapter
 

@@ -18,6 +18,7 @@ from transformers import DynamicCache, HiggsAudioV2ForConditionalGeneration, Hig
 from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAudioV2DelayPatternLogitsProcessor
 
 from omni_actors.models.common import speech
+from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
 from omni_actors.models.common.speech import Codes, Frames, Utterance, choosing, load_model, most_frames
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Speech
@@ -34,11 +35,11 @@ class Talker(speech.Talker):
         if self._clones:
             from transformers import HiggsAudioV2TokenizerModel
 
-            codec = load_model(HiggsAudioV2TokenizerModel, self.hello, speech.audio_tokenizer_folder(folder))
+            codec = load_model(HiggsAudioV2TokenizerModel, self.hello, audio_tokenizer_folder(folder))
             codec.float()  # a clip is float32, and what is heard in it are codes
         if codec is not None:
             self.know_clips(codec)
-        self._processor = speech.load_processor(HiggsAudioV2Processor, folder, codec)
+        self._processor = load_processor(HiggsAudioV2Processor, folder, codec)
         self.keep_marks(self._processor.tokenizer)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(HiggsAudioV2ForConditionalGeneration, self.hello)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ from transformers import PocketTTSAudioTokenizerConfig, PocketTTSAudioTokenizerM
 
 from omni_actors.models.common import codec_stage
 from omni_actors.models.common.mimi import MimiStream
-from omni_actors.models.common.speech import audio_tokenizer_folder, load_model
+from omni_actors.models.common.processors import audio_tokenizer_folder, processor_settings
+from omni_actors.models.common.speech import load_model
 
 FADE_IN_S = 0.005
 """The processor's default."""
@@ -26,8 +26,7 @@ class Codec(codec_stage.CodecStage):
         config.encoder_config = None
         self._model = load_model(PocketTTSAudioTokenizerModel, self.hello, place, config=config)
         self.sample_rate, self.samples_per_frame = config.sampling_rate, config.frame_size
-        settings = json.loads((folder / "processor_config.json").read_text(encoding="utf-8"))
-        self._fade = int(settings.get("fade_in_duration", FADE_IN_S) * self.sample_rate)
+        self._fade = int(processor_settings(folder).get("fade_in_duration", FADE_IN_S) * self.sample_rate)
 
     def stream(self) -> FadedStream:
         return FadedStream(self._model, self._fade)

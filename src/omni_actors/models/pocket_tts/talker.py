@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from omni_actors.models.common import speech
+from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
 from omni_actors.models.common.speech import Frames, Utterance, asked_frames, choosing, load_model, noise
 from omni_actors.models.pocket_tts.pipeline import VOICES
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
@@ -43,12 +44,12 @@ class Talker(speech.Talker):
     frames = "latents"
 
     def start(self, folder: Path) -> dict[str, Any]:
-        codec = speech.audio_tokenizer_folder(folder)
+        codec = audio_tokenizer_folder(folder)
         config = PocketTTSAudioTokenizerConfig.from_pretrained(codec, local_files_only=True)
         config.decoder_config = None  # the codec stage has its own
         encoder = load_model(PocketTTSAudioTokenizerModel, self.hello, codec, config=config)
         self.know_clips(encoder)
-        self._processor = speech.load_processor(PocketTTSProcessor, folder, encoder)
+        self._processor = load_processor(PocketTTSProcessor, folder, encoder)
         self.keep_marks(self._processor.tokenizer)
         self._rate = self._processor.feature_extractor.sampling_rate
         self._model = load_model(PocketTTSForConditionalGeneration, self.hello)
