@@ -17,13 +17,18 @@ from torch import nn
 
 
 class RememberingDecoder:
-    """``embed`` makes [batch, frames, width] of codes; ``transformer`` and ``blocks`` (convolutions, in order) are
-    transformers' own modules, whose weights are used as they are."""
+    """``embed`` makes [batch, width, frames] of codes, each frame by itself. ``before`` (convolutions), ``transformer``
+    and ``blocks`` (convolutions), in this order, are the model's own modules, whose weights are used as they are."""
 
     def __init__(
-        self, embed: Callable[[torch.Tensor], torch.Tensor], transformer: Any, blocks: Iterable[nn.Module]
+        self,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        transformer: Any,
+        blocks: Iterable[nn.Module],
+        before: Iterable[nn.Module] = (),
     ) -> None:
         self._embed = embed
+        self._before = list(before)
         self._transformer = transformer
         self._blocks = list(blocks)
         if any(kind != "sliding_attention" for kind in transformer.config.layer_types):
@@ -51,7 +56,10 @@ class RememberingDecoder:
         return samples, run.memories()
 
     def _run(self, codes: torch.Tensor, begins: torch.Tensor, run: _Pass) -> torch.Tensor:
-        x = self._attend(self._embed(codes), begins, run).transpose(1, 2)
+        x = self._embed(codes)
+        for block in self._before:
+            x = _block(block, x, run)
+        x = self._attend(x.transpose(1, 2), begins, run).transpose(1, 2)
         for block in self._blocks:
             x = _block(block, x, run)
         return x[:, 0].clamp(-1, 1)

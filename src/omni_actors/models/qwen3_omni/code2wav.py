@@ -44,7 +44,10 @@ class Code2Wav(CodecAdapter):
         self._convolutions_see = convolution_context(config.upsample_rates, config.upsampling_ratios)
         self.sufficient_context = attention_context(config) + self._convolutions_see
         model = self._model
-        self._remembering = RememberingDecoder(self._embed, model.pre_transformer, [*model.upsample, *model.decoder])
+        blocks = [*model.upsample, *model.decoder]
+        self._remembering = RememberingDecoder(
+            lambda codes: self._embed(codes).transpose(1, 2), model.pre_transformer, blocks
+        )
         return {}
 
     def _embed(self, codes: torch.Tensor) -> torch.Tensor:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.codec_memory import RememberingDecoder
 from omni_actors.models.common.convolutions import reach
 from omni_actors.models.qwen3_tts.codec_model import codec_config, load_decoder
-from omni_actors.worker.engines.codec import CodecAdapter, Stream
+from omni_actors.worker.engines.codec import CodecAdapter
 
 
 class Qwen3TTSCodec(CodecAdapter):
-    """The decoder looks back only: a transformer over frames in a sliding window, then convolutions. A window of frames
-    is run through the transformer whole, and through the convolutions with just the few frames that these see."""
+    """The decoder looks back only: a transformer over frames in a sliding window, then convolutions. It remembers, or a
+    window of frames is run through the transformer whole, and through the convolutions with just the few frames that
+    these see."""
 
     def prepare(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         assert self.hello.model is not None
@@ -33,6 +34,13 @@ class Qwen3TTSCodec(CodecAdapter):
         attended = settings.num_hidden_layers * (settings.sliding_window - 1)
         _, before, _ = reach(self._model.pre_conv, causal=True)
         self.sufficient_context = attended + before + self._sound_context
+        model = self._model
+        self._remembering = RememberingDecoder(
+            lambda codes: model.quantizer.decode(codes.transpose(1, 2)),
+            model.pre_transformer,
+            [*model.upsample, *model.decoder],
+            before=[model.pre_conv],
+        )
         return {}
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
@@ -54,12 +62,13 @@ class Qwen3TTSCodec(CodecAdapter):
         samples: torch.Tensor = sound[:, 0, (context - skipped) * self.samples_per_frame :].clamp(-1, 1)
         return samples
 
-    def feed(self, state: Stream, port: str, payload: Payload | None, end: bool) -> Sequence[Stream]:
-        if payload is not None and (known := payload.meta.get("context", 0)):
-            # A clip's frames: what follows goes on from them, they themselves are not played.
-            state.decoded += known
-            state.sent += known * self.samples_per_frame
-        return super().feed(state, port, payload, end)
+    def remember(self) -> torch.Tensor:
+        return self._remembering.fresh(self.groups, self.hello.device)
+
+    def decode_next(
+        self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._remembering(codes, begins, memories, fresh)
 
 
 def _sound_context(model: Any, samples_per_frame: int) -> int:

@@ -73,7 +73,8 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
     """A codec's side of its stage. A family sets the attributes below in :meth:`prepare` and gives :meth:`decode`.
 
     Options: those of :mod:`omni_actors.models.common.codec_options`. The section ``speech``, where the stage reads it,
-    may say how many frames the first piece has.
+    may say how many frames the first piece has. ``context`` in the first payload's metadata says how many of its frames
+    are a clip's, from which the sound goes on.
     """
 
     sample_rate: int
@@ -194,8 +195,22 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             if codes.size and not 0 <= codes.min() <= codes.max() < self.codebook_size:
                 raise OutputError(f"a code is not below {self.codebook_size}")
             state.codes = np.concatenate((state.codes, codes))
+            if heard := payload.meta.get("context", 0):
+                self._hear(state, heard)
         state.ended |= end
         return self.more(state)
+
+    @torch.inference_mode()
+    def _hear(self, stream: Stream, frames: int) -> None:
+        """The stream's first frames are a clip's, from which its sound goes on: what is settled of them is not
+        played."""
+        if stream.memory is not None:
+            codes = torch.from_numpy(stream.codes[None, :frames]).to(self.hello.device)
+            begins = torch.zeros(1, dtype=torch.int64, device=codes.device)
+            _, (stream.memory,) = self.decode_next(codes, begins, stream.memory[None], True)
+            stream.codes, stream.base = stream.codes[frames:], frames
+        stream.decoded = frames
+        stream.sent = max(0, frames * self.samples_per_frame - self._unsettled)
 
     def more(self, state: Stream) -> Sequence[Stream]:
         waiting = state.received - state.decoded
