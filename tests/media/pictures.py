@@ -44,6 +44,29 @@ def huge_png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
+def endless_jpeg(side: int, scans: int) -> bytes:
+    """A progressive JPEG of one grey whose last scan, which changes nothing, comes so many times more."""
+    made = encoded(Image.new("L", (side, side), 128), "JPEG", progressive=True)
+    last = made.rindex(b"\xff\xc4", 0, made.rindex(b"\xff\xda"))
+    return made[:-2] + made[last:-2] * scans + made[-2:]
+
+
+def motion_jpeg(frames: list[bytes], side: int) -> bytes:
+    """An AVI of these JPEG files, two a second."""
+    sink = io.BytesIO()
+    with av.open(sink, "w", format="avi") as file:
+        stream: Any = file.add_stream("mjpeg", rate=2)
+        stream.width = stream.height = side
+        stream.pix_fmt = "yuvj420p"
+        for number, frame in enumerate(frames):
+            packet = av.Packet(frame)
+            packet.stream = stream
+            packet.pts = packet.dts = number
+            packet.time_base = Fraction(1, 2)
+            file.mux(packet)
+    return sink.getvalue()
+
+
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

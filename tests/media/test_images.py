@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.media.pictures import UInt8, chunk, encoded, huge_png, noise, png
+from tests.media.pictures import UInt8, chunk, encoded, endless_jpeg, huge_png, noise, png
 from tests.media.room import Room, container, tone, wav
 
 from omni_actors.media import questions as q
@@ -173,6 +173,17 @@ def test_a_small_file_that_claims_to_be_huge_costs_nothing() -> None:
         assert len(data) < 1 << 20
         refused(room, data)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 << 10  # KiB
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused_before_it_is_decoded() -> None:
+    """They are a few bytes each, and each is work for every pixel, in a call that nothing can stop."""
+    assert "scans" in refused(Room(), endless_jpeg(1000, 3000)).info.message
+    ordinary = endless_jpeg(64, 0)
+    assert pixels(Room(), ordinary).shape == (64, 64, 3)
+    within = ordinary[:2] + b"\xff\xe1" + struct.pack(">H", 2 + 400) + b"\xff\xda" * 200 + ordinary[2:]
+    behind = ordinary + b"\xff\xda\x00\x02" * 200
+    for preview in (within, behind):
+        assert pixels(Room(), preview).shape == (64, 64, 3)
 
 
 def test_compressed_text_in_an_image_is_bounded() -> None:

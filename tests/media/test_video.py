@@ -12,7 +12,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from tests.media.pictures import announcing, png, shade, shades, video
+from PIL import Image
+from tests.media.pictures import announcing, encoded, endless_jpeg, motion_jpeg, noise, png, shade, shades, video
 from tests.media.room import Room, container, loudness, tone, wav
 
 from omni_actors.connectors.payload import Payload
@@ -251,6 +252,15 @@ def test_a_minute_of_video_holds_nobody_up() -> None:
     info = q.parse(room.take(job), q.MediumInfo)
     room.ask(q.Discard(clips=(info.id,)))
     room.assert_empty()
+
+
+def test_a_frame_that_would_take_for_ever_is_left_out() -> None:
+    """A packet is decoded in one call, which holds up the whole process."""
+    room = Room()
+    good = encoded(Image.fromarray(noise(64, 64)), "JPEG")
+    assert "decoded" in refused(room, motion_jpeg([endless_jpeg(1000, 3000)], 1000)).info.message
+    frames = decoded(room, motion_jpeg([good, endless_jpeg(64, 101), good], 64)).tensors["frames"]
+    assert len(frames) == 2
 
 
 def test_a_decode_that_is_left_frees_everything_at_any_moment() -> None:

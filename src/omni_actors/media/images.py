@@ -18,6 +18,7 @@ from PIL import Image, ImageOps
 from omni_actors.media.aside import Aside
 from omni_actors.media.audio import Source
 from omni_actors.media.held import Reserve, UInt8
+from omni_actors.media.jpeg import MAX_SCANS, is_endless
 from omni_actors.media.limits import Limits
 from omni_actors.protocol.errors import OmniError, invalid_request
 
@@ -65,6 +66,8 @@ def decode_image(
         image = yield from aside.run(lambda: _open(source), source.stop)
     except Exception:  # A damaged header can fail in any way that Python knows.
         raise unreadable("it is damaged or in a format that this server does not read", param) from None
+    if image is None:
+        raise unreadable(f"it has more than {MAX_SCANS} scans", param)
     with image:
         width, height = image.size
         if width * height > limits.max_image_pixels:
@@ -78,7 +81,10 @@ def decode_image(
     return pixels
 
 
-def _open(source: Source) -> Image.Image:
+def _open(source: Source) -> Image.Image | None:
+    """``None`` for an image that would take for ever."""
+    if is_endless(source):
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         return Image.open(cast(IO[bytes], source), formats=FORMATS)

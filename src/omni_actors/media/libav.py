@@ -14,6 +14,8 @@ from typing import IO, Any
 
 import av
 
+from omni_actors.media.jpeg import is_endless_frame
+
 MAX_ALLOCATION = 32 << 20
 """Bytes of one allocation inside libav. A container's header of a kilobyte can announce billions of packets, whose
 index would be built, and would fill the memory, before a byte of them is looked at."""
@@ -68,10 +70,13 @@ def packets_of(container: Any, stream: Any) -> Iterator[Any]:
 
 
 def frames_of(container: Any, stream: Any) -> Iterator[Any]:
-    """The decodable frames, with a ``None`` after each packet. Damaged packets are skipped."""
+    """The decodable frames, with a ``None`` after each packet. Damaged packets are skipped, and such as would keep the
+    decoder in one call for minutes."""
+    jpeg = stream.codec_context.name == "mjpeg"
     for packet in packets_of(container, stream):
         try:
-            yield from packet.decode() if packet is not None else ()
+            if packet is not None and not (jpeg and is_endless_frame(bytes(packet))):
+                yield from packet.decode()
         except ERRORS:
             pass
         yield None
