@@ -149,7 +149,9 @@ async def test_a_redirection_is_checked_like_the_url_itself(target: str) -> None
         assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize("target", ["file:///etc/passwd", "gopher://127.0.0.1/", "ftp://a/", "http://u:p@127.0.0.1/"])
+@pytest.mark.parametrize(
+    "target", ["file:///etc/passwd", "gopher://127.0.0.1/", "ftp://a/", "http://u:p@127.0.0.1/", "http://[", "//[zz]/"]
+)
 async def test_a_redirection_to_what_is_no_http_url_is_refused(target: str) -> None:
     async with web(moved(target)) as server:
         assert (await refused(server.url())).code == "invalid_url"
@@ -238,6 +240,7 @@ BAD_ANSWERS = {
     "sound": (ok(b"OggS", "audio/ogg"), "url_wrong_type"),
     "compressed": (ok(BODY, Content_Encoding="gzip"), "url_unreachable"),
     "endless header": (b"HTTP/1.1 200 OK\r\n" + b"X: " + bytes(b"a" * (1 << 20)), "url_unreachable"),
+    "endless hints": (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50_000, "url_unreachable"),
     "two lengths": (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx", "url_unreachable"),
 }
 
@@ -272,6 +275,29 @@ async def test_too_much_is_refused_by_its_declared_and_by_its_real_size() -> Non
     async with web(endless) as server:
         assert (await refused(server.url(), it)).code == "url_too_large"
     assert it.totals["bytes"] - before < 2 << 20
+
+
+async def test_a_body_in_crumbs_holds_nobody_up() -> None:
+    """A read may bring ten thousand chunks of a byte."""
+    crumbs = b"1\r\nx\r\n" * 20_000
+
+    async def answer(stream: trio.SocketStream, path: str) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await stream.send_all(head + crumbs + b"0\r\n\r\n")
+
+    turns = 0
+
+    async def neighbour() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with web(answer) as server, trio.open_nursery() as nursery:
+        nursery.start_soon(neighbour)
+        assert (await fetch(server.url()))[0] == b"x" * 20_000
+        nursery.cancel_scope.cancel()
+    assert turns >= 20_000
 
 
 async def _silent(stream: trio.SocketStream, path: str) -> None:

@@ -54,7 +54,7 @@ _6TO4 = IPv6Network("2002::/16")
 
 
 def carried(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 form of it (mapped, compatible, NAT64, 6to4); any other address itself."""
+    """The IPv4 address inside an IPv6 form of it (mapped, NAT64, 6to4); any other address itself."""
     if isinstance(address, IPv4Address):
         return address
     number = int(address)

@@ -38,6 +38,8 @@ CONNECT_S = 5.0
 
 _READ = 64 << 10
 _MAX_HEAD = 64 << 10
+_MAX_HINTS = 8
+"""Answers before the answer, such as "103 Early Hints"."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _TYPES = {
@@ -145,7 +147,10 @@ class Fetcher:
                 location = _header(response, b"location")
                 if location is None:
                     raise _unusable("it redirects to nowhere", param, "url_unreachable")
-                url = urljoin(url, location)
+                try:
+                    url = urljoin(url, location)
+                except ValueError:  # "http://[" is one
+                    raise _unusable("it redirects to what is no URL", param, "invalid_url") from None
             except BaseException:
                 hop.close()
                 raise
@@ -247,20 +252,27 @@ class _Hop:
             await self._stream.send_all(data)
         except trio.BrokenResourceError:
             raise self._broken() from None
-        while not isinstance(event := await self.next(), h11.Response):
-            pass  # "103 Early Hints"
-        return event
+        for _ in range(_MAX_HINTS + 1):
+            if isinstance(event := await self.next(), h11.Response):
+                return event
+        raise self._broken()
 
     async def next(self) -> h11.Event | type[h11.PAUSED]:
-        """The next event of the answer."""
+        """The next event of the answer. Always a checkpoint: one read may hold thousands of events, if a server cuts
+        its body into chunks of a byte."""
+        read = False
         while True:
             try:
                 event = self._http.next_event()
-                if event is not h11.NEED_DATA:
-                    return event  # type: ignore[return-value]
-                self._http.receive_data(bytes(await self._stream.receive_some(_READ)))
+                if event is h11.NEED_DATA:
+                    self._http.receive_data(bytes(await self._stream.receive_some(_READ)))
+                    read = True
+                    continue
             except (h11.RemoteProtocolError, trio.BrokenResourceError):
                 raise self._broken() from None
+            if not read:
+                await trio.lowlevel.checkpoint()
+            return event  # type: ignore[return-value]
 
     def _broken(self) -> OmniError:
         return _unusable("its server breaks off or does not speak HTTP", self._param, "url_unreachable")
