@@ -170,6 +170,8 @@ async def test_how_a_video_is_taken_is_the_bodys_word(fields: dict[str, Any], kw
     [
         ({"mm_processor_kwargs": {"fps": 0}}, "mm_processor_kwargs.fps"),
         ({"mm_processor_kwargs": {"fps": "2"}}, "mm_processor_kwargs.fps"),
+        ({"mm_processor_kwargs": {"fps": 10**30}}, "mm_processor_kwargs.fps"),
+        ({"mm_processor_kwargs": {"max_frames": 10**18}}, "mm_processor_kwargs.max_frames"),
         ({"mm_processor_kwargs": {"max_frames": 0}}, "mm_processor_kwargs.max_frames"),
         ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs.max_pixels"),
         ({"mm_processor_kwargs": []}, "mm_processor_kwargs"),

@@ -246,3 +246,15 @@ def test_a_clip_to_clone_may_be_named_by_url() -> None:
     info = q.parse(room.ask(q.ParseChat(owner="o", data=data, reference_rate=24_000)), q.ChatInfo)
     assert info.media == (q.LinkInfo("https://example.org/a.wav", "audio", "ref_audio", q.How(rate=24_000)),)
     room.assert_empty()
+
+
+@pytest.mark.parametrize("field", ["fps", "max_frames"])
+@pytest.mark.parametrize("value", ["true", "1" + "0" * 30, "1" + "0" * 400, '"2"', "[]", "-1"])
+def test_numbers_about_videos_that_nobody_could_mean_are_left_to_the_validation_behind(field: str, value: str) -> None:
+    """They go into an answer, which holds numbers of 64 bits only."""
+    url = '{"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}'
+    body = f'{{"messages": [{{"content": [{url}]}}], "mm_processor_kwargs": {{"{field}": {value}}}}}'
+    info = q.parse(Room().ask(q.ParseChat(owner="o", data=body.encode())), q.ChatInfo)
+    assert info.media == (
+        q.LinkInfo("https://example.org/a.mp4", "video", "messages[0].content[0].video_url.url", q.How()),
+    )

@@ -34,6 +34,8 @@ _URLS = {"audio_url": "audio", "image_url": "image", "video_url": "video"}
 _LOW_DETAIL = 512
 """OpenAI's ``"detail": "low"``: the image is looked at in a square of so many pixels a side."""
 _MAX_URL = 8 << 10
+_MOST = 2**53
+"""Numbers in JSON have no bound; those that are passed on have."""
 _NOTHING = memoryview(b"")
 
 
@@ -198,13 +200,14 @@ def _string(inner: Any, field: str, param: str) -> str:
 
 
 def _video_kwargs(tree: dict[str, Any]) -> How:
-    """How the body wants its videos decoded. What is of no right type is left to those who check the rest."""
+    """How the body wants its videos decoded. What is of no right type or out of all bounds is left to those who check
+    the rest."""
     given = tree.get("mm_processor_kwargs")
     kwargs = given if isinstance(given, dict) else {}
     fps, most = kwargs.get("fps"), kwargs.get("max_frames")
     return How(
-        fps=fps if isinstance(fps, int | float) and fps > 0 else None,
-        max_frames=most if isinstance(most, int) and most > 0 else None,
+        fps=float(fps) if isinstance(fps, int | float) and fps is not True and 0 < fps <= _MOST else None,
+        max_frames=most if isinstance(most, int) and most is not True and 0 < most <= _MOST else None,
         sound=True in (kwargs.get("use_audio_in_video"), tree.get("use_audio_in_video")),
     )
 
