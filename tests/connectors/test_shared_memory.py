@@ -13,8 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from omni_actors.connectors.link import LinkClosed
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import SLAB_BYTES, Arena
+from omni_actors.protocol.frames import INLINE_LIMIT, Ack, Chunk
 
 from .ends import open_pair, send
 
@@ -156,4 +158,23 @@ def test_a_slab_that_its_reader_has_not_heard_of_is_not_spoken_of() -> None:
         assert packed.slot is not None
         assert not producer.forget([packed.slot.slab.id + 1])
         assert producer.forget([packed.slot.slab.id])
+    arena.close()
+
+
+def test_the_last_words_of_a_process_that_has_not_read_all_of_its_own_arrive() -> None:
+    """The kernel tells of such an end as an error, once."""
+    arena = Arena()
+    with open_pair("unix") as (producer, consumer):
+        consumer.send_ack(Ack(1, 2, 3))
+        consumer.flush()
+        send(producer, Payload("x", {}, {"a": np.arange(INLINE_LIMIT)}), arena)
+        producer.flush()
+        producer.close()
+        (chunk,) = consumer.receive()
+        assert isinstance(chunk, Chunk)
+        out = consumer.payload(chunk)
+        assert out is not None
+        np.testing.assert_array_equal(out.tensors["a"], np.arange(INLINE_LIMIT))
+        with pytest.raises(LinkClosed):
+            consumer.receive()
     arena.close()

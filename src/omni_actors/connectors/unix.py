@@ -121,12 +121,14 @@ class UnixLink(Link):
                 data, fds, more = self._incoming.receive()
             except (BlockingIOError, InterruptedError):
                 return messages
-            except OSError as error:
+            except OSError as error:  # so ends a process that has not read all that was sent to it
+                if messages:
+                    return messages  # the end shows again at the next call
                 raise LinkClosed(self.peer) from error
             self._fds.extend(fds)
             if not data:
                 if messages:
-                    return messages  # end-of-file shows again at the next call
+                    return messages
                 raise LinkClosed(self.peer)
             for message in self._reader.feed(data):
                 if isinstance(message, Forget):
