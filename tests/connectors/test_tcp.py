@@ -308,6 +308,20 @@ def test_what_was_changed_on_its_way_ends_the_link(data: bytes, victim: tuple[so
     assert got in ([Ack(9, 9, 9)], []), "what came before it was whole"
 
 
+def test_the_end_of_a_link_with_changed_bytes_is_seen_though_nothing_more_comes(
+    victim: tuple[socket.socket, TcpLink],
+) -> None:
+    """Its other end waits for credits, say, and this one for its socket."""
+    sock, link = victim
+    sock.sendall(raw(encode(Ack(9, 9, 9))) + raw(encode(Ack(1, 2, 3)), digest=1))
+    wait(link)
+    assert link.receive() == [Ack(9, 9, 9)]
+    wait(link)
+    with pytest.raises(LinkClosed):
+        link.receive()
+    assert hung_up(sock)
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -313,6 +313,8 @@ class TcpLink(Link):
 
     def _corrupt(self, what: str) -> LinkClosed:
         self._broken = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # so that the end is seen, at both ends, also if nothing more comes
         log.error("%s arrived on link %d from %s: the connection is given up", what, self.id, self.peer)
         return LinkClosed(self.peer)
 
