@@ -1,9 +1,11 @@
 """The vocoder's first half: a diffusion transformer that turns codec tokens into a mel spectrogram, block by block.
 
 The network sees the spectrogram in blocks (``block_size`` frames): each layer attends within its block, some of them
-one block back or ahead. So a block's frames depend on a window of blocks around it, which the flow's many evaluations
-widen: ``evaluations * layers that look back`` (or ahead). A window that wide gives what the whole sequence gives; the
-makers' own streaming uses two blocks back and one ahead (https://arxiv.org/abs/2503.20215, section 2.4).
+one block back or ahead. So blocks are solved from left to right, in groups: what a group's last block was to the layers
+that look back is remembered at each of the flow's evaluations, and the next group goes on from there as if it were one
+sequence. Nobody can remember what is ahead: a group is solved together with some blocks behind it, which are solved
+again in their own time. ``evaluations * layers that look ahead`` of them give what the whole sequence gives; the
+makers' own streaming uses one (https://arxiv.org/abs/2503.20215, section 2.4).
 
 Noise is a function of the request's seed and of the block's number, so that a block does not depend on the windows that
 it was computed in beside what it sees in them.
@@ -13,14 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
-    Qwen2_5OmniToken2WavDiTModel,
-    RungeKutta4ODESolver,
-)
+import torch.nn.functional as F
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
 
+from omni_actors.models.qwen2_5_omni.dit import Layout, Network, Prepared
 from omni_actors.models.qwen2_5_omni.speakers import Speaker
 
 
@@ -36,14 +36,26 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What one block is computed from: codes int64 [n], its noise [n * repeats, mels], and the place of the block's own
-    codes, ``begin … end - 1``, in it."""
+    """What a group of blocks is computed from: codes int64 [n], from block number ``block`` on (only the last block may
+    be short), their noise [n * repeats, mels], and the place of the group's own codes, ``begin … end - 1``, in them.
+    ``past`` is what the block before has left (:class:`Solved`), ``None`` for nothing."""
 
     codes: torch.Tensor
     noise: torch.Tensor
+    block: int
     begin: int
     end: int
     condition: Condition
+    past: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """Log-mel float32 [frames, mels], and what its last block leaves to the window that goes on behind it, float32
+    [evaluations, layers that look back, keys and values, heads, guided and free, block, head]."""
+
+    mel: torch.Tensor
+    memory: torch.Tensor | None
 
 
 def block_noise(seed: int, block: int, frames: int, mels: int) -> torch.Tensor:
@@ -57,8 +69,9 @@ class Flow:
     ``sway`` bends the time points towards the begin (https://arxiv.org/abs/2410.06885)."""
 
     def __init__(self, model: Qwen2_5OmniToken2WavDiTModel, steps: int, guidance: float, sway: float | None) -> None:
-        self._model = model
         self._guidance = guidance
+        self._encode = model.input_embed.spk_encoder
+        self._embedding = model.text_embed.codec_embed
         self.device = next(model.parameters()).device
         self.repeats = int(model.repeats)
         self.mels = int(model.mel_dim)
@@ -67,59 +80,97 @@ class Flow:
         times = torch.linspace(0, 1, steps, device=self.device)
         if sway is not None:
             times = times + sway * (torch.cos(torch.pi / 2 * times) - 1 + times)
-        self._times = times
-        evaluations = 4 * (steps - 1)
+        lengths = times[1:] - times[:-1]
+        self._lengths: list[float] = lengths.tolist()
+        evaluated = torch.stack((times[:-1], times[:-1] + lengths / 3, times[:-1] + lengths * 2 / 3, times[1:]), 1)
+        self._network = Network(model, evaluated.flatten())
+        evaluations = self._network.evaluations
         self.sufficient_back = evaluations * sum(block.look_backward_block for block in model.transformer_blocks)
         self.sufficient_ahead = evaluations * sum(block.look_ahead_block for block in model.transformer_blocks)
 
     def condition(self, speaker: Speaker) -> Condition:
         reference = speaker.ref_mel.to(self.device)
-        encode = self._model.input_embed.spk_encoder
-        return Condition(speaker.cond.to(self.device)[0], encode(reference)[0], encode(torch.zeros_like(reference))[0])
+        silence = torch.zeros_like(reference)
+        return Condition(speaker.cond.to(self.device)[0], self._encode(reference)[0], self._encode(silence)[0])
 
     def noise(self, seed: int, block: int) -> torch.Tensor:
         """Of a whole block: float32 [block, mels]."""
         return block_noise(seed, block, self.block_codes * self.repeats, self.mels).to(self.device)
 
-    def solve(self, windows: Sequence[Window]) -> list[torch.Tensor]:
-        """Each window's own block: log-mel float32 [frames, mels]. The windows have equal lengths."""
-        codes = torch.stack([w.codes for w in windows])
-        conditions = [w.condition for w in windows]
-        embed = self._model.text_embed
-        constant = torch.cat(
-            (
-                torch.stack([c.likeness for c in conditions] + [c.unlike for c in conditions])
-                .unsqueeze(1)
-                .expand(-1, codes.shape[1] * self.repeats, -1),
-                torch.cat((embed(codes), embed(codes, drop_code=True))),
-                torch.cat((vectors := torch.stack([c.vector for c in conditions]), torch.zeros_like(vectors)))
-                .unsqueeze(1)
-                .expand(-1, codes.shape[1] * self.repeats, -1),
-            ),
-            -1,
+    def solve(self, windows: Sequence[Window]) -> list[Solved]:
+        """Each window's own group. Windows may have any lengths: none sees another."""
+        counts = [-(-len(w.codes) // self.block_codes) for w in windows]
+        prepared = self._network.prepare(self._layout(windows, counts))
+        past, future = (torch.zeros(self._network.memory_shape(len(windows)), device=self.device) for _ in range(2))
+        for i, window in enumerate(windows):
+            if window.past is not None:
+                past[..., i :: len(windows), :, :] = window.past
+        noise = torch.cat([self._blocks(w.noise, count) for w, count in zip(windows, counts, strict=True)])
+        mels = self._integrate(noise, self._constant(windows, counts), prepared, past, future).split(counts)
+        return [
+            Solved(
+                mel.flatten(0, 1)[w.begin * self.repeats : w.end * self.repeats],
+                future[..., i :: len(windows), :, :].clone(),
+            )
+            for i, (mel, w) in enumerate(zip(mels, windows, strict=True))
+        ]
+
+    def _blocks(self, frames: torch.Tensor, count: int) -> torch.Tensor:
+        """[frames, …] → [count, block, …], the last one filled up with zeros."""
+        size = self.block_codes * self.repeats
+        return F.pad(frames, (0, 0, 0, count * size - len(frames))).unflatten(0, (count, size))
+
+    def _layout(self, windows: Sequence[Window], counts: Sequence[int]) -> Layout:
+        size = self.block_codes * self.repeats
+        starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
+        ends = torch.tensor(counts).cumsum(0) - 1
+        kept = starts + torch.tensor([(w.end - 1) // self.block_codes for w in windows])
+        blocks = torch.cat([torch.arange(w.block, w.block + count) for w, count in zip(windows, counts, strict=True)])
+        filled = torch.full_like(blocks, size)
+        filled[ends] = torch.tensor([(len(w.codes) - 1) % self.block_codes + 1 for w in windows]) * self.repeats
+        positions = (blocks[:, None] * size + torch.arange(size)).float()
+        total, remembered = len(blocks), torch.tensor([w.past is not None for w in windows])
+
+        def twice(places: torch.Tensor, shift: int = 0) -> torch.Tensor:
+            return torch.cat((places, places + shift) if shift else (places, places)).to(self.device)
+
+        return Layout(
+            twice(starts, total),
+            twice(ends, total),
+            twice(kept, total),
+            twice(filled),
+            twice(remembered),
+            twice(positions),
         )
-        noise = torch.stack([w.noise for w in windows])
-        frames = noise.shape[1]
-        places = torch.arange(frames, device=self.device)[None].expand(2 * len(windows), -1)
-        rotary = self._model.rotary_embed(noise, places)
-        blocks = self._model._create_block_diff(torch.cat((noise, noise)))
 
-        def velocity(time: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-            both = self._evaluate(torch.cat((x, x)), constant, time, rotary, blocks)
-            guided, free = both.chunk(2)
-            return guided + (guided - free) * self._guidance
+    def _constant(self, windows: Sequence[Window], counts: Sequence[int]) -> torch.Tensor:
+        """What voices and codes are to the network: guided [blocks, block, width], and free."""
+        guided: list[torch.Tensor] = []
+        free: list[torch.Tensor] = []
+        for window, count in zip(windows, counts, strict=True):
+            condition = window.condition
+            for rows, likeness, codes, vector in (
+                (guided, condition.likeness, window.codes, condition.vector),
+                (free, condition.unlike, torch.zeros_like(window.codes), torch.zeros_like(condition.vector)),
+            ):
+                embedded = self._embedding(codes).repeat_interleave(self.repeats, 0)
+                beside = (likeness.expand(len(embedded), -1), embedded, vector.expand(len(embedded), -1))
+                rows.append(self._blocks(torch.cat(beside, -1), count))
+        return self._network.constant(torch.cat(guided + free))
 
-        solver = RungeKutta4ODESolver(function=velocity, initial_value=noise)
-        solved = solver.integrate(self._times)[-1]
-        return [mel[w.begin * self.repeats : w.end * self.repeats] for mel, w in zip(solved, windows, strict=True)]
-
-    def _evaluate(
-        self, x: torch.Tensor, constant: torch.Tensor, time: torch.Tensor, rotary: Any, blocks: torch.Tensor
+    def _integrate(
+        self, x: torch.Tensor, constant: torch.Tensor, prepared: Prepared, past: torch.Tensor, future: torch.Tensor
     ) -> torch.Tensor:
-        model = self._model
-        moment = model.time_embed(time.repeat(len(x)))
-        hidden = model.input_embed.proj(torch.cat((x, constant), -1))
-        for block in model.transformer_blocks:
-            hidden = block(hidden, moment, position_embeddings=rotary, block_diff=blocks)
-        out: torch.Tensor = model.proj_out(model.norm_out(hidden, moment))
-        return out
+        """From noise to spectrogram, by the fourth-order Runge-Kutta method that is called the 3/8 rule."""
+        for step, length in enumerate(self._lengths):
+
+            def velocity(stage: int, at: torch.Tensor, first: int = 4 * step) -> torch.Tensor:
+                i = first + stage
+                return self._network.velocity(i, at, constant, self._guidance, prepared, past[i], future[i])
+
+            k1 = velocity(0, x)
+            k2 = velocity(1, torch.add(x, k1, alpha=length / 3))
+            k3 = velocity(2, torch.add(x, k2, alpha=length).sub_(k1, alpha=length / 3))
+            k4 = velocity(3, torch.add(x, k3 - k2 + k1, alpha=length))
+            x = torch.add(x, k4 + k1 + 3 * (k2 + k3), alpha=length / 8)
+        return x

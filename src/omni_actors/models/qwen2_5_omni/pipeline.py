@@ -15,11 +15,12 @@ SAMPLE_RATE = 24_000
 _FAMILY = "omni_actors.models.qwen2_5_omni"
 
 TOKEN2WAV_DEFAULTS: dict[str, Any] = {
-    "first_chunk_frames": 12,
+    "first_chunk_frames": 6,
     "min_chunk_frames": 12,
     "chunk_frames": 96,
     "ramp": True,
-    "left_context_blocks": 2,
+    "window_blocks": 8,
+    "left_context_blocks": None,
     "look_ahead_blocks": 1,
     "vocoder_context_frames": None,
     "steps": 10,
@@ -44,10 +45,14 @@ TOKEN2WAV = Stage(
         "chunk_frames": "Most codes of a piece, and its size where the ramp is off.",
         "ramp": "Let pieces grow while the listener has enough to play and shrink when it has not; otherwise each has "
         "chunk_frames.",
-        "left_context_blocks": "Blocks before a block that its spectrogram is computed with; null for as many as keep "
-        "it as it would be in the whole.",
-        "look_ahead_blocks": "The same of blocks after it: the first sound waits for them. Null for as many as keep it "
-        "as it would be in the whole.",
+        "window_blocks": "Most blocks (12 codes each in the published checkpoints) of a group that is solved at once. "
+        "Groups grow up to this, and each costs look_ahead_blocks beside its own. A listener does not run dry for it "
+        "while codes come at least twice as fast as they are played; where they come slower, 1 has each block leave "
+        "when it can, for up to 1.5 times the work.",
+        "left_context_blocks": "Blocks before a group that are solved anew with it; null remembers them (27 MiB "
+        "a request, in the published checkpoints): the group is then what it is behind all that came before.",
+        "look_ahead_blocks": "Blocks behind a group that are solved with it: the first sound waits for them. Null for "
+        "as many as keep it as it would be in the whole.",
         "vocoder_context_frames": "Frames of spectrogram on either side of a piece that its sound is made with; null "
         "for as many as the convolutions reach.",
         "steps": "Time points of the flow's solver.",
@@ -59,6 +64,7 @@ TOKEN2WAV = Stage(
         "first_chunk_frames": 1,
         "min_chunk_frames": 1,
         "chunk_frames": 1,
+        "window_blocks": 1,
         "left_context_blocks": 0,
         "look_ahead_blocks": 0,
         "vocoder_context_frames": 0,
@@ -100,8 +106,9 @@ TALKER = Stage(
     engine="autoregressive",
     adapter=f"{_FAMILY}.talker:Qwen25OmniTalker",
     ports=(Port("states", "hidden", mode="chunk", doc="What the thinker read and writes, as it goes."),),
-    sections=("speech",),
+    sections=("speech", "sampling"),
     weight=2.0,
+    defaults={"max_tokens": 16_384},  # of codes: five and a half minutes
     doc="Says what the thinker writes, while it writes, in codec tokens.",
 )
 

@@ -1,8 +1,9 @@
 """The vocoder stage: codec tokens to sound, block by block, while they come.
 
-A block's spectrogram is computed once, when the codes that it looks ahead to are there (:mod:`flow`); sound is made of
-spectrograms by BigVGAN, in windows with as much context on both sides as its convolutions reach. What leaves does not
-depend on how it was cut.
+Blocks' spectrograms are computed in groups, when the codes that a group looks ahead to are there (:mod:`flow`). Groups
+grow from one to the next, since each costs what it looks ahead to beside its own; where they begin and end is a matter
+of the blocks' numbers alone. Sound is made of spectrograms by BigVGAN, in windows with as much context on both sides as
+its convolutions reach. So what leaves does not depend on how it was cut, nor on when its codes came.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
 from omni_actors.models.common.text import give_memory_back
-from omni_actors.models.qwen2_5_omni.flow import Condition, Flow, Window
+from omni_actors.models.qwen2_5_omni.flow import Condition, Flow, Solved, Window
 from omni_actors.models.qwen2_5_omni.pipeline import SAMPLE_RATE, TOKEN2WAV_DEFAULTS
 from omni_actors.models.qwen2_5_omni.speakers import read_speakers
 from omni_actors.protocol.errors import OmniError, invalid_request
@@ -35,6 +36,10 @@ from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import OutputError, Result, audio_piece
 from omni_actors.worker.engines.ramp import Ramp
 
+PACE = 2.0
+"""Groups grow so far that a listener who plays from the first sample on never waits for one, as long as codes come so
+many times as fast as they are played."""
+
 PROBE_FRAMES = 192
 """Length of the spectrogram on which the convolutions' reach is measured."""
 
@@ -42,7 +47,8 @@ PROBE_FRAMES = 192
 @dataclass(slots=True, eq=False)
 class Voicing:
     """One request. ``mel`` [frames, mels] is the spectrogram from frame ``base`` on, as far as ``blocks`` blocks reach;
-    ``sent`` frames of it have left as sound."""
+    ``memory`` is what the last of them left to the next (:class:`~omni_actors.models.qwen2_5_omni.flow.Solved`);
+    ``sent`` frames have left as sound."""
 
     work: Work
     ramp: Ramp
@@ -50,6 +56,7 @@ class Voicing:
     seed: int
     codes: torch.Tensor
     mel: torch.Tensor
+    memory: torch.Tensor | None = None
     base: int = 0
     blocks: int = 0
     taken: int = 0
@@ -102,9 +109,10 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         }
         progress("measuring the vocoder's reach", None)
         reach = self._reach()
-        self._back = _given(options["left_context_blocks"], self._flow.sufficient_back)
+        self._back = options["left_context_blocks"]
         self._ahead = _given(options["look_ahead_blocks"], self._flow.sufficient_ahead)
         self._context = _given(options["vocoder_context_frames"], reach)
+        self._most = int(options["window_blocks"])
         give_memory_back()
         return {
             "sample_rate": SAMPLE_RATE,
@@ -164,63 +172,75 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
 
     def more(self, state: Voicing) -> Sequence[Voicing]:
         """The request again, if a piece's worth of codes can be turned into sound now."""
-        waiting = self._sounding(state, self._ready(state)) - state.sent
-        waiting //= self._flow.repeats
+        waiting = (self._sounding(state, self._target(state)) - state.sent) // self._flow.repeats
         due = waiting > 0 and (state.ended or waiting >= state.ramp.wanted)
         if state.busy or not due:
             return ()
         state.busy = True
         return (state,)
 
-    def _ready(self, state: Voicing) -> int:
-        """So many blocks can be computed by now."""
-        size, count = self._flow.block_codes, len(state.codes)
-        return -(-count // size) if state.ended else max(0, count // size - self._ahead)
+    def _group_end(self, state: Voicing, block: int) -> int:
+        """Where the group ends that begins with this block; ``block`` itself, where it cannot be solved yet."""
+        size, codes = self._flow.block_codes, len(state.codes)
+        end = group_end(block, self._context / (size * self._flow.repeats), self._most)
+        if (end + self._ahead) * size <= codes:
+            return end
+        # The end of the input is in sight: everything up to it is solved as in the whole.
+        return -(-codes // size) if state.ended else block
 
     def _sounding(self, state: Voicing, blocks: int) -> int:
         """So many frames can be turned into sound when so many blocks are computed."""
         frames = min(blocks * self._flow.block_codes, len(state.codes)) * self._flow.repeats
-        whole = state.ended and blocks == self._ready(state)
+        whole = state.ended and blocks * self._flow.block_codes >= len(state.codes)
         return frames if whole else max(state.sent, frames - self._context)
 
     @torch.inference_mode()
     def run(self, items: Sequence[Voicing]) -> Sequence[Result | OmniError]:
         targets = {id(state): self._target(state) for state in items}
-        windows = [
-            (state, self._window(state, block)) for state in items for block in range(state.blocks, targets[id(state)])
-        ]
-        mels: dict[int, list[torch.Tensor]] = {id(state): [state.mel] for state in items}
-        solved: dict[int, torch.Tensor] = {}
-        for group in _groups(range(len(windows)), lambda i: len(windows[i][1].codes)):
-            solved |= zip(group, self._flow.solve([windows[i][1] for i in group]), strict=True)
-        for i, (state, _) in enumerate(windows):
-            mels[id(state)].append(solved[i])
-        whole = {key: torch.cat(parts) for key, parts in mels.items()}
+        solved = self._solve(items, targets)
+        whole = {id(state): solved[id(state)].mel for state in items}
         ends = {id(state): self._sounding(state, targets[id(state)]) for state in items}
         samples = self._voice(items, whole, ends)
         results: list[Result | OmniError] = []
         for state in items:
             results.append(self._result(state, samples[id(state)]))
-            self._advance(state, whole[id(state)], targets[id(state)], ends[id(state)])
+            self._advance(state, solved[id(state)], targets[id(state)], ends[id(state)])
         return results
 
     def _target(self, state: Voicing) -> int:
         """How many blocks this piece takes the request to: enough that sound comes of it, no more than asked."""
-        flow, ready = self._flow, self._ready(state)
-        wanted = state.sent + state.ramp.wanted * flow.repeats
+        wanted = state.sent + state.ramp.wanted * self._flow.repeats
         blocks = state.blocks
-        while blocks < ready and self._sounding(state, blocks) < wanted:
-            blocks += 1
+        while self._sounding(state, blocks) < wanted and (end := self._group_end(state, blocks)) > blocks:
+            blocks = end
         return blocks
 
-    def _window(self, state: Voicing, block: int) -> Window:
+    def _solve(self, items: Sequence[Voicing], targets: dict[int, int]) -> dict[int, Solved]:
+        """Each request's spectrogram up to its target, with what it has of it; groups of a request one by one, those of
+        different requests together."""
+        blocks = {id(state): state.blocks for state in items}
+        mels = {id(state): [state.mel] for state in items}
+        memories = {id(state): state.memory for state in items}
+        while pending := [state for state in items if blocks[id(state)] < targets[id(state)]]:
+            ends = [self._group_end(state, blocks[id(state)]) for state in pending]
+            windows = [
+                self._window(state, blocks[id(state)], end, memories[id(state)])
+                for state, end in zip(pending, ends, strict=True)
+            ]
+            for state, end, solved in zip(pending, ends, self._flow.solve(windows), strict=True):
+                mels[id(state)].append(solved.mel)
+                blocks[id(state)], memories[id(state)] = end, solved.memory if self._back is None else None
+        return {key: Solved(torch.cat(parts), memories[key]) for key, parts in mels.items()}
+
+    def _window(self, state: Voicing, block: int, end: int, memory: torch.Tensor | None) -> Window:
+        """Of the group of blocks ``block … end - 1``."""
         size, repeats = self._flow.block_codes, self._flow.repeats
-        first, last = max(0, block - self._back), block + self._ahead + 1
-        codes = state.codes[first * size : last * size]
+        first = block if self._back is None else max(0, block - self._back)
+        codes = state.codes[first * size : (end + self._ahead) * size]
         noise = torch.cat([self._flow.noise(state.seed, b) for b in range(first, first + -(-len(codes) // size))])
         begin = (block - first) * size
-        end = min(begin + size, len(codes))
-        return Window(codes, noise[: len(codes) * repeats], begin, end, state.condition)
+        stop = min((end - first) * size, len(codes))
+        return Window(codes, noise[: len(codes) * repeats], first, begin, stop, state.condition, memory)
 
     def _voice(
         self, items: Sequence[Voicing], mels: dict[int, torch.Tensor], ends: dict[int, int]
@@ -246,12 +266,24 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         sent = [audio_piece(state.work, samples, SAMPLE_RATE)] if len(samples) else []
         return Result(sent, Usage(audio_output_s=len(samples) / SAMPLE_RATE))
 
-    def _advance(self, state: Voicing, mel: torch.Tensor, blocks: int, end: int) -> None:
+    def _advance(self, state: Voicing, solved: Solved, blocks: int, end: int) -> None:
         frames = end - state.sent
         state.ramp.cut(max(1, frames // self._flow.repeats), frames * self._hop / SAMPLE_RATE)
         state.blocks, state.sent, state.busy = blocks, end, False
         keep = max(state.base, end - self._context)
-        state.mel, state.base = mel[keep - state.base :], keep
+        state.mel, state.base, state.memory = solved.mel[keep - state.base :], keep, solved.memory
+
+
+def group_end(block: int, context: float, most: int) -> int:
+    """Where the group ends that begins with this block; the first one begins with block 0. ``context`` is how many
+    blocks behind its own a moment's sound needs, ``most`` the largest group.
+
+    The first is as short as gives any sound. When blocks ``0 … block - 1`` are solved, ``block - context`` of them are
+    sound, and as they are played :data:`PACE` times as many come.
+    """
+    first = int(context) + 1
+    end = first if block == 0 else int(first + PACE * (block - context))
+    return max(block + 1, min(end, block + most))
 
 
 def _given(option: int | None, sufficient: int) -> int:

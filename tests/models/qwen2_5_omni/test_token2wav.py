@@ -1,0 +1,207 @@
+"""The vocoder's sound is transformers', however its codes come and whoever shares its batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.models.qwen2_5_omni.whole import beginning_with_noise
+from tests.worker.engines.codec_driver import PORT, Sound, decode_in_pieces, open_stream, payload, run_all
+
+from omni_actors.models.qwen2_5_omni.flow import Flow, Window
+from omni_actors.models.qwen2_5_omni.pipeline import TOKEN2WAV
+from omni_actors.models.qwen2_5_omni.speakers import read_speakers
+from omni_actors.models.qwen2_5_omni.token2wav import PACE, group_end
+from omni_actors.models.tiny import reference
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.worker.engines.generation import GenerationEngine
+
+LENGTHS = (61, 36, 5, 1)
+STEPS = 3
+TOLERANCE = 1e-5
+"""Of spectrograms and samples. Windows are other shapes than the whole, and float32 rounds them otherwise."""
+
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("qwen2.5-omni")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    """transformers' own vocoder."""
+    whole: Any = reference.model(folder)
+    return whole.token2wav
+
+
+@pytest.fixture(scope="module")
+def streams() -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    random = np.random.default_rng(0)
+    return [random.integers(0, 128, (codes, 1)) for codes in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def flow(model: Any) -> Flow:
+    with torch.inference_mode():
+        return Flow(model.code2wav_dit_model, STEPS, 0.5, -1.0)
+
+
+@pytest.fixture(scope="module")
+def speaker(folder: Path) -> Any:
+    return next(iter(read_speakers(folder).values()))
+
+
+@pytest.fixture(scope="module")
+def spectrograms(model: Any, streams: Sequence[Any], speaker: Any) -> list[torch.Tensor]:
+    """transformers', [frames, mels] of each stream, from our noise."""
+    found = []
+    for codes in streams:
+        with beginning_with_noise(model, len(codes), 0), torch.inference_mode():
+            mel = model.code2wav_dit_model.sample(
+                speaker.cond, speaker.ref_mel, torch.from_numpy(codes).T, num_steps=STEPS
+            )
+        found.append(mel[0].t())
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(model: Any, spectrograms: Sequence[torch.Tensor]) -> list[Samples]:
+    with torch.inference_mode():
+        return [model.code2wav_bigvgan_model(mel.t()[None]).reshape(-1).numpy() for mel in spectrograms]
+
+
+def vocoder(folder: Path, **options: Any) -> GenerationEngine:
+    given = {"steps": STEPS} | options
+    name = TOKEN2WAV.adapter
+    hello = Hello(
+        version=PROTOCOL_VERSION,
+        stage="token2wav",
+        replica=0,
+        incarnation=0,
+        engine="",
+        adapter=name,
+        model=str(folder),
+        options=given,
+    )
+    engine = GenerationEngine(hello)
+    engine.load(lambda text, fraction: None)
+    return engine
+
+
+def window(flow: Flow, codes: Any, block: int, end: int, condition: Any, past: torch.Tensor | None) -> Window:
+    """Of blocks ``block … end - 1`` and everything behind them."""
+    size = flow.block_codes
+    blocks = range(block, -(-len(codes) // size))
+    noise = torch.cat([flow.noise(0, b) for b in blocks])[: (len(codes) - block * size) * flow.repeats]
+    last = min(len(codes), end * size) - block * size
+    return Window(torch.from_numpy(codes[block * size :, 0]), noise, block, 0, last, condition, past)
+
+
+@torch.inference_mode()
+def test_spectrograms_that_are_solved_together_are_transformers(
+    flow: Flow, streams: Sequence[Any], speaker: Any, spectrograms: Sequence[torch.Tensor]
+) -> None:
+    condition = flow.condition(speaker)
+    solved = flow.solve([window(flow, codes, 0, len(codes), condition, None) for codes in streams])
+    for found, expected in zip(solved, spectrograms, strict=True):
+        torch.testing.assert_close(found.mel, expected, atol=TOLERANCE, rtol=0)
+
+
+@settings(deadline=None, max_examples=8)
+@given(groups=st.lists(st.integers(1, 4), min_size=6, max_size=6), beside=st.integers(1, 3))
+def test_groups_that_go_on_from_one_another_are_the_whole(
+    flow: Flow,
+    streams: Sequence[Any],
+    speaker: Any,
+    spectrograms: Sequence[torch.Tensor],
+    groups: list[int],
+    beside: int,
+) -> None:
+    """With enough ahead, for any groups and whoever is solved beside them."""
+    codes, other = streams[0], streams[beside]
+    condition, past, block, parts = flow.condition(speaker), None, 0, []
+    stranger = window(flow, other, 0, len(other), condition, None)
+    with torch.inference_mode():
+        for count in groups:
+            if block * flow.block_codes >= len(codes):
+                break
+            _, solved = flow.solve([stranger, window(flow, codes, block, block + count, condition, past)])
+            parts.append(solved.mel)
+            block, past = block + count, solved.memory
+    found = torch.cat(parts)
+    torch.testing.assert_close(found, spectrograms[0][: len(found)], atol=TOLERANCE, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_group_that_forgets_what_came_before_is_seen(
+    flow: Flow, streams: Sequence[Any], speaker: Any, spectrograms: Sequence[torch.Tensor]
+) -> None:
+    solved = flow.solve([window(flow, streams[0], 2, 3, flow.condition(speaker), None)])[0]
+    assert (solved.mel - spectrograms[0][48:72]).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_sound_with_enough_ahead_is_transformers(
+    folder: Path, streams: Sequence[Any], whole: Sequence[Samples], most: int
+) -> None:
+    engine = vocoder(folder, look_ahead_blocks=None, window_blocks=most)
+    sound = decode_in_pieces(engine, streams, lambda stream, turn: 7 + stream)
+    for key, expected in enumerate(whole):
+        np.testing.assert_allclose(sound.of(key), expected, atol=TOLERANCE)
+
+
+@pytest.fixture(scope="module", params=[{}, {"window_blocks": 1}, {"left_context_blocks": 2}], ids=str)
+def served(request: pytest.FixtureRequest, folder: Path, streams: Sequence[Any]) -> tuple[GenerationEngine, Any]:
+    """A vocoder with the makers' look ahead, and what it says when all codes come at once."""
+    engine = vocoder(folder, **request.param)
+    return engine, decode_in_pieces(engine, streams, lambda stream, turn: len(streams[stream]))
+
+
+@settings(deadline=None, max_examples=5)
+@given(data=st.data())
+def test_sound_does_not_depend_on_how_codes_come(
+    served: tuple[GenerationEngine, Any], streams: Sequence[Any], data: st.DataObject
+) -> None:
+    engine, expected = served
+    cuts = data.draw(st.lists(st.integers(1, 40), min_size=4, max_size=4))
+    every = data.draw(st.integers(1, 3))
+    sound = decode_in_pieces(engine, streams, lambda stream, turn: cuts[(stream + turn) % 4], lambda t: t % every == 0)
+    for key, codes in enumerate(streams):
+        assert len(sound.of(key)) == len(codes) * 480
+        np.testing.assert_allclose(sound.of(key), expected.of(key), atol=TOLERANCE)
+
+
+@given(context=st.floats(0, 4), most=st.integers(1, 12), ahead=st.integers(0, 3))
+def test_groups_grow_and_leave_no_listener_without_sound(context: float, most: int, ahead: int) -> None:
+    ends = [group_end(0, context, 99)]
+    while len(ends) < 12:
+        ends.append(group_end(ends[-1], context, most))
+    sizes = np.diff(ends)
+    assert sizes.min() >= 1
+    assert sizes.max() <= most
+    heard = (ends[0] + ahead) / PACE
+    for end, following in itertools.pairwise(ends):
+        played_out = heard + end - context
+        assert (following + ahead) / PACE <= played_out + 1e-9 or following == end + 1
+
+
+def test_the_first_sound_waits_for_what_it_needs_alone(folder: Path, streams: Sequence[Any]) -> None:
+    """A group long enough for the convolutions' reach, and what it looks ahead to."""
+    engine = vocoder(folder, vocoder_context_frames=25)
+    open_stream(engine, 0)
+    engine.feed(0, PORT, payload(streams[0][:35]), False)
+    assert not engine.runnable
+    engine.feed(0, PORT, payload(streams[0][35:36]), False)
+    assert engine.runnable
+    sound = Sound()
+    run_all(engine, sound)
+    assert len(sound.of(0)) == (48 - 25) * 240
