@@ -377,6 +377,16 @@ async def test_routes_without_messages_fetch_nothing_of_them() -> None:
         await server.settled()
 
 
+async def test_a_clip_that_a_route_or_a_model_does_not_take_is_not_fetched() -> None:
+    async with web(ok(png(noise(64, 64)))) as server, omni() as omnis, served() as mute:
+        clip = {"ref_audio": server.url("/voice.wav")}
+        error = error_of(await omnis.post(CHAT, body(image(), **clip)), 400)
+        assert (error["param"], error["code"]) == ("ref_audio", "unknown_parameter")
+        error = error_of(await mute.post("/v1/audio/speech", {"input": "Hello.", **clip}), 400)
+        assert (error["param"], error["code"]) == ("ref_audio", "unsupported_parameter")
+        assert server.asked == []
+
+
 async def test_escapes_in_the_type_do_not_get_around_the_media_process() -> None:
     async with omni() as server:
         raw = json.dumps(body(image())).replace('"image_url"', '"image\\u005furl"')

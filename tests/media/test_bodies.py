@@ -74,11 +74,12 @@ def test_audio_parts_become_indices_and_clips_in_order() -> None:
 
 def test_a_transcriptions_json_body_has_one_clip() -> None:
     room = Room()
-    clean, media = parse(room, {"model": "m", "input_audio": {"data": b64(wav(tone(0.5))), "format": "wav"}})
+    body = {"model": "m", "input_audio": {"data": b64(wav(tone(0.5))), "format": "wav"}}
+    clean, media = parse(room, body, clip="input_audio")
     assert clean == {"model": "m", "input_audio": {"type": "audio", "index": 0}}
     assert [clip.seconds for clip in media] == [0.5]
-    assert refused({"input_audio": {"data": "????"}}).info.param == "input_audio.data"
-    assert refused({"input_audio": {}}).info.param == "input_audio.data"
+    assert refused({"input_audio": {"data": "????"}}, clip="input_audio").info.param == "input_audio.data"
+    assert refused({"input_audio": {}}, clip="input_audio").info.param == "input_audio.data"
 
 
 def test_a_body_without_audio_comes_back_equal() -> None:
@@ -229,21 +230,21 @@ def test_a_clip_to_clone_has_the_rate_that_was_asked_for() -> None:
     """And the other clips of the process the clip rate, as ever."""
     room = Room()
     data = base64.b64encode(wav(tone(0.5, 48_000), 48_000)).decode()
-    clean, (clip,) = parse(room, {"input": "Hi.", "ref_audio": data}, reference_rate=24_000)
+    clean, (clip,) = parse(room, {"input": "Hi.", "ref_audio": data}, clip="ref_audio", reference_rate=24_000)
     assert clean == {"input": "Hi.", "ref_audio": {"type": "audio", "index": 0}}
     (payload,) = room.payloads([clip.id])
     assert (payload.meta["sample_rate"], len(payload.tensors["samples"])) == (24_000, 12_000)
     assert (clip.seconds, clip.audio_seconds) == (0.5, 0.5)
     with pytest.raises(OmniError, match="resampled to 1 Hz"):
-        parse(room, {"ref_audio": data}, reference_rate=1)
-    assert refused({"ref_audio": {"type": "audio", "index": 0}}).info.param == "ref_audio"
+        parse(room, {"ref_audio": data}, clip="ref_audio", reference_rate=1)
+    assert refused({"ref_audio": {"type": "audio", "index": 0}}, clip="ref_audio").info.param == "ref_audio"
     room.assert_empty()
 
 
 def test_a_clip_to_clone_may_be_named_by_url() -> None:
     room = Room()
     data = json.dumps({"ref_audio": "https://example.org/a.wav"}).encode()
-    info = q.parse(room.ask(q.ParseChat(owner="o", data=data, reference_rate=24_000)), q.ChatInfo)
+    info = q.parse(room.ask(q.ParseChat(owner="o", data=data, clip="ref_audio", reference_rate=24_000)), q.ChatInfo)
     assert info.media == (q.LinkInfo("https://example.org/a.wav", "audio", "ref_audio", q.How(rate=24_000)),)
     room.assert_empty()
 

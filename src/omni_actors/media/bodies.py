@@ -61,12 +61,14 @@ class ChatBody:
         body: bytes | bytearray,
         limits: Limits,
         modalities: tuple[str, ...] | None = None,
+        clip: str | None = None,
         reference_rate: int | None = None,
     ) -> None:
         """Raises :class:`OmniError`: 400 for what is not a JSON object and for a message's medium of a modality that is
         not among ``modalities``, 413 for too much of it."""
         self._limits = limits
         self._modalities = modalities
+        self._clip = clip
         self._reference = How(rate=reference_rate)
         self._nonce = secrets.token_hex(16)
         skeleton, self._long = _cut(body, self._nonce)
@@ -96,11 +98,12 @@ class ChatBody:
         return mark.sub(lambda found: b'"' + self._long[int(found[1])] + b'"', text)
 
     def _find(self) -> Iterator[MediaPart]:
-        """Chat's parts, and the one of a transcription's or a speech's JSON body."""
-        if isinstance(alone := self._tree.get("input_audio"), dict):
+        """The one of a transcription's or a speech's JSON body, or chat's parts."""
+        alone = self._tree.get(self._clip) if self._clip is not None else None
+        if self._clip == "input_audio" and isinstance(alone, dict):
             yield self._input_audio(alone, alone, "input_audio")
-        if (reference := self._tree.get("ref_audio")) is not None:
-            yield self._clip_to_clone(reference)
+        elif self._clip == "ref_audio" and alone is not None:
+            yield self._clip_to_clone(alone)
         messages = self._tree.get("messages")
         for i, message in enumerate(messages if isinstance(messages, list) else ()):
             content = message.get("content") if isinstance(message, dict) else None

@@ -132,12 +132,14 @@ class MediaService:
         *,
         max_seconds: float | None = None,
         modalities: tuple[str, ...] | None = None,
+        clip: str | None = None,
         reference_rate: int | None = None,
     ) -> tuple[bytes, list[MediaRef]]:
         """Parse a chat body: its JSON with each media part replaced by ``{"type": MODALITY, "index": i}``, and the
         media in order. Those that it names by URL are fetched, several at once. ``max_seconds`` bounds the sum of their
-        sound; ``modalities`` are those that the model takes (``None``: all). A speech body's reference clip
-        is resampled to ``reference_rate`` Hz."""
+        sound; ``modalities`` are those that the model takes in messages (``None``: all), and ``clip`` is the
+        body's own field that brings one, if it may: ``input_audio``, or ``ref_audio``, which is resampled to
+        ``reference_rate`` Hz."""
         async with self._operation() as owner:
             small, blob = await self._send(data, owner, None)
             question = q.ParseChat(
@@ -146,6 +148,7 @@ class MediaService:
                 data=small,
                 max_seconds=max_seconds,
                 modalities=modalities,
+                clip=clip,
                 reference_rate=reference_rate,
             )
             info = await self._answer(question, q.ChatInfo)

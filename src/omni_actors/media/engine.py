@@ -234,7 +234,8 @@ class MediaEngine(Engine):
         return q.plain(self._keep(question.owner, medium))
 
     def _parse_chat(self, question: q.ParseChat, blob: Blob, made: Made) -> Generator[None, None, Any]:
-        chat = ChatBody((yield from blob.join()), self.limits, question.modalities, question.reference_rate)
+        body = yield from blob.join()
+        chat = ChatBody(body, self.limits, question.modalities, question.clip, question.reference_rate)
         left = self._seconds(question.max_seconds)
         links: dict[int, q.LinkInfo] = {}
         for index, part in enumerate(chat.parts):
@@ -251,11 +252,11 @@ class MediaEngine(Engine):
             made.media.append(medium)
             left -= medium.audio_seconds
         yield
-        body = chat.render()
+        rendered = chat.render()
         kept = [self._keep(question.owner, medium) for medium in made.media]
         held = iter(kept)
         infos = tuple(links[index] if index in links else next(held) for index in range(len(chat.parts)))
-        return q.plain(q.ChatInfo(body, infos))
+        return q.plain(q.ChatInfo(rendered, infos))
 
     def _decoding(self, modality: str, how: q.How, max_seconds: float, param: str | None) -> Decoding:
         return Decoding(modality, how, self.limits, max_seconds, self._afford, self._aside, param)

@@ -80,8 +80,9 @@ class Decode(Question, frozen=True):
 
 
 class ParseChat(Question, frozen=True):
-    """``modalities``: those that the model takes (``None``: all); another one is refused before it is decoded.
-    ``reference_rate``: :attr:`How.rate` of a speech body's reference clip."""
+    """``modalities``: those of messages that the model takes (``None``: all); another one is refused before it is
+    decoded. ``clip``: the field of the body itself that brings a clip (a transcription's ``input_audio``, a speech's
+    ``ref_audio``), if one does; others are left as they are. ``reference_rate``: :attr:`How.rate` of ``ref_audio``."""
 
     what = "parse_chat"
     owner: str
@@ -89,6 +90,7 @@ class ParseChat(Question, frozen=True):
     data: bytes = b""
     max_seconds: float | None = None
     modalities: tuple[str, ...] | None = None
+    clip: str | None = None
     reference_rate: int | None = None
 
 

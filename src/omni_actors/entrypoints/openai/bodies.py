@@ -18,13 +18,15 @@ async def read_json(
     call: Call,
     media: re.Pattern[bytes] | None = None,
     modalities: tuple[str, ...] | None = None,
+    clip: str | None = None,
 ) -> tuple[bytes, list[MediaRef]]:
     """A body as JSON that is small enough to decode here, and the media that were in it (freed when the call is over).
 
     A body over ``limits.inline_body_bytes``, or with a match of ``media``, goes to the media process, raw and as it
     arrives. Media of a modality that is not among ``modalities`` (``None``: all are) are refused there before they are
-    decoded or fetched. A deployment without a media process takes no media, and parses everything here: its bodies have
-    the default bound of JSON there. Raises 413 over it.
+    decoded or fetched; ``clip`` is the body's own field that brings one, if any may. A deployment without a media
+    process takes no media, and parses everything here: its bodies have the default bound of JSON there. Raises 413 over
+    it.
     """
     limits = services.plan.limits
     if services.media is None:
@@ -37,7 +39,10 @@ async def read_json(
         return data, []
     with before(call.context):
         clean, clips = await services.media.parse_chat(
-            data if ended else call.rest(data), modalities=modalities, reference_rate=services.plan.sample_rate
+            data if ended else call.rest(data),
+            modalities=modalities,
+            clip=clip,
+            reference_rate=services.plan.sample_rate,
         )
     await call.enter(services.clips(clips))
     return clean, clips

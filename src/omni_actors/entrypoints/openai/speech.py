@@ -9,7 +9,7 @@ from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
 from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.fields import decode
-from omni_actors.entrypoints.openai.voicing import TASK, SpeechRequest, reference_of, speech_of
+from omni_actors.entrypoints.openai.voicing import TASK, SpeechRequest, may_clone, reference_of, speech_of
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.protocol.errors import invalid_request
@@ -24,7 +24,8 @@ _SAYABLE = re.compile(r"[^\W_]")
 
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first audio, so that a failure before it still has its status."""
-    data, clips = await read_json(services, call, _REFERENCE, ())
+    clip = "ref_audio" if may_clone(services) else None
+    data, clips = await read_json(services, call, _REFERENCE, (), clip)
     body = decode(data, SpeechRequest)
     services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("audio",))

@@ -124,7 +124,7 @@ async def _read(services: Services, call: Call, kind: type[TranslationRequest]) 
     if call.content_type not in ("application/json", ""):
         raise invalid_request("The body is a form (multipart/form-data) with a file, or JSON with 'input_audio'.")
     with before(call.context):
-        data, clips = await media.parse_chat(call.body, modalities=())
+        data, clips = await media.parse_chat(call.body, modalities=(), clip="input_audio")
     await call.enter(services.clips(clips))
     body = decode(data, kind)
     if body.input_audio is None or len(clips) != 1:

@@ -79,14 +79,20 @@ class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     word_timestamps: Annotated[Any, Refused("transcribe the audio for its words' times.", (False,))] = None
 
 
+def may_clone(services: Services) -> bool:
+    """Whether this model takes a clip of the voice to speak with."""
+    task = services.plan.tasks.get(TASK)
+    return task is not None and "audio" in task.entries
+
+
 def reference_of(services: Services, body: SpeechRequest, clips: list[MediaRef]) -> tuple[MediaRef, ...]:
     """The reference clip of a body, if it has one. Raises 400 where this model takes none."""
     if body.ref_audio is None:
         return ()
+    if not may_clone(services):
+        raise invalid_request("This model speaks with its own voices only.", "ref_audio", "unsupported_parameter")
     if not isinstance(body.ref_audio, ClipPart) or len(clips) != 1:
         raise invalid_request("'ref_audio' is a text: base64, or a URL of data, https or http.", "ref_audio")
-    if "audio" not in services.plan.tasks[TASK].entries:
-        raise invalid_request("This model speaks with its own voices only.", "ref_audio", "unsupported_parameter")
     return tuple(clips)
 
 
