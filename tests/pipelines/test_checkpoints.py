@@ -175,8 +175,9 @@ def test_a_download_that_was_cut_short_is_missing_weights(cache: Path, registry:
     (snapshot / "model-1.safetensors").touch()
     (snapshot / "model-2.safetensors").symlink_to("../../blobs/gone")
     assert missing_weights(plan_of(NAME, registry)) == [str(snapshot / "model-2.safetensors")]
-    index.write_text("{")
-    assert missing_weights(plan_of(NAME, registry)) == [str(index)]
+    for damaged in ("{", "[]", '{"weight_map": {"a": 5}}'):
+        index.write_text(damaged)
+        assert missing_weights(plan_of(NAME, registry)) == [str(index)]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def _pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
     try:
         read = json.loads(config.read_text(encoding="utf-8"))
         architectures = list(read.get("architectures") or [])
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise PlanError(
             f"'{folder}' is no model's folder: {error}. A folder without a config.json needs --pipeline NAME"
         ) from None

@@ -40,8 +40,8 @@ def missing_shards(folder: Path) -> Iterator[Path]:
     for index in sorted(folder.glob("*.index.json")):
         try:
             named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            shards = sorted(set(named))
+            shards = [folder / shard for shard in sorted(set(named))]
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             yield index
             continue
-        yield from (folder / shard for shard in shards if not (folder / shard).exists())
+        yield from (shard for shard in shards if not shard.exists())

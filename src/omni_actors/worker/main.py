@@ -42,7 +42,8 @@ def main(control: socket.socket) -> int:
         listener = Listener(hello.host) if any(edge.connector == "tcp" for edge in hello.inputs) else None
         engine, bridges = _load(control, hello, listener)
     except Exception as error:
-        log.exception("loading failed")
+        foreseen = isinstance(error, OmniError)
+        log.error("loading failed: %s", error, exc_info=None if foreseen else error)
         info = error.info if isinstance(error, OmniError) else ErrorInfo(message=f"{type(error).__name__}: {error}")
         _tell(control, Fatal(msgspec.structs.replace(info, stage=hello.stage)))
         return 1

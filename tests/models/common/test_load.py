@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,15 @@ def test_a_part_that_is_not_there_is_an_error(folder: Path, model: Any, prefix: 
 
 def test_a_folder_without_weights_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OmniError, match=r"model\.safetensors"):
+        read_weights(tmp_path, "")
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"\xff" * 64, lambda data: b""])
+def test_a_damaged_file_is_named(tmp_path: Path, model: Any, damage: Callable[[bytes], bytes]) -> None:
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(OmniError, match=r"model\.safetensors cannot be read"):
         read_weights(tmp_path, "")
 
 

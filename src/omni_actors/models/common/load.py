@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -88,7 +88,7 @@ def read_weights(folder: str | Path, prefix: str, device: str | torch.device = "
                 wanted = [name for name in every if name.startswith(prefix)] if names is None else names
                 for name in wanted:
                     found[name[len(prefix) :]] = file.get_tensor(name)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise _bad(f"{path} cannot be read: {error}") from error
     return found
 
