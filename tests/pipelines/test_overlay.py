@@ -13,7 +13,7 @@ from tests.pipelines.builders import ASSISTANT
 from omni_actors.pipelines.limits import with_engine_options
 from omni_actors.pipelines.overlay import read_overlay, read_overrides
 from omni_actors.pipelines.plan import PlanError
-from omni_actors.pipelines.schema import Group, Leaf, settings_schema, size
+from omni_actors.pipelines.schema import Group, Leaf, like, settings_schema, size
 from omni_actors.platforms.cpu import CpuPlatform
 
 SCHEMA = settings_schema(
@@ -148,6 +148,14 @@ def test_an_option_that_is_none_by_default_may_be_set_and_unset(tmp_path: Path) 
         "stages.llm.options.kv_blocks": 8,
         "stages.llm.options.max_tokens": None,
     }
+
+
+def test_an_option_with_a_type_may_be_unset_whatever_its_default() -> None:
+    options = like(2, int, 0)
+    assert [options(value) for value in (None, 0, 7)] == [None, 0, 7]
+    for wrong in (-1, "2", True, 1.5):
+        with pytest.raises(ValueError, match="takes a whole number of at least 0, or null"):
+            options(wrong)
 
 
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ class Stage:
     inner stages.
     ``weight`` is its share of CPU threads beside stages that run at the same time. ``defaults`` are options of the
     adapter that the overlay may change, with their documentation in ``options_doc``. An option takes what is of its
-    default's type; one whose default is ``None`` takes that or a value of its type in ``options_type``. A number may
-    have a least value in ``options_least``.
+    default's type; one with a type in ``options_type`` takes that or ``None``, and one whose default is ``None`` needs
+    one. A number may have a least value in ``options_least``.
     """
 
     name: str

@@ -227,14 +227,15 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def like(default: Any, kind: type | None = None, least: float | None = None) -> Callable[[Any], Any]:
-    """A check that a value is of the same kind as ``default``: of ``kind``, or ``None`` again, where that is ``None``.
-    Numbers are finite and at least ``least``."""
-    wanted = kind if default is None and kind is not None else type(default)
+    """A check that a value is of the same kind as ``default``; of ``kind``, or ``None``, where that is given. Numbers
+    are finite and at least ``least``."""
+    optional = default is None or kind is not None
+    wanted = type(default) if kind is None else kind
     takes = f"takes {_KINDS.get(wanted, 'a list')}" + ("" if least is None else f" of at least {least:g}")
-    takes += ", or null" if default is None else f", as its default {default!r} is"
+    takes += ", or null" if optional else f", as its default {default!r} is"
 
     def check(value: Any) -> Any:
-        if default is None and value is None:
+        if optional and value is None:
             return None
         if wanted is float and type(value) is int:
             value = float(value)

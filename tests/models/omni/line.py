@@ -38,12 +38,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. ``media`` are payloads as the media process delivers them, in order."""
+    """One request; without a prompt one of task "speech". ``media`` are payloads as the media process delivers them, in
+    order. ``sampling`` are fields of the thinker's section beside those of :data:`GREEDY`."""
 
-    prompt: Prompt
+    prompt: Prompt | None
     media: Sequence[Payload] = ()
     max_tokens: int = 16
     speech: Speech | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -123,7 +125,8 @@ class Line:
         if ask.speech is not None:
             route |= self.stages.keys() - {"thinker", "encoder"}
         self._routes[key], self._busy[key] = route, set(route)
-        sections = {"prompt": ask.prompt, "sampling": Sampling(**GREEDY, max_tokens=ask.max_tokens)}
+        sampling = Sampling(**{**GREEDY, "max_tokens": ask.max_tokens, **ask.sampling})
+        sections: dict[str, Any] = {} if ask.prompt is None else {"prompt": ask.prompt, "sampling": sampling}
         if ask.speech is not None:
             sections["speech"] = ask.speech
         for name in self.stages:
@@ -136,6 +139,8 @@ class Line:
             routed = any(target in route for target, _ in self.targets[name])
             work = Work(key, f"r{key}", params, ports, visible=name == "thinker", routed=routed or name == self.last)
             self._guard(key, answer, lambda name=name, work=work: self.engines[name].admit(work))  # type: ignore[misc]
+            if key not in self._busy:
+                return
         for payload in ask.media:
             self._deliver(key, "encoder", "media", payload)
         if ask.media:

@@ -1,4 +1,4 @@
-"""Qwen3-Omni over HTTP, from its folder: what comes out is what transformers' model says of the same input."""
+"""An omni model over HTTP, from its folder: what comes out is what transformers' model says of the same input."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 import soundfile
 from tests.demo.server import Server, serving
 from tests.media import pictures
+from tests.models.omni.comparison import Comparison
 from tests.models.omni.media import Given, audio, image
-from tests.models.qwen3_omni.whole import Qwen3Omni
+from tests.models.omni.whole import Whole
+from tests.models.qwen2_5_omni.whole import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(120)]
 
@@ -25,22 +28,57 @@ TOKENS, FRAMES = 8, 12
 TEXT = {"type": "text", "text": "What is this?"}
 
 
-@pytest.fixture(scope="module")
-def folder(tiny_model: Callable[[str], Path]) -> Path:
-    return tiny_model("qwen3-omni")
+@dataclass(frozen=True)
+class Served:
+    """``settings`` are as in the reference. Answers of ``FRAMES`` frames, which are no longer than what a vocoder sees
+    at once, come in ``pieces`` at least. A request of so many frames has so many ``samples``. Two seconds of a video's
+    sound are ``heard`` tokens and two marks."""
+
+    voices: tuple[str, str]
+    settings: tuple[str, ...]
+    pieces: int
+    samples: Callable[[int], int]
+    heard: int
+
+
+FAMILIES = {
+    # Not the last frame's last samples: transposed convolutions look one step ahead.
+    "qwen3-omni": Served(("chelsie", "aiden"), (), 2, lambda frames: frames * 1920 - 555, 26),
+    "qwen2.5-omni": Served(
+        ("Ethan", "Chelsie"),
+        (f"steps={STEPS}",),
+        1,
+        lambda frames: frames * 480,
+        50,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = ("stages.talker.sampling.temperature=0", f"stages.talker.options.max_tokens={FRAMES}")
+def served(family: str) -> Served:
+    return FAMILIES[family]
+
+
+@pytest.fixture(scope="module")
+def server(
+    family: str, served: Served, tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    settings = ["stages.talker.sampling.temperature=0", f"stages.talker.options.max_tokens={FRAMES}"]
+    settings += [f"stages.token2wav.options.{setting}" for setting in served.settings]
     arguments = [word for setting in settings for word in ("--set", setting)]
-    with serving(tmp_path_factory.mktemp("served"), str(folder), *arguments) as made:
+    with serving(tmp_path_factory.mktemp("served"), str(tiny_model(family)), *arguments) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Qwen3Omni:
-    return Qwen3Omni(folder)
+def whole(family: str, compared: Callable[[str], Comparison]) -> Whole:
+    return compared(family).whole
 
 
 def url(data: bytes, kind: str) -> dict[str, str]:
@@ -73,7 +111,7 @@ def ask(server: Server, *parts: dict[str, Any], **more: Any) -> dict[str, Any]:
     return made
 
 
-def said(whole: Qwen3Omni, given: list[Given], voice: str = "ethan") -> tuple[str, np.ndarray[Any, Any]]:
+def said(whole: Whole, given: list[Given], voice: str) -> tuple[str, np.ndarray[Any, Any]]:
     """transformers' text and samples."""
     parts = [{"type": it.modality, "index": i} for i, it in enumerate(given)]
     messages = [{"role": "user", "content": [*parts, TEXT]}]
@@ -94,9 +132,9 @@ def parts_of(given: list[Given]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", MEDIA)
-def test_text_is_transformers(server: Server, whole: Qwen3Omni, name: str) -> None:
+def test_text_is_transformers(server: Server, served: Served, whole: Whole, name: str) -> None:
     answer = ask(server, *parts_of(MEDIA[name]), TEXT)
-    assert answer["choices"][0]["message"]["content"] == said(whole, MEDIA[name])[0]
+    assert answer["choices"][0]["message"]["content"] == said(whole, MEDIA[name], served.voices[0])[0]
     assert answer["usage"]["completion_tokens"] == TOKENS
 
 
@@ -112,20 +150,23 @@ def check_sound(pcm: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> No
     assert np.abs(pcm / 32767 - expected).max() <= 0.6 / 32767 + 1e-4
 
 
-@pytest.mark.parametrize(("name", "voice"), [("text", "ethan"), ("image", "chelsie"), ("both", "aiden")])
-def test_speech_is_transformers_whole_and_streamed(server: Server, whole: Qwen3Omni, name: str, voice: str) -> None:
-    text, samples = said(whole, MEDIA[name], voice)
-    wanted = {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": "wav"}}
+@pytest.mark.parametrize(("name", "voice"), [("text", 0), ("image", 0), ("both", 1)])
+def test_speech_is_transformers_whole_and_streamed(
+    server: Server, served: Served, whole: Whole, name: str, voice: int
+) -> None:
+    voice_name = served.voices[voice]
+    text, samples = said(whole, MEDIA[name], voice_name)
+    wanted = {"modalities": ["text", "audio"], "audio": {"voice": voice_name, "format": "wav"}}
     message = ask(server, *parts_of(MEDIA[name]), TEXT, **wanted)["choices"][0]["message"]
     assert message["audio"]["transcript"] == text
     check_sound(wave(message["audio"]["data"]), samples)
 
-    wanted["audio"] = {"voice": voice, "format": "pcm16"}
+    wanted["audio"] = {"voice": voice_name, "format": "pcm16"}
     events = stream(server, body(*parts_of(MEDIA[name]), TEXT, stream=True, **wanted))
     deltas = [choice["delta"].get("audio") or {} for event in events for choice in event["choices"]]
     assert "".join(delta.get("transcript", "") for delta in deltas) == text
     pieces = [base64.b64decode(delta["data"]) for delta in deltas if delta.get("data")]
-    assert len(pieces) > 1
+    assert len(pieces) >= served.pieces
     assert np.array_equal(np.frombuffer(b"".join(pieces), "<i2"), wave(message["audio"]["data"]))
 
 
@@ -139,41 +180,58 @@ def stream(server: Server, asked: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
-def test_videos_are_seen_and_heard(server: Server) -> None:
+def test_videos_are_seen_and_heard(server: Server, served: Served) -> None:
     data = pictures.video(20, sound_hz=440.0)
     seen = ask(server, film(data), TEXT)
     heard = ask(server, film(data), TEXT, mm_processor_kwargs={"use_audio_in_video": True})
     other = ask(server, film(pictures.video(20, size=(48, 64))), TEXT)
     texts = {answer["choices"][0]["message"]["content"] for answer in (seen, heard, other, ask(server, TEXT))}
     assert len(texts) == 4
-    # Two seconds of sound are 26 tokens between two marks.
-    assert heard["usage"]["prompt_tokens"] == seen["usage"]["prompt_tokens"] + 28
+    assert heard["usage"]["prompt_tokens"] == seen["usage"]["prompt_tokens"] + served.heard + 2
     again = ask(server, film(data), TEXT)
     assert again["choices"][0]["message"]["content"] == seen["choices"][0]["message"]["content"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_a_text_is_said(server: Server, tmp_path: Path) -> None:
+def test_a_text_is_said(server: Server, served: Served) -> None:
     def say(text: str, **more: Any) -> tuple[int, Any]:
         return server.post("/v1/audio/speech", {"input": text, "response_format": "pcm", **more})
 
-    status, one = say("Hello there, how are you?", voice="ethan")
+    one, other = served.voices
+    status, sound = say("Hello there, how are you?", voice=one)
     assert status == 200
-    assert isinstance(one, bytes)
-    # All frames but the last one's last samples: transposed convolutions look one step ahead.
-    assert len(one) / 2 == FRAMES * 1920 - 555
-    assert say("Hello there, how are you?", voice="ethan")[1] == one
-    assert say("Hello there, how are you?", voice="aiden")[1] != one
-    assert say("Good morning, old man.", voice="ethan")[1] != one
-    status, shorter = say("Hello there, how are you?", voice="ethan", max_new_tokens=4)
-    assert (status, len(shorter) / 2) == (200, 4 * 1920 - 555)
+    assert isinstance(sound, bytes)
+    assert len(sound) / 2 == served.samples(FRAMES)
+    assert say("Hello there, how are you?", voice=one)[1] == sound
+    assert say("Hello there, how are you?", voice=other)[1] != sound
+    assert say("Good morning, old man.", voice=one)[1] != sound
+    status, shorter = say("Hello there, how are you?", voice=one, max_new_tokens=4)
+    assert (status, len(shorter) / 2) == (200, served.samples(4))
+    status, listed = server.get("/v1/audio/voices")
+    assert status == 200
+    assert {name.lower() for name in served.voices} <= {voice["id"] for voice in listed["voices"]}
 
 
-def test_what_cannot_be_is_the_clients_mistake(server: Server) -> None:
+def test_a_long_text_is_heard_while_it_is_said(server: Server, served: Served) -> None:
+    """And is the same as when it is asked for at once, but for what rounding makes of other windows."""
+    asked = {"input": "Once upon a time.", "response_format": "pcm", "voice": served.voices[0], "max_new_tokens": 120}
+    status, whole = server.post("/v1/audio/speech", {**asked, "stream": False})
+    assert status == 200
+    status, events = server.post("/v1/audio/speech", {**asked, "stream_format": "sse"})
+    assert status == 200
+    lines = [json.loads(line[6:]) for line in events.decode().split("\n") if line.startswith("data: {")]
+    pieces = [base64.b64decode(line["audio"]) for line in lines if line["type"] == "speech.audio.delta"]
+    assert len(pieces) > 2
+    heard, expected = (np.frombuffer(it, "<i2").astype(int) for it in (b"".join(pieces), whole))
+    assert len(heard) == len(expected) == served.samples(120)
+    assert np.abs(heard - expected).max() <= 1
+
+
+def test_what_cannot_be_is_the_clients_mistake(server: Server, whole: Whole) -> None:
     line = Given("image", np.zeros((1, 900, 3), np.uint8))
     for asked, param in (
         (body(picture(line), TEXT), "messages"),
-        (body({"type": "text", "text": "see <|image_pad|>"}), "messages"),
+        (body({"type": "text", "text": f"see {whole.tokenizer.image_token}"}), "messages"),
         (body(TEXT, modalities=["text", "audio"], audio={"voice": "nobody", "format": "wav"}), "audio.voice"),
     ):
         status, answer = server.post("/v1/chat/completions", asked)
