@@ -12,8 +12,9 @@ from omni_actors.connectors.payload import text_payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.connectors.unix import UnixLink
 from omni_actors.protocol.frames import Ack, EdgeSpec
+from omni_actors.worker.bridge import Identity
 from omni_actors.worker.control import Control
-from omni_actors.worker.jobs import Job, Route
+from omni_actors.worker.jobs import Job, Route, Source
 from omni_actors.worker.outlet import Outlet
 
 KEY = 1
@@ -61,3 +62,20 @@ def test_an_edge_in_full_mode_needs_no_credits(sockets: list[socket.socket]) -> 
         outlet.emit(KEY, text_payload("x"))
         outlet.flush()
     assert outlet.ready(KEY)
+
+
+def test_a_chunk_that_waits_is_not_given_back_for_a_later_one_that_does_not(sockets: list[socket.socket]) -> None:
+    """Its memory would be another payload's while it is still to be read."""
+    mine, peer = socket.socketpair()
+    sockets += [mine, peer]
+    edge = EdgeSpec(index=0, source="a", target="b", port="in", kind="text")
+    source = Source(edge, UnixLink(7, "a#0@1", mine), Identity())
+    for seq, queued in enumerate((False, True, False)):
+        if queued:
+            source.queued.append(source.fed)
+        source.fed += 1
+        source.marks.append((seq, source.fed))
+    assert source.settle() == 1
+    source.queued.popleft()
+    assert source.settle() == 3
+    assert source.settle() is None

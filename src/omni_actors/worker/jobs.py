@@ -46,7 +46,8 @@ class Source:
     """One incoming edge of one request.
 
     A bridge may make none, one or several items of a chunk, so credits are counted through ``marks``: after chunk
-    ``seq`` so many items had been fed. A chunk is consumed when all items up to its mark are.
+    ``seq`` so many items had been ``fed``. A chunk is consumed when no item before its mark is ``queued`` any more: an
+    engine may take a later item at once while an earlier one, and the memory it lies in, still waits.
     """
 
     edge: EdgeSpec
@@ -55,7 +56,7 @@ class Source:
     seq: int = 0
     acked: int = 0
     fed: int = 0
-    consumed: int = 0
+    queued: deque[int] = field(default_factory=deque)
     ended: bool = False
     slabs: bool = False
     marks: deque[tuple[int, int]] = field(default_factory=deque)
@@ -63,7 +64,8 @@ class Source:
     def settle(self) -> int | None:
         """The cumulative acknowledgement that is due now, if any is."""
         upto = None
-        while self.marks and self.marks[0][1] <= self.consumed:
+        consumed = self.queued[0] if self.queued else self.fed
+        while self.marks and self.marks[0][1] <= consumed:
             upto = self.marks.popleft()[0] + 1
         if upto is None:
             return None

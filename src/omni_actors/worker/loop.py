@@ -251,9 +251,9 @@ class Worker:
             end = chunk.end and job.end_port(source.edge.port)
             last = len(items) - 1
             for i, item in enumerate(items):
+                if not self._engine.feed(key, source.edge.port, item, end and i == last):
+                    source.queued.append(source.fed)
                 source.fed += 1
-                if self._engine.feed(key, source.edge.port, item, end and i == last):
-                    source.consumed += 1
             if end and not items:
                 self._engine.feed(key, source.edge.port, None, True)
         except Exception as error:

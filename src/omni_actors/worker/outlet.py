@@ -104,8 +104,8 @@ class Outlet:
         if job is None:
             return
         for source in job.sources.values():
-            if source.edge.port == port and source.consumed < source.fed:
-                source.consumed += 1
+            if source.edge.port == port and source.queued:
+                source.queued.popleft()
                 self.settle(job, source)
                 return
         self.feed_consumed(job)
