@@ -99,8 +99,7 @@ def test_a_bound_that_the_context_has_no_room_for_is_refused(adapter: Bounded) -
 
 
 def test_the_client_sees_what_is_shown_of_the_text_and_all_of_the_tokens(adapter: Bounded) -> None:
-    asked = {"max_tokens": 24, "ignore_eos": True}
-    whole = run(engine_of(adapter), [work(0, PROMPT, **asked)])
+    whole = run(engine_of(adapter), [work(0, PROMPT, max_tokens=24, ignore_eos=True)])
     text, tokens = whole.answers[0][0].text, whole.answers[0][0].token_ids
     assert text.isalpha()
     assert len(tokens) == 24

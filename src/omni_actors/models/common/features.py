@@ -136,12 +136,13 @@ class FeatureDecoder:
 
 def multi_axis_positions(inputs: StepInputs, requests: Mapping[int, Features]) -> torch.Tensor:
     """The step's positions with those requests' own in their place: int64 [tokens] if they are whole numbers without
-    axes, else float32 [tokens], or [3, tokens] where a prompt's are among them."""
+    axes, else float32 [tokens], or [3, tokens] where a prompt's are among them. Whole numbers are below the context's
+    length, as a table needs them: a short video of much time leaves text positions beyond it."""
     positions = inputs.positions
     found = [(span, has) for span in inputs.spans if (has := requests.get(span.key)) is not None]
     if any(has.positions is not None and span.start < has.positions.shape[1] for span, has in found):
         positions = positions.float().repeat(3, 1)
-    elif any(not float(has.delta).is_integer() for _, has in found):
+    elif any(has.delta > 0 or not float(has.delta).is_integer() for _, has in found):
         positions = positions.float()
     elif any(has.delta for _, has in found):
         positions = positions.clone()

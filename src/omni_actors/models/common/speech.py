@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
+from omni_actors.models.common.text import check_marks, marks_of
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Speech
@@ -96,9 +97,8 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
         """Load what speaking needs. Returns what the serving process should know."""
 
     def keep_marks(self, tokenizer: Any) -> None:
-        """Refuse texts that hold the tokenizer's special tokens: those are no words, but ends and places of sound."""
-        added = [str(it) for it in tokenizer.added_tokens_decoder.values() if it.special]
-        self._marks = tuple(dict.fromkeys([*added, *tokenizer.all_special_tokens]))
+        """Refuse texts that hold the tokenizer's special tokens."""
+        self._marks = marks_of(tokenizer)
 
     def know_clips(self, codec: Any) -> None:
         """Let this codec encode a clip that comes again only once, while what it made of it is kept."""
@@ -142,8 +142,7 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
         most = int(self.hello.options["max_characters"])
         if len(text) > most:
             raise invalid_request(f"The text has {len(text)} characters; the most is {most}.", param=param)
-        if found := next((mark for mark in self._marks if mark in text), None):
-            raise invalid_request(f"The text holds {found!r}, which is a mark of this model's own.", param=param)
+        check_marks(text, self._marks, param)
 
     def _check_language(self, language: str | None) -> None:
         asked = (language or "auto").lower().replace("_", "-").split("-")[0]

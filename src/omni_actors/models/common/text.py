@@ -25,6 +25,7 @@ class Text:
             raise OmniError(ErrorInfo(message=f"{folder} has no tokenizer.json", code="bad_model", status=500))
         self.vocabulary = Vocabulary(self.tokenizer.backend_tokenizer)
         self._longest = max(map(len, self.tokenizer.get_vocab()))
+        self._marks = marks_of(self.tokenizer)
 
     @property
     def chats(self) -> bool:
@@ -41,11 +42,27 @@ class Text:
                 code="context_length_exceeded",
             )
 
+    def check_words(self, text: str, param: str) -> None:
+        """Raises 400 for a text to be said that holds marks: see :func:`check_marks`."""
+        check_marks(text, self._marks, param)
+
     def encode(self, text: str, most: int, param: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids, after :meth:`check_length`."""
         self.check_length(text, most, param)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
+
+
+def marks_of(tokenizer: Any) -> tuple[str, ...]:
+    """A tokenizer's special tokens, as they are written."""
+    added = [str(it) for it in tokenizer.added_tokens_decoder.values() if it.special]
+    return tuple(dict.fromkeys([*added, *tokenizer.all_special_tokens]))
+
+
+def check_marks(text: str, marks: Iterable[str], param: str) -> None:
+    """Raises 400 for a text to be said that holds one of these: they are no words, but ends and places of sound."""
+    if found := next((mark for mark in marks if mark in text), None):
+        raise invalid_request(f"The text holds {found!r}, which is a mark of this model's own.", param=param)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int) -> list[int]:

@@ -16,7 +16,14 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.features import FeatureDecoder, Features, without_features
 from omni_actors.models.common.layout import Layout, expand
 from omni_actors.models.common.multimodal import Expanded, Medium
-from omni_actors.models.common.text import Text, context_length, eos_ids, give_memory_back, sampling_defaults
+from omni_actors.models.common.text import (
+    Text,
+    check_token_ids,
+    context_length,
+    eos_ids,
+    give_memory_back,
+    sampling_defaults,
+)
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Prompt, Sampling, Speech
@@ -31,7 +38,8 @@ FEATURES = "features"
 
 @dataclass(slots=True)
 class _Request:
-    """A request as the thinker knows it. ``facts`` are the metadata of its media, for the talker's positions."""
+    """A request as the thinker knows it. ``facts`` are the metadata of its media, for the talker's positions: as they
+    come, then in the prompt's order."""
 
     prompt: Prompt
     spoken: str | None
@@ -106,8 +114,9 @@ class Thinker(AutoregressiveAdapter):
         prompt, speech = work.params.get("prompt"), work.params.get("speech")
         if isinstance(prompt, Prompt):
             return prompt, None
-        if not isinstance(speech, Speech) or not (speech.text or "").strip():
+        if not isinstance(speech, Speech) or speech.text is None or not speech.text.strip():
             raise invalid_request("There is no text to say.", param="input")
+        self.text.check_words(speech.text, "input")
         messages = [{"role": "user", "content": speech.text}]
         return Prompt(messages=messages), speech.text
 
@@ -130,8 +139,10 @@ class Thinker(AutoregressiveAdapter):
     def _begin(self, key: int, request: _Request) -> PromptInput:
         """The whole prompt is known."""
         prompt, spoken = request.prompt, request.spoken
-        self._check_length(prompt)
+        self._check(prompt)
         made = self.expand(prompt, request.media)
+        facts = {it["index"]: it for it in request.facts}
+        request.facts = [facts[at.medium.index] for at in made.placements if at.tensor == "features"]
         if made.placements:
             self.decoder.requests[key] = self._features(made, request.tensors)
         request.tensors = {}
@@ -144,13 +155,13 @@ class Thinker(AutoregressiveAdapter):
             tokens, root=made.root, continued=prompt.messages is None, complete=True, final=spoken is not None
         )
 
-    def _check_length(self, prompt: Prompt) -> None:
-        """Raises 400 for a prompt that cannot fit, before it is encoded."""
-        if prompt.messages is None:
-            if prompt.text is not None:
-                self.text.check_length(prompt.text, self.max_model_len, "prompt")
-            return
-        for message in prompt.messages:
+    def _check(self, prompt: Prompt) -> None:
+        """Raises 400 for a prompt that cannot fit, before it is encoded, and for tokens that there are none of."""
+        if prompt.token_ids is not None:
+            check_token_ids(prompt.token_ids, self.decoder.vocab_size)
+        if prompt.text is not None:
+            self.text.check_length(prompt.text, self.max_model_len, "prompt")
+        for message in prompt.messages or ():
             content = message.get("content")
             parts = content if isinstance(content, list) else [{"text": content}]
             for part in parts:

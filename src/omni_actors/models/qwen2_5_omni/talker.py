@@ -133,11 +133,12 @@ class Qwen25OmniTalker(Talker):
         talker = self._talker
         states = torch.cat(heard.states)
         heard.states.clear()
-        self.requests[key].pending += states[prompt + 1 :]
+        self.requests[key].pending += states[prompt + 1 :].clone()  # or all of the prompt's would stay in memory
         embedded = torch.cat((states[:prompt], self._begins[heard.mark].unsqueeze(0), states[prompt : prompt + 1]))
         marks = [talker.tts_codec_pad_token_id, talker.tts_codec_start_token_id]
         embedded[-2:] += self.decoder.embeddings[marks]
-        ids = [*heard.tokens[:prompt], heard.mark, heard.tokens[prompt]]
+        # Whatever the answer begins with, it is text.
+        ids = [*heard.tokens[:prompt], heard.mark, heard.mark]
         features = positions_of(self._layout, ids, heard.media, self.decoder.device) if heard.media else None
         self.place(key, self._mix(embedded), features)
         return PromptInput([talker.tts_codec_mask_token_id] * prompt + marks, reuse=False, complete=True)
