@@ -8,7 +8,7 @@ has more. So a request can go on only when its next piece of text is there, or w
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,23 +41,53 @@ RESIDUAL_TOP_K, RESIDUAL_TOP_P = 50, 0.8
 """How residual codes are sampled: both reference implementations draw them so, whatever the first code's settings."""
 
 
+class Rows:
+    """Rows [width] of one request, by place, for as long as it lives: one that was preempted computes them again.
+
+    They come as views of what a step made for all of its requests, and would keep that in memory as long. So they are
+    copied once there are :attr:`TOGETHER` of them.
+    """
+
+    TOGETHER = 32
+
+    def __init__(self) -> None:
+        self._copied: list[torch.Tensor] = []  # [TOGETHER, width]
+        self._latest: list[torch.Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self._copied) * self.TOGETHER + len(self._latest)
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        block, at = divmod(place, self.TOGETHER)
+        return self._latest[at] if block == len(self._copied) else self._copied[block][at]
+
+    def append(self, row: torch.Tensor) -> None:
+        self._latest.append(row)
+        if len(self._latest) == self.TOGETHER:
+            self._copied.append(torch.stack(self._latest))
+            self._latest.clear()
+
+    def extend(self, rows: Iterable[torch.Tensor]) -> None:
+        for row in rows:
+            self.append(row)
+
+
 @dataclass(slots=True)
 class Speaking:
     """One request. Rows are [width] in the talker's width, on its device.
 
-    ``prompt`` [n, width] is the embedded prompt, ``features`` holds only its positions, if it has its own.
-    ``text`` are the pieces of text still to be heard, the end mark among them when ``ended``; ``pending`` those that
-    are not projected yet. ``frames`` are the sums of each frame's embeddings, ``unsent`` frames' codes.
+    ``prompt`` [n, width] is the embedded prompt. ``text`` are the pieces of text to be heard, the end mark among them
+    when ``ended``; ``pending`` those that are not projected yet. ``frames`` are the sums of each frame's embeddings,
+    ``unsent`` frames' codes.
     """
 
     seed: int
     depth: DepthSampling
     prompt: torch.Tensor | None = None
-    features: Features | None = None
-    text: list[torch.Tensor] = field(default_factory=list)
+    text: Rows = field(default_factory=Rows)
     pending: list[torch.Tensor] = field(default_factory=list)
     ended: bool = False
-    frames: list[torch.Tensor] = field(default_factory=list)
+    frames: Rows = field(default_factory=Rows)
     unsent: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -118,13 +148,13 @@ class TalkerDecoder:
             return
         if self._project is None:
             for s in requests:
-                s.text += s.pending
+                s.text.extend(s.pending)
                 s.pending.clear()
             return
         rows = self._project(torch.stack([row for s in requests for row in s.pending]))
         at = 0
         for s in requests:
-            s.text += rows[at : at + len(s.pending)]
+            s.text.extend(rows[at : at + len(s.pending)])
             at += len(s.pending)
             s.pending.clear()
 

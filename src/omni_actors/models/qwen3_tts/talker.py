@@ -213,7 +213,7 @@ class Qwen3TTSTalker(Talker):
         speaking = self.requests[key]
         self.place(key, self._embed(layout, voice))
         if layout.beside:
-            speaking.text += self._embed_text(layout.beside)
+            speaking.text.extend(self._embed_text(layout.beside))
         speaking.ended = True
         if layout.frames and voice is not None and voice.codes is not None:
             # The codec hears them before the first frame, so that the sound goes on where the clip's ends.
