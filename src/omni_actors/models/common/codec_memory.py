@@ -28,9 +28,9 @@ class RememberingDecoder:
         before: Iterable[nn.Module] = (),
     ) -> None:
         self._embed = embed
-        self._before = list(before)
+        self._before = _chain(_steps(before))
         self._transformer = transformer
-        self._blocks = list(blocks)
+        self._blocks = _chain(_steps(blocks))
         if any(kind != "sliding_attention" for kind in transformer.config.layer_types):
             raise ValueError("a layer that sees everything would have to remember everything")
         self._memory: torch.Tensor | None = None
@@ -56,13 +56,9 @@ class RememberingDecoder:
         return samples, run.memories()
 
     def _run(self, codes: torch.Tensor, begins: torch.Tensor, run: _Pass) -> torch.Tensor:
-        x = self._embed(codes)
-        for block in self._before:
-            x = _block(block, x, run)
+        x = self._before(self._embed(codes), run)
         x = self._attend(x.transpose(1, 2), begins, run).transpose(1, 2)
-        for block in self._blocks:
-            x = _block(block, x, run)
-        return x[:, 0].clamp(-1, 1)
+        return self._blocks(x, run)[:, 0].clamp(-1, 1)
 
     def _attend(self, x: torch.Tensor, begins: torch.Tensor, run: _Pass) -> torch.Tensor:
         transformer = self._transformer
@@ -128,50 +124,106 @@ def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
-def _block(block: Any, x: torch.Tensor, run: _Pass) -> torch.Tensor:
-    """``x`` [batch, channels, steps] through a module, by what it is made of."""
+Step = Callable[[torch.Tensor, _Pass], torch.Tensor]
+"""[batch, channels, steps] → the same of the next layer."""
+
+NARROW = 64
+"""Channels up to which, in host memory, a dilated convolution is done as one product over its unfolded input. Measured
+for 2 to 16 channels: 2 to 4 times as fast as torch's own for one row, 1.3 to 1.8 times for four."""
+
+
+def _steps(blocks: Iterable[Any]) -> list[Step]:
+    return [_step(block) for block in blocks]
+
+
+def _step(block: Any) -> Step:
+    """What a module does, by what it is made of."""
     if isinstance(block, nn.ModuleList):
-        for inner in block:
-            x = _block(inner, x, run)
-        return x
+        return _chain(_steps(block))
     if hasattr(block, "block"):
-        return _block(block.block, x, run)
+        return _step(block.block)
     if hasattr(block, "dwconv"):
-        beside = _convolve(block.dwconv, x, run).transpose(1, 2)
-        beside = block.gamma * block.pwconv2(block.act(block.pwconv1(block.norm(beside))))
-        return x + beside.transpose(1, 2)
+        return _conv_next(block)
     if hasattr(block, "conv2"):
-        return x + _convolve(block.conv2, block.act2(_convolve(block.conv1, block.act1(x), run)), run)
+        inner = _chain([_step(part) for part in (block.act1, block.conv1, block.act2, block.conv2)])
+        return lambda x, run: x + inner(x, run)
     if isinstance(getattr(block, "conv", None), nn.ConvTranspose1d):
-        return _transpose(block, x, run)
+        return _transposed(block)
     if hasattr(block, "conv"):
-        return _convolve(block, x, run)
-    y: torch.Tensor = block(x)  # one step alone
-    return y
+        return _convolution(block.conv)
+    if hasattr(block, "alpha") and hasattr(block, "beta"):
+        return _snake(block)
+    raise ValueError(f"a {type(block).__name__} cannot be taken apart")
 
 
-def _convolve(module: Any, x: torch.Tensor, run: _Pass) -> torch.Tensor:
+def _chain(steps: list[Step]) -> Step:
+    def apply(x: torch.Tensor, run: _Pass) -> torch.Tensor:
+        for step in steps:
+            x = step(x, run)
+        return x
+
+    return apply
+
+
+def _snake(block: Any) -> Step:
+    """x + sin²(αx) / β, with both on a logarithmic scale."""
+    alpha = block.alpha.detach().exp().view(1, -1, 1)
+    scale = 1 / (block.beta.detach().exp().view(1, -1, 1) + block.no_div_by_zero)
+    return lambda x, run: torch.addcmul(x, scale, torch.sin(x * alpha).square_())
+
+
+def _conv_next(block: Any) -> Step:
+    convolve = _convolution(block.dwconv.conv)
+
+    def apply(x: torch.Tensor, run: _Pass) -> torch.Tensor:
+        beside = block.norm(convolve(x, run).transpose(1, 2))
+        beside = block.gamma * block.pwconv2(block.act(block.pwconv1(beside)))
+        return x + beside.transpose(1, 2)
+
+    return apply
+
+
+def _convolution(conv: nn.Conv1d) -> Step:
     """A convolution that looks back over what is remembered."""
-    past = (module.conv.kernel_size[0] - 1) * module.conv.dilation[0]
-    assert module.conv.stride[0] == 1
-    if past:
-        x = torch.cat((run.take(x, x.shape[1], past), x), 2)
-        run.keep(x[:, :, x.shape[2] - past :])
-    y: torch.Tensor = module.conv(x)
-    return y
+    kernel, dilation, channels = conv.kernel_size[0], conv.dilation[0], conv.in_channels
+    past = (kernel - 1) * dilation
+    assert conv.stride[0] == 1
+    unfolded = dilation > 1 and conv.groups == 1 and channels <= NARROW and conv.weight.device.type == "cpu"
+    assert conv.bias is not None
+    weight, bias = conv.weight.detach().flatten(1), conv.bias.detach().view(1, -1, 1)
+
+    def apply(x: torch.Tensor, run: _Pass) -> torch.Tensor:
+        batch, steps = len(x), x.shape[2]
+        if past:
+            x = torch.cat((run.take(x, channels, past), x), 2)
+            run.keep(x[:, :, steps:])
+        y: torch.Tensor
+        if unfolded:
+            taps = x.unfold(2, past + 1, 1)[..., ::dilation].permute(0, 1, 3, 2)
+            y = torch.baddbmm(bias, weight.expand(batch, -1, -1), taps.reshape(batch, channels * kernel, steps))
+        else:
+            y = conv(x)
+        return y
+
+    return apply
 
 
-def _transpose(module: Any, x: torch.Tensor, run: _Pass) -> torch.Tensor:
+def _transposed(module: Any) -> Step:
     """A transposed convolution: each step's own outputs, together with the step before it. One that leaves out its
     first outputs (it looks one step ahead) does so where the stream begins."""
-    stride = module.conv.stride[0]
-    overlap = module.conv.kernel_size[0] - stride
+    conv: nn.ConvTranspose1d = module.conv
+    stride = conv.stride[0]
+    overlap = conv.kernel_size[0] - stride
     assert overlap in (0, stride)
     assert module.left_pad in (0, stride)
-    steps = x.shape[2]
-    if overlap:
-        x = torch.cat((run.take(x, x.shape[1], 1), x), 2)
-        run.keep(x[:, :, -1:])
-    y: torch.Tensor = module.conv(x)
-    begin = overlap + (module.left_pad if run.fresh else 0)
-    return y[..., begin : overlap + steps * stride]
+
+    def apply(x: torch.Tensor, run: _Pass) -> torch.Tensor:
+        steps = x.shape[2]
+        if overlap:
+            x = torch.cat((run.take(x, x.shape[1], 1), x), 2)
+            run.keep(x[:, :, -1:])
+        begin = overlap + (module.left_pad if run.fresh else 0)
+        y: torch.Tensor = conv(x)[..., begin : overlap + steps * stride]
+        return y
+
+    return apply
