@@ -249,3 +249,21 @@ async def test_a_request_whose_input_is_whole_does_not_need_its_link() -> None:
         assert result == [f"x {checksum(100_000)}"]
         with trio.fail_after(5):
             await until(lambda: ("b", 0) in orchestrator.pools["a"].replicas[0].links)
+
+
+async def test_a_link_that_a_restart_has_made_anew_is_not_made_again() -> None:
+    """The producer hears of the break when its consumer is on its way back, and that takes less than the pause."""
+    async with stub_orchestrator(BY_TCP[0], "limits.restart_delay_s=2", "limits.restart_delay_max_s=2") as orchestrator:
+        a, b = (orchestrator.pools[name].replicas[0] for name in "ab")
+        assert a.pid is not None
+        os.kill(a.pid, signal.SIGSTOP)
+        kill(b.pid)
+        with trio.fail_after(10):
+            await until(lambda: b.incarnation == 2)
+        os.kill(a.pid, signal.SIGCONT)
+        with trio.fail_after(10):
+            await until(lambda: b.live)
+        made = a.links["b", 0]
+        await trio.sleep(2.1)
+        assert a.links["b", 0] == b.links["a", 0] == made
+        assert text_of(await collect(orchestrator, stub(text="x"))) == "x"

@@ -58,14 +58,15 @@ class Wiring:
             # No request is admitted to it from here on.
             replica.unwire(other, message.link)
             other.unwire(replica, message.link)
-        incarnation = other.incarnation if other is not None else 0
         pause_s = self._limits.restart_delay_s if other is None else self._pause_s(replica, other)
         await trio.sleep(pause_s)
         lost = link_lost(replica.stage.name).info
         for key in message.keys:
             if (participant := replica.requests.get(key)) is not None:
                 participant.on_failed(replica, lost)
-        if other is not None and replica.live and other.live and other.incarnation == incarnation:
+        if other is None or not replica.live or not other.live:
+            return
+        if (other.stage.name, other.index) not in replica.links:  # one of them may have begun another life meanwhile
             log.warning("the link between %s and %s was broken and is made anew", replica.name, other.name)
             self._anew[frozenset((replica, other))] = (trio.current_time(), pause_s)
             self._link(replica, other)
