@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.engines.codec_driver import codec_engine, decode_in_pieces
 from transformers import Qwen3OmniMoeConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni_actors.models.qwen3_omni.code2wav import Code2Wav, attention_context, convolution_context
 from omni_actors.models.tiny import reference
@@ -114,7 +115,9 @@ def test_too_little_context_is_heard(engine: GenerationEngine, streams: list[Any
 
 
 def test_contexts_are_those_of_the_published_checkpoint() -> None:
-    """Eight layers of a window of 72 frames; ten frames for the convolutions."""
+    """Eight layers of a window of 72 frames; eleven frames for the convolutions."""
     config = Qwen3OmniMoeConfig().code2wav_config
+    with torch.device("meta"):
+        model = Qwen3OmniMoeCode2Wav(config)
     assert attention_context(config) == 8 * 71
-    assert convolution_context(config.upsample_rates, config.upsampling_ratios) == 10
+    assert convolution_context(model) == 11

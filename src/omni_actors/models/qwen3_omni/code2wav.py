@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,20 +10,15 @@ from transformers import AutoConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni_actors.models.common.codec_memory import RememberingDecoder
+from omni_actors.models.common.convolutions import reach
 from omni_actors.models.common.load import load_part
 from omni_actors.models.qwen3_omni.pipeline import SAMPLE_RATE
 from omni_actors.worker.engines.codec import CodecAdapter
 
-KERNEL = 7
-"""Of every convolution that looks back."""
-
-DILATIONS = (1, 3, 9)
-"""Of a block's residual units. Like the kernel, they are in the class and not in the config."""
-
 
 class Code2Wav(CodecAdapter):
-    """transformers' own network. Its transformer sees ``sliding_window`` frames in each layer, its convolutions a few
-    frames in all: so the former runs over the whole of a window, the latter over its end alone.
+    """A transformer over frames in a sliding window, then convolutions. It remembers; or a window of frames is run
+    through the transformer whole, and through the convolutions with just the few frames that these see.
 
     A frame's last samples need the next frame: transposed convolutions look one step ahead, and the network leaves out
     what it cannot know (555 of 1920 samples in the published checkpoints).
@@ -36,17 +30,15 @@ class Code2Wav(CodecAdapter):
         progress("loading code2wav", None)
         config = AutoConfig.from_pretrained(folder, local_files_only=True).code2wav_config
         dtype = getattr(torch, self.hello.dtype)
-        self._model = load_part(Qwen3OmniMoeCode2Wav, config, folder, "code2wav.", dtype, self.hello.device)
+        model = self._model = load_part(Qwen3OmniMoeCode2Wav, config, folder, "code2wav.", dtype, self.hello.device)
         self.sample_rate = SAMPLE_RATE
-        self.samples_per_frame = int(self._model.total_upsample)
+        self.samples_per_frame = int(model.total_upsample)
         self.groups = config.num_quantizers
         self.codebook_size = config.codebook_size
-        self._convolutions_see = convolution_context(config.upsample_rates, config.upsampling_ratios)
+        self._convolutions_see = convolution_context(model)
         self.sufficient_context = attention_context(config) + self._convolutions_see
-        model = self._model
-        blocks = [*model.upsample, *model.decoder]
         self._remembering = RememberingDecoder(
-            lambda codes: self._embed(codes).transpose(1, 2), model.pre_transformer, blocks
+            lambda codes: self._embed(codes).transpose(1, 2), model.pre_transformer, [*model.upsample, *model.decoder]
         )
         return {}
 
@@ -81,20 +73,10 @@ class Code2Wav(CodecAdapter):
 
 def attention_context(config: Any) -> int:
     """Frames before a frame that code2wav's transformer lets into it: each layer as many as its window holds."""
-    reach = config.sliding_window - 1
-    return sum(reach for kind in config.layer_types if kind == "sliding_attention")
+    return len(config.layer_types) * int(config.sliding_window - 1)
 
 
-def convolution_context(rates: list[int], ratios: list[int]) -> int:
-    """Frames before a frame that code2wav's convolutions let into it, by its upsampling ``rates`` (behind) and
-    ``ratios`` (before the decoder). Counted from the last layer to the first, in steps of the layer's input: a
-    convolution reaches ``(kernel - 1) * dilation`` steps back, a transposed one none, and a step of it has ``rate`` of
-    the next layer's."""
-    back = KERNEL - 1
-    reach = back
-    for rate in reversed(rates):
-        reach = math.ceil((reach + back * sum(DILATIONS)) / rate)
-    reach += back
-    for ratio in reversed(ratios):
-        reach = math.ceil((reach + back) / ratio)
-    return reach
+def convolution_context(model: Any) -> int:
+    """Frames before a frame that code2wav's convolutions let into it."""
+    _, before, _ = reach(torch.nn.ModuleList([*model.upsample, *model.decoder]), causal=True)
+    return before
