@@ -133,6 +133,32 @@ def test_a_folder_of_that_name_comes_first(
     assert (plan.model, plan.voices, plan.checkpoint) == (str(folder), ("own",), None)
 
 
+@pytest.mark.parametrize("by_folder", [True, False])
+def test_a_deploy_file_of_another_family_is_refused(
+    by_folder: bool, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(FAMILY, name="other", architectures=("OtherModel",), checkpoints=("someone/other",))
+    monkeypatch.setattr(builders, "_OTHER", other, raising=False)
+    both = Registry({**registry.targets, "other": f"{builders.__name__}:_OTHER"})
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("pipeline: other\nmodel: someone/other\n")
+    model = str(write(tmp_path / "folder")) if by_folder else NAME
+    with pytest.raises(PlanError, match=r"deploy.yaml places 'other', but '.*' is served by 'assistant'"):
+        resolve(model, overlay=deploy, platform="cpu", registry=both)
+    assert resolve(model, overlay=deploy, pipeline="other", platform="cpu", registry=both).name == "other"
+    # What no pipeline claims is what the file says.
+    unknown = write(tmp_path / "unknown", architectures=["NobodysModel"])
+    assert resolve(str(unknown), overlay=deploy, platform="cpu", registry=both).name == "other"
+
+
+@pytest.mark.parametrize("name", ["qwen3-omni", "qwen3-tts-fused"])
+def test_a_family_without_a_folder_is_planned_and_not_served(name: str) -> None:
+    deployment = Deployment(name, None, (), "cpu", None, None)
+    assert deployment.plan().name == name
+    with pytest.raises(PlanError, match=f"'{name}' is a pipeline without weights of its own: name a folder"):
+        ready_plan(deployment)
+
+
 def test_a_deploy_file_may_name_a_checkpoint(tmp_path: Path, registry: Registry) -> None:
     (tmp_path / "deploy.yaml").write_text(f"model: {NAME}\n")
     plan = resolve(overlay=tmp_path / "deploy.yaml", platform="cpu", registry=registry)

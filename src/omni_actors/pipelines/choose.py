@@ -48,19 +48,41 @@ def choose(
             raise PlanError(f"'{model}' is a pipeline already, so --pipeline {forced} cannot serve it; give a folder")
         chosen = registry.load(name or forced or early.get("pipeline") or DEMO)
         return Choice(chosen, _own_weights(chosen), origin)
-    forced = forced or early.get("pipeline")
+    placed = None if forced else early.get("pipeline")
+    forced = forced or placed
     folder = Path(name).expanduser()
     if folder.exists():
         chosen = registry.load(forced) if forced else _pipeline_of_folder(folder, registry)
+        if placed and chosen.architectures:  # it serves certain folders
+            _check_claim(name, chosen, _claimant(folder, registry), overlay)
         return Choice(chosen, str(folder.absolute()), origin)
     if _PUBLIC.fullmatch(name):
         snapshot = snapshot_folder(name).absolute()
         claimed = registry.load(forced) if forced else registry.for_checkpoint(name)
         if claimed is None and snapshot.is_dir():
             claimed = _pipeline_of_folder(snapshot, registry)
+        if placed and claimed is not None and claimed.checkpoints:
+            _check_claim(name, claimed, registry.for_checkpoint(name), overlay)
         if claimed is not None:
             return Choice(claimed, str(snapshot), origin, name)
     raise PlanError(_nothing_of_that_name(name, registry))
+
+
+def _check_claim(model: str, placed: Pipeline, claimant: Pipeline | None, overlay: Path | None) -> None:
+    """Raise if the deploy file places one pipeline, and the model asked for is another's."""
+    if claimant is not None and claimant.name != placed.name:
+        raise PlanError(
+            f"{overlay} places '{placed.name}', but '{model}' is served by '{claimant.name}'; "
+            f"--pipeline {placed.name} forces it"
+        )
+
+
+def _claimant(folder: Path, registry: Registry) -> Pipeline | None:
+    """The pipeline that the folder's own ``config.json`` chooses, if it chooses one."""
+    try:
+        return _pipeline_of_folder(folder, registry)
+    except PlanError:
+        return None
 
 
 def _nothing_of_that_name(name: str, registry: Registry) -> str:

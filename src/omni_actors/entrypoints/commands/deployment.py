@@ -90,7 +90,20 @@ def ready_plan(deployment: Deployment) -> Plan:
                 ensure_demo(lambda text: click.echo(text, err=True), report)
     if absent := missing_weights(plan):
         raise PlanError(_absence(plan, absent))
+    _check_folder(plan)
     return plan
+
+
+def _check_folder(plan: Plan) -> None:
+    """Raise if the pipeline serves folders and none was named: only its name was."""
+    family = plan.pipeline
+    serves_folders = family.architectures or family.checkpoints or family.describe
+    if serves_folders and any(stage.model is None for stage in plan.stages if stage is not plan.media):
+        known = f" ({', '.join(family.checkpoints)})" if family.checkpoints else ""
+        raise PlanError(
+            f"'{plan.name}' is a pipeline without weights of its own: name a folder that it serves, or the public name "
+            f"of a checkpoint{known}"
+        )
 
 
 def _absence(plan: Plan, absent: list[str]) -> str:
