@@ -123,6 +123,36 @@ async def test_a_worker_that_does_not_let_go_of_a_request_is_replaced() -> None:
         assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
 
 
+async def test_only_the_worker_that_does_not_let_go_is_replaced() -> None:
+    """Its producer cannot let go of what the other has not read; that is not its fault."""
+    async with stub_orchestrator("limits.release_timeout_s=0.5") as orchestrator:
+        a, b, c = (orchestrator.pools[name].replicas[0] for name in "abc")
+        assert b.pid is not None
+        os.kill(b.pid, signal.SIGSTOP)
+        with pytest.raises(OmniError):
+            await collect(orchestrator, stub(text="x", deadline_s=0.2, bytes=100_000))
+        with trio.fail_after(10):
+            await until(lambda: b.live and b.incarnation == 2)
+        assert (a.incarnation, c.incarnation) == (1, 1)
+        assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
+
+
+async def test_both_are_replaced_if_neither_lets_go() -> None:
+    async with stub_orchestrator("limits.release_timeout_s=0.5") as orchestrator:
+        a, b = (orchestrator.pools[name].replicas[0] for name in "ab")
+        assert a.pid is not None
+        assert b.pid is not None
+        for pid in (a.pid, b.pid):
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(OmniError):
+            await collect(orchestrator, stub(text="x", deadline_s=0.2))
+        with trio.fail_after(10):
+            await until(lambda: not orchestrator.inflight)
+            await until(lambda: a.live and b.live)
+        assert (a.incarnation, b.incarnation) == (2, 2)
+        assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
+
+
 async def test_a_stage_that_ends_before_its_input_does_not_hold_up_its_producer() -> None:
     async with stub_orchestrator("edges.b.text.capacity=4") as orchestrator:
         for size in (0, 100_000):

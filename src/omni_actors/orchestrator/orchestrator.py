@@ -179,13 +179,18 @@ class Orchestrator:
     def _expire(record: RequestStream) -> None:
         record.fail(deadline_exceeded().info)
 
-    @staticmethod
-    def _overdue(record: RequestStream) -> None:
-        """A worker does not let go of a request that is over: it does not listen any more, and is replaced."""
-        for replica in record.replicas.values():
-            if record.key in replica.requests:
-                log.error("%s does not let go of a request; it is killed", replica.name, extra={"request": record.id})
-                replica.kill()
+    def _overdue(self, record: RequestStream) -> None:
+        """A worker does not let go of a request that is over: it does not listen any more, and is replaced. One whose
+        output goes to such a worker may only be waiting for that, and gets as long again."""
+        assert record.subgraph is not None
+        holding = {name for name, replica in record.replicas.items() if record.key in replica.requests}
+        waiting = {edge.source for edge in record.subgraph.edges if edge.target in holding}
+        for name in holding - waiting:
+            replica = record.replicas[name]
+            log.error("%s does not let go of a request; it is killed", replica.name, extra={"request": record.id})
+            replica.kill()
+        limit = trio.current_time() + self.plan.limits.release_timeout_s
+        self._slots[record.key] = self.unreleased.add(record, limit)
 
     # ---- replicas
 
