@@ -45,8 +45,9 @@ log = logging.getLogger("omni_actors.connectors")
 MAX_PAYLOAD = 1 << 30
 """Bytes of one chunk's tensors. A sender refuses more, a reader closes the link."""
 
-CONNECT_S = 10.0
-"""What an end gets until the link is open, from the moment it is told of it."""
+CONNECT_S = 60.0
+"""What an end gets until the link is open, from the moment it is told of it. A worker in a long step answers behind it,
+so this must be longer than any step, too."""
 
 SILENCE_S = 300.0
 """How long a peer may take nothing of what is sent to it, as the kernel sees it. To that a worker in a long step, whose
