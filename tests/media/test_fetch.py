@@ -372,6 +372,17 @@ async def test_more_than_may_run_at_once_wait() -> None:
     assert it.totals == {"fetched": 10, "refused": 0, "failed": 0, "bytes": 10 * len(BODY)}
 
 
+async def test_one_that_has_no_turn_in_time_is_told_that_the_server_is_busy() -> None:
+    it = fetcher(max_fetches=1, fetch_s=0.3)
+    async with web(_silent) as server, trio.open_nursery() as nursery:
+        nursery.start_soon(refused, server.url(), it)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(OmniError) as caught:
+            await fetch(server.url(), it)
+        assert caught.value.info.status == 429
+        assert len(server.asked) == 1
+
+
 async def test_proxies_of_the_environment_have_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     async with web(ok(BODY)) as server, web(ok(b"from the proxy")) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):

@@ -29,7 +29,7 @@ import trio
 
 from omni_actors.media.addresses import AllowList, carried, is_public, parse
 from omni_actors.media.limits import Limits
-from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.errors import OmniError, invalid_request, overloaded
 from omni_actors.version import __version__
 
 MAX_REDIRECTS = 5
@@ -113,17 +113,21 @@ class Fetcher:
         """The file behind a URL; leaving the block closes the connection.
 
         All the time in the block counts towards ``limits.fetch_s``. Raises :class:`OmniError`: 400 with ``param`` for a
-        URL that may not be fetched or gives nothing of that modality.
+        URL that may not be fetched or gives nothing of that modality, 429 when there was no turn for it in that time.
         """
+        begun = False
         try:
             with trio.fail_after(self._limits.fetch_s):
                 async with self._slots:
+                    begun = True
                     hop, response = await self._follow(url, param)
                     async with hop:
                         yield Download(self, hop, self._content_type(response, modality, param), param)
             self.totals["fetched"] += 1
         except trio.TooSlowError:
             self.totals["failed"] += 1
+            if not begun:
+                raise overloaded(f"{self._limits.max_fetches} URLs are being fetched already.") from None
             raise _unusable(f"it took longer than {self._limits.fetch_s:g} s to fetch", param, "url_timeout") from None
         except OmniError as error:
             self.totals["refused" if error.info.code == "url_refused" else "failed"] += 1
