@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from omni_actors import Omni, OmniError, Request, open_omni
+from omni_actors import AsyncOmni, Omni, OmniError, Request, open_omni
 from omni_actors.protocol.request import Completed
 
 
@@ -66,6 +67,23 @@ def test_one_chat_alone_is_its_list_of_messages(monkeypatch: pytest.MonkeyPatch)
         omni.generate(two)
         omni.generate([])
     assert [request.params["prompt"].messages for request in asked] == [chat, chat, chat[1:]]
+
+
+def test_speech_fields_that_the_model_does_not_honour_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    with Omni("stub") as omni:
+        plan = omni._omni.plan
+        mute = replace(plan, pipeline=replace(plan.pipeline, speech_fields=("language",)))
+        monkeypatch.setattr(AsyncOmni, "plan", mute)
+        monkeypatch.setattr(omni, "_call", asked.append)
+        fields: list[dict[str, Any]] = [{"speed": 2.0}, {"instructions": "Sadly."}, {"max_tokens": 3}]
+        for field in fields:
+            with pytest.raises(OmniError) as caught:
+                omni.speak("Hello.", **field)
+            assert caught.value.info.param == next(iter(field))
+        assert not asked
+        omni.speak("Hello.", voice="x", seed=3, language="en", speed=1.0)
+        assert len(asked) == 1
 
 
 def test_omni_serves_code_that_blocks() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
 import trio
 
 from omni_actors.actors.background import background
@@ -28,6 +29,8 @@ from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, MediaRef, Request, TextDelta, Usage
 
 T = TypeVar("T")
+
+_NEUTRAL = Speech()
 
 
 @dataclass(slots=True)
@@ -233,8 +236,12 @@ class Omni:
         **fields: Any,
     ) -> Output:
         """Text to speech. ``reference`` is the audio file (its bytes or its path) whose voice is cloned, where the
-        model can; ``fields`` are further ones of the section :class:`~omni_actors.protocol.params.Speech`."""
+        model can; ``fields`` are further ones of the section :class:`~omni_actors.protocol.params.Speech`. Raises
+        :class:`OmniError` for one that the model does not honour."""
         speech = Speech(text=text, voice=voice, speed=speed, reference=reference is not None, **fields)
+        for name, value in msgspec.structs.asdict(speech).items():
+            if value != getattr(_NEUTRAL, name) and not self._omni.plan.pipeline.honours(name):
+                raise invalid_request(f"This model does not honour '{name}'.", name, "unsupported_parameter")
 
         async def run() -> Output:
             clips = () if reference is None else (await self._omni.decode(reference, rate=self._omni.plan.sample_rate),)

@@ -128,6 +128,10 @@ class PipelineFacts:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+_SPOKEN = ("text", "voice", "seed", "reference")
+"""Fields of the section ``speech`` that every speaker knows. (Whether it takes a clip its tasks say.)"""
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A model's directed acyclic graph of stages, declared once."""
@@ -150,7 +154,7 @@ class Pipeline:
     """Hz of its audio output."""
     languages: tuple[str, ...] = ()
     speech_fields: tuple[str, ...] | None = None
-    """Fields of the section ``speech`` that a request may set, beside ``text``, ``voice`` and ``seed``. The surfaces
+    """Fields of the section ``speech`` that a request may set, beside those that every speaker knows. The surfaces
     refuse the others; ``None`` lets all pass, and the stages refuse what they cannot do."""
     task_types: tuple[str, ...] = ()
     """Values of ``speech.task_type`` that it does (``custom_voice``, ``voice_design``, ``clone``), the usual one first;
@@ -158,3 +162,7 @@ class Pipeline:
     weights: str | None = None
     """Dotted name of a function without arguments that gives the folder of its weights when no path is named."""
     doc: str = ""
+
+    def honours(self, field: str) -> bool:
+        """Whether a request may set this field of the section ``speech``."""
+        return self.speech_fields is None or field in _SPOKEN or field in self.speech_fields

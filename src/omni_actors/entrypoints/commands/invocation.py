@@ -140,9 +140,7 @@ def clip_rate(plan: Plan, it: Invocation) -> int | None:
 def _check_read(it: Invocation, plan: Plan, task: Task, sections: set[str]) -> None:
     """Nothing asked for is ignored: an option must belong to a section that a stage of this request reads, and of the
     section ``speech`` to what the model honours."""
-    honoured = plan.pipeline.speech_fields
-    spoken = {"voice", "seed", *(Speech.__struct_fields__ if honoured is None else honoured)}
-    spoken &= set(Speech.__struct_fields__) if "speech" in sections else set()
+    spoken = set(filter(plan.pipeline.honours, Speech.__struct_fields__)) if "speech" in sections else set()
     chosen = "sampling" in sections
     read = {
         "system": "prompt" in sections,

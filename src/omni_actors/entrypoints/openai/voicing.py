@@ -122,14 +122,13 @@ def voice_of(services: Services, given: dict[str, str | VoiceId | None]) -> str:
 def set_fields(services: Services, speech: Speech, given: dict[str, Any]) -> None:
     """Put a body's fields into ``speech``. Raises 400 for one that this model does not honour; a value that changes
     nothing is no wish."""
-    honoured = services.plan.pipeline.speech_fields
     for name, value in given.items():
         field = _FIELDS[name]
         if value is None or value in ("", _NOTHING.get(name)) or value == getattr(_NEUTRAL, field):
             continue
         if field == "task_type":
             value = TASK_TYPES.get(value, value)
-        elif honoured is not None and field not in honoured:
+        elif not services.plan.pipeline.honours(field):
             raise invalid_request(f"This model does not honour '{name}'.", name, "unsupported_parameter")
         setattr(speech, field, value)
 
