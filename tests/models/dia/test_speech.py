@@ -129,3 +129,4 @@ def test_what_it_cannot_say_is_refused(greedy: Room) -> None:
     assert refusal(greedy, "Hello", (clip(0.2), 24_000)) == (400, "ref_text")
     assert refusal(greedy, "a" * 1200) == (400, "input")
     assert refusal(greedy, "Hello <pad>") == (400, "input")
+    assert refusal(greedy, temperature=0.5) == (400, "temperature")

@@ -27,6 +27,9 @@ from omni_actors.protocol.request import Usage
 
 _SPEAKER = re.compile(r"\s*\[S\d\]")
 
+_LEAST_TEMPERATURE = 1.0
+"""It was made for more: transformers raises a lower one too (``DiaGenerationMixin``), and so is a deployment's here."""
+
 
 class Talker(speech.Talker):
     frames = "codes"
@@ -50,6 +53,8 @@ class Talker(speech.Talker):
             raise invalid_request(f"A voice is a speaker of the dialogue: {' or '.join(VOICES)}.", param="voice")
         if utterance.speech.reference and not utterance.speech.ref_text:
             raise invalid_request("This model must know what is said in the reference.", param="ref_text")
+        if 0 < (utterance.speech.temperature or 0.0) < _LEAST_TEMPERATURE:
+            raise invalid_request("This model draws at a temperature of 1 and more, or not at all (0).", "temperature")
         size = len(self._processor.tokenizer(self._text(utterance), add_special_tokens=False)["input_ids"])
         most = self._model.config.encoder_config.max_position_embeddings
         if size > most:
@@ -70,7 +75,7 @@ class Talker(speech.Talker):
         delays, slowest = self._delays, max(self._delays)
         how = choosing(utterance.speech, self.hello.options, self._recommended)
         if not how.greedy:
-            how = replace(how, temperature=max(1.0, how.temperature))  # as transformers has it: it was made for more
+            how = replace(how, temperature=max(_LEAST_TEMPERATURE, how.temperature))
         codes = Codes(how, "talker", len(delays))
         fresh = rows
         end: int | None = None  # the row in which the first codebook says that it is over
