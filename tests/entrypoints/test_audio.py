@@ -373,6 +373,14 @@ async def test_transcription_fields_that_are_refused(fields: dict[str, str], par
         await server.settled()
 
 
+async def test_a_language_may_name_its_country_in_any_case() -> None:
+    async with served() as server:
+        for language in ("EN", "de-AT", "de_CH"):
+            assert (await hear(server, wav(SPEECH), language=language)).status_code == 200
+        asked = [request.params["transcription"].language for request in server.orchestrator.requests]
+        assert asked == ["EN", "de-AT", "de_CH"]
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"not a sound", wav(b""), wav(SPEECH)[:30], silent_video(3)],

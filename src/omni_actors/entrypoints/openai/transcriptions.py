@@ -67,7 +67,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     services.model(body.model)
     format = body.response_format or "json"
     language = getattr(body, "language", None)
-    if language is not None and services.plan.languages and language not in services.plan.languages:
+    if language is not None and services.plan.languages and _code(language) not in services.plan.languages:
         raise invalid_request(
             f"This model knows: {', '.join(services.plan.languages)}; not '{language}'.", "language", "invalid_value"
         )
@@ -102,6 +102,11 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     if streamed:
         return Reply(sse.in_band(_stream(services, events, task), call.context.id), sse.HEADERS)
     return await _whole(events, format, task, clip.seconds, language, granularities)
+
+
+def _code(language: str) -> str:
+    """``en`` of ``en``, ``EN`` and ``en-US``. (The stages take all of them.)"""
+    return language.lower().replace("_", "-").partition("-")[0]
 
 
 async def _read(services: Services, call: Call, kind: type[TranslationRequest]) -> tuple[TranslationRequest, MediaRef]:
