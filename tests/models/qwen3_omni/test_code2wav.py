@@ -15,7 +15,8 @@ from tests.worker.engines.codec_driver import codec_engine, decode_in_pieces
 from transformers import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from omni_actors.models.qwen3_omni.code2wav import Code2Wav, attention_context, convolution_context
+from omni_actors.models.common.transformer_codec import contexts
+from omni_actors.models.qwen3_omni.code2wav import Code2Wav
 from omni_actors.models.tiny import reference
 from omni_actors.worker.engines.generation import GenerationEngine
 
@@ -119,5 +120,5 @@ def test_contexts_are_those_of_the_published_checkpoint() -> None:
     config = Qwen3OmniMoeConfig().code2wav_config
     with torch.device("meta"):
         model = Qwen3OmniMoeCode2Wav(config)
-    assert attention_context(config) == 8 * 71
-    assert convolution_context(model) == 11
+    blocks = torch.nn.ModuleList([*model.upsample, *model.decoder])
+    assert contexts(torch.nn.Sequential(), config, blocks) == (1920, 11, 8 * 71 + 11)
