@@ -14,13 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.qwen2_5_omni.whole import beginning_with_noise
 from tests.worker.engines.codec_driver import PORT, Sound, decode_in_pieces, open_stream, payload, run_all
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniAntiAliasedActivation1d,
+    Qwen2_5OmniSnakeBeta,
+)
 
+from omni_actors.models.qwen2_5_omni.bigvgan import Activation, BigVGAN
 from omni_actors.models.qwen2_5_omni.flow import Flow, Window
 from omni_actors.models.qwen2_5_omni.pipeline import TOKEN2WAV
 from omni_actors.models.qwen2_5_omni.speakers import read_speakers
 from omni_actors.models.qwen2_5_omni.token2wav import PACE, group_end
 from omni_actors.models.tiny import reference
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.params import Speech
 from omni_actors.worker.engines.generation import GenerationEngine
 
 LENGTHS = (61, 36, 5, 1)
@@ -149,6 +155,30 @@ def test_a_group_that_forgets_what_came_before_is_seen(
     assert (solved.mel - spectrograms[0][48:72]).abs().max() > 100 * TOLERANCE
 
 
+@pytest.mark.parametrize("frames", [1, 2, 7, 61])
+@torch.inference_mode()
+def test_spectrograms_sound_like_transformers(model: Any, frames: int) -> None:
+    bigvgan = BigVGAN(model.code2wav_bigvgan_model)
+    mel = torch.randn(2, 80, frames, generator=torch.Generator().manual_seed(0)) - 4
+    expected = model.code2wav_bigvgan_model(mel).reshape(2, -1)
+    torch.testing.assert_close(bigvgan(mel, 0, frames), expected, atol=1e-6, rtol=0)
+    first, last = frames // 3, frames - frames // 3
+    part = expected[:, first * bigvgan.hop : last * bigvgan.hop]
+    torch.testing.assert_close(bigvgan(mel, first, last), part, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8, 24])
+@pytest.mark.parametrize("length", [1, 4, 30, 96])
+@torch.inference_mode()
+def test_activations_are_transformers(channels: int, length: int) -> None:
+    module = Qwen2_5OmniAntiAliasedActivation1d(activation=Qwen2_5OmniSnakeBeta(channels))
+    random = torch.Generator().manual_seed(0)
+    for values in (module.act.alpha, module.act.beta):
+        values.copy_(torch.randn(channels, generator=random) / 2)
+    x = torch.randn(2, channels, length, generator=random)
+    torch.testing.assert_close(Activation.of(module)(x), module(x), atol=2e-6, rtol=0)
+
+
 @pytest.mark.parametrize("most", [1, 3, 8])
 def test_sound_with_enough_ahead_is_transformers(
     folder: Path, streams: Sequence[Any], whole: Sequence[Samples], most: int
@@ -205,3 +235,93 @@ def test_the_first_sound_waits_for_what_it_needs_alone(folder: Path, streams: Se
     sound = Sound()
     run_all(engine, sound)
     assert len(sound.of(0)) == (48 - 25) * 240
+
+
+# -- requests
+
+
+def said_so(model: Any, codes: Any, speaker: Any, steps: int, seed: int) -> Samples:
+    """transformers' whole, from our noise."""
+    with beginning_with_noise(model, len(codes), seed), torch.inference_mode():
+        sound: torch.Tensor = model(
+            torch.from_numpy(codes).T, conditioning=speaker.cond, reference_mel=speaker.ref_mel, num_steps=steps
+        )
+    samples: Samples = sound.reshape(-1).numpy()
+    return samples
+
+
+@pytest.mark.deadline(120)
+@pytest.mark.slow
+def test_every_chunk_size_gives_the_whole(folder: Path, model: Any, speaker: Any) -> None:
+    """Fifty requests at once, each with pieces of another size."""
+    codes = np.random.default_rng(1).integers(0, 128, (91, 1))
+    expected = said_so(model, codes, speaker, 2, 0)
+    engine = vocoder(folder, steps=2, look_ahead_blocks=None, ramp=False)
+    adapter: Any = engine._adapter
+    sound = Sound()
+    for size in range(1, 51):
+        adapter._options = {**adapter._options, "chunk_frames": size}
+        open_stream(engine, size)
+    fed = dict.fromkeys(range(1, 51), 0)
+    while any(at < len(codes) for at in fed.values()):
+        for key, at in fed.items():
+            if at < len(codes):
+                fed[key] = at + 3 + key % 8
+                engine.feed(key, PORT, payload(codes[at : fed[key]]), fed[key] >= len(codes))
+        engine.step(sound)
+    run_all(engine, sound)
+    for key in fed:
+        np.testing.assert_allclose(sound.of(key), expected, atol=TOLERANCE)
+    assert len(sound.pieces[1]) > len(sound.pieces[20]) > len(sound.pieces[50])
+
+
+def test_a_seed_is_a_sound(folder: Path, model: Any, speaker: Any, streams: Sequence[Any]) -> None:
+    engine = vocoder(folder, look_ahead_blocks=None)
+    sound = Sound()
+    for key, seed in enumerate((5, 6, 5)):
+        open_stream(engine, key, {"speech": Speech(seed=seed)})
+        engine.feed(key, PORT, payload(streams[1]), True)
+    run_all(engine, sound)
+    np.testing.assert_allclose(sound.of(0), said_so(model, streams[1], speaker, STEPS, 5), atol=TOLERANCE)
+    np.testing.assert_allclose(sound.of(2), sound.of(0), atol=1e-6)
+    assert np.abs(sound.of(1) - sound.of(0)).max() > 0.01
+
+
+def test_company_changes_nobodys_sound_and_who_leaves_leaves_nothing(folder: Path, streams: Sequence[Any]) -> None:
+    engine = vocoder(folder)
+    (codes, *_) = streams
+    alone = decode_in_pieces(engine, [codes], lambda stream, turn: 12).of(0)
+    sound = Sound()
+    for key in range(4):
+        open_stream(engine, key, {"speech": Speech(initial_chunk_frames=1 + 10 * key)})
+    for turn in range(0, len(codes), 12):
+        for key in range(4):
+            if key not in (1, 2) or turn < 40:
+                engine.feed(key, PORT, payload(codes[turn : turn + 12]), turn + 12 >= len(codes))
+        engine.step(sound)
+        if turn == 36:  # one between two pieces, one while a piece waits
+            engine.abort(1)
+            engine.feed(2, PORT, payload(codes[:12]), True)
+            engine.abort(2)
+    run_all(engine, sound)
+    assert sound.usage.keys() == {0, 3}
+    assert not sound.errors
+    for key in (0, 3):
+        np.testing.assert_allclose(sound.of(key), alone, atol=1e-6)
+    assert len(sound.pieces[0][0]) < len(sound.pieces[3][0])
+    assert not any(value for name, value in engine.counters().items() if not name.endswith("_total"))
+
+
+def test_less_context_is_heard(folder: Path, streams: Sequence[Any]) -> None:
+    options: dict[str, Any] = {"window_blocks": 1, "chunk_frames": 12, "ramp": False}
+    less: list[dict[str, Any]] = [
+        {"look_ahead_blocks": 0},
+        {"left_context_blocks": 0},
+        {"vocoder_context_frames": 2},
+    ]
+    whole, *others = (
+        decode_in_pieces(vocoder(folder, **options | more), streams[:1], lambda stream, turn: 12).of(0)
+        for more in ({}, *less)
+    )
+    for sound in others:
+        assert np.abs(sound - whole).max() > 100 * TOLERANCE

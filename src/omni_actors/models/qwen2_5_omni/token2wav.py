@@ -8,7 +8,7 @@ its convolutions reach. So what leaves does not depend on how it was cut, nor on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
 from omni_actors.models.common.text import give_memory_back
+from omni_actors.models.qwen2_5_omni.bigvgan import BigVGAN
 from omni_actors.models.qwen2_5_omni.flow import Condition, Flow, Solved, Window
 from omni_actors.models.qwen2_5_omni.pipeline import SAMPLE_RATE, TOKEN2WAV_DEFAULTS
 from omni_actors.models.qwen2_5_omni.speakers import read_speakers
@@ -73,7 +74,7 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         super().__init__(hello)
         self._options = TOKEN2WAV_DEFAULTS | hello.options
         self._flow: Flow
-        self._vocoder: Any
+        self._vocoder: BigVGAN
 
     @torch.inference_mode()
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
@@ -93,17 +94,19 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
             torch.float32,
             device,
         )
-        self._vocoder = load_part(
-            Qwen2_5OmniToken2WavBigVGANModel,
-            config.bigvgan_config,
-            folder,
-            "token2wav.code2wav_bigvgan_model.",
-            torch.float32,
-            device,
+        self._vocoder = BigVGAN(
+            load_part(
+                Qwen2_5OmniToken2WavBigVGANModel,
+                config.bigvgan_config,
+                folder,
+                "token2wav.code2wav_bigvgan_model.",
+                torch.float32,
+                device,
+            )
         )
         options = self._options
         self._flow = Flow(dit, options["steps"], options["guidance"], options["sway"])
-        self._hop = int(np.prod(config.bigvgan_config.upsample_rates))
+        self._hop = self._vocoder.hop
         self._conditions = {
             name.lower(): self._flow.condition(speaker) for name, speaker in read_speakers(Path(folder)).items()
         }
@@ -129,16 +132,11 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         changes of the sound is looked at."""
         generator = torch.Generator().manual_seed(0)
         mel = torch.randn(1, self._flow.mels, PROBE_FRAMES, generator=generator).to(self.hello.device) - 4
-        before = self._sound(mel)
+        before = self._vocoder(mel, 0, PROBE_FRAMES)
         mel[:, :, PROBE_FRAMES // 2] += 1
-        changed = (self._sound(mel) != before)[0].nonzero().flatten() // self._hop
+        changed = (self._vocoder(mel, 0, PROBE_FRAMES) != before)[0].nonzero().flatten() // self._hop
         middle = PROBE_FRAMES // 2
         return int(max(middle - changed.min(), changed.max() - middle))
-
-    def _sound(self, mel: torch.Tensor) -> torch.Tensor:
-        """Log-mel [batch, mels, frames] → samples [batch, frames * hop]."""
-        samples: torch.Tensor = self._vocoder(mel).reshape(len(mel), -1)
-        return samples
 
     # ---- requests
 
@@ -247,19 +245,17 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
     ) -> dict[int, np.ndarray[Any, np.dtype[np.float32]]]:
         """The sound of frames ``sent … end - 1`` of each request."""
 
-        def cut(state: Voicing) -> tuple[torch.Tensor, int]:
+        def cut(state: Voicing, end: int) -> tuple[torch.Tensor, int, int]:
             first = max(0, state.sent - self._context)
-            last = ends[id(state)] + self._context
-            return mels[id(state)][first - state.base : last - state.base], state.sent - first
+            window = mels[id(state)][first - state.base : end + self._context - state.base]
+            return window, state.sent - first, end - first
 
-        cuts = {id(state): cut(state) for state in items if ends[id(state)] > state.sent}
+        cuts = {id(state): cut(state, end) for state in items if (end := ends[id(state)]) > state.sent}
         found = {id(state): np.empty(0, np.float32) for state in items}
-        for group in _groups(cuts, lambda key: len(cuts[key][0])):
-            sound = self._sound(torch.stack([cuts[key][0].t() for key in group])).float().numpy()
-            sent = {id(state): state.sent for state in items}
-            for key, row in zip(group, sound, strict=True):
-                start = cuts[key][1] * self._hop
-                found[key] = np.ascontiguousarray(row[start : start + (ends[key] - sent[key]) * self._hop])
+        for group in _groups(cuts, lambda key: (len(cuts[key][0]), *cuts[key][1:])):
+            _, first, last = cuts[group[0]]
+            sound = self._vocoder(torch.stack([cuts[key][0].t() for key in group]), first, last).cpu().numpy()
+            found |= {key: np.ascontiguousarray(row) for key, row in zip(group, sound, strict=True)}
         return found
 
     def _result(self, state: Voicing, samples: np.ndarray[Any, np.dtype[np.float32]]) -> Result:
@@ -290,9 +286,9 @@ def _given(option: int | None, sufficient: int) -> int:
     return sufficient if option is None else int(option)
 
 
-def _groups(items: Iterable[Any], length: Callable[[Any], int]) -> Iterable[list[Any]]:
-    """Items of equal lengths together."""
-    groups: dict[int, list[Any]] = {}
+def _groups(items: Iterable[Any], shape: Callable[[Any], Hashable]) -> Iterable[list[Any]]:
+    """Items of equal shapes together."""
+    groups: dict[Hashable, list[Any]] = {}
     for item in items:
-        groups.setdefault(length(item), []).append(item)
+        groups.setdefault(shape(item), []).append(item)
     return groups.values()
