@@ -202,6 +202,21 @@ async def test_a_link_that_breaks_fails_what_it_carried_and_is_made_anew(stage: 
         assert all(replica.incarnation == 1 for replica in replicas(orchestrator))
 
 
+async def test_while_a_link_is_broken_requests_take_another_replica() -> None:
+    async with stub_orchestrator(BY_TCP[0], "stages.b.replicas=2", "limits.restart_delay_s=10") as orchestrator:
+        a, b = orchestrator.pools["a"].replicas[0], orchestrator.pools["b"].replicas[0]
+        for _ in range(2):  # one by each replica: the connections are there then
+            await collect(orchestrator, stub(text="x"))
+        assert break_links(b) == 1
+        with trio.fail_after(5):
+            await until(lambda: ("b", 0) not in a.links)
+        for affinity in (None, "x", None, "x", None):
+            request = stub(text="x")
+            request.affinity = affinity
+            assert text_of(await collect(orchestrator, request)) == "x"
+        assert ("b", 0) not in a.links, "all of them came while it was broken"
+
+
 async def test_links_that_break_again_and_again_leave_nothing() -> None:
     async with stub_orchestrator(*BY_TCP) as orchestrator:
         b = orchestrator.pools["b"].replicas[0]

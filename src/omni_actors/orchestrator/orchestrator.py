@@ -117,7 +117,10 @@ class Orchestrator:
             self.refused += 1
             raise overloaded(f"{limits.max_inflight} requests are in flight already.")
         graph = self.subgraph(request)
-        replicas = {part.stage.name: self.pools[part.stage.name].bind(request.affinity) for part in graph.parts}
+        replicas: dict[str, StageReplica] = {}
+        for part in graph.parts:
+            name, sources = part.stage.name, [replicas[edge.source] for edge in part.inputs]
+            replicas[name] = self.pools[name].bind(request.affinity, sources)
         key = next(self._keys)
         now = trio.current_time()
         budget = limits.deadline_s if request.deadline_s is None else min(request.deadline_s, limits.deadline_s)
@@ -276,11 +279,7 @@ class Orchestrator:
 
 
 def _link(replica: StageReplica, other: StageReplica) -> int:
-    """The link between two replicas that live. Raises ``stage_unavailable`` while it is being made anew."""
-    try:
-        return replica.links[other.stage.name, other.index]
-    except KeyError:
-        raise stage_unavailable(other.stage.name) from None
+    return replica.links[other.stage.name, other.index]
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_actors.pipelines.plan import StagePlan
@@ -33,29 +34,27 @@ class StagePool:
         self._turn = 0
         self._affinities: dict[str, StageReplica] = {}
 
-    def bind(self, affinity: str | None = None) -> StageReplica:
-        """A live replica: the one that ``affinity`` had before if it lives, else by the stage's balancer.
+    def bind(self, affinity: str | None = None, sources: Sequence[StageReplica] = ()) -> StageReplica:
+        """A live replica that ``sources``, which will feed it, have links to: the one that ``affinity`` had before if
+        it is such a one, else by the stage's balancer.
 
         Raises ``stage_unavailable`` (503) when there is none.
         """
         if affinity is None:
-            return self._choose()
+            return self._choose(sources)
         kept = self._affinities.pop(affinity, None)
-        chosen = kept if kept is not None and kept.live else self._choose()
+        chosen = kept if kept is not None and _can_take(kept, sources) else self._choose(sources)
         if len(self._affinities) >= _MAX_AFFINITIES:
             del self._affinities[next(iter(self._affinities))]
         self._affinities[affinity] = chosen  # at the end: the one that was not used for longest goes first
         return chosen
 
-    def _choose(self) -> StageReplica:
-        replicas = self.replicas
-        if len(replicas) == 1:
-            if not replicas[0].live:
-                raise stage_unavailable(self.stage.name)
-            return replicas[0]
-        live = [replica for replica in replicas if replica.live]
+    def _choose(self, sources: Sequence[StageReplica]) -> StageReplica:
+        live = [replica for replica in self.replicas if _can_take(replica, sources)]
         if not live:
             raise stage_unavailable(self.stage.name)
+        if len(live) == 1:
+            return live[0]
         self._turn += 1
         if self.stage.balancer == "round_robin":
             return live[self._turn % len(live)]
@@ -73,3 +72,9 @@ class StagePool:
             progress=next((replica.progress for replica in self.replicas if not replica.live), "ready"),
             last_error=next((r.last_error for r in self.replicas if r.last_error is not None), None),
         )
+
+
+def _can_take(replica: StageReplica, sources: Sequence[StageReplica]) -> bool:
+    """A link by TCP may be broken, and not made anew yet, while both its ends live."""
+    place = replica.stage.name, replica.index
+    return replica.live and all(place in source.links for source in sources)
