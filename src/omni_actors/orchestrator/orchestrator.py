@@ -279,7 +279,11 @@ class Orchestrator:
 
 
 def _link(replica: StageReplica, other: StageReplica) -> int:
-    return replica.links[other.stage.name, other.index]
+    """The link between two replicas that live. Raises ``stage_unavailable`` while it is being made anew."""
+    try:
+        return replica.links[other.stage.name, other.index]
+    except KeyError:
+        raise stage_unavailable(other.stage.name) from None
 
 
 @asynccontextmanager

@@ -35,8 +35,8 @@ class StagePool:
         self._affinities: dict[str, StageReplica] = {}
 
     def bind(self, affinity: str | None = None, sources: Sequence[StageReplica] = ()) -> StageReplica:
-        """A live replica that ``sources``, which will feed it, have links to: the one that ``affinity`` had before if
-        it is such a one, else by the stage's balancer.
+        """A live replica, if there are several one that ``sources``, which will feed it, have links to: the one that
+        ``affinity`` had before if it is such a one, else by the stage's balancer.
 
         Raises ``stage_unavailable`` (503) when there is none.
         """
@@ -50,11 +50,14 @@ class StagePool:
         return chosen
 
     def _choose(self, sources: Sequence[StageReplica]) -> StageReplica:
-        live = [replica for replica in self.replicas if _can_take(replica, sources)]
+        replicas = self.replicas
+        if len(replicas) == 1:  # the common case, for each stage of each request
+            if not replicas[0].live:
+                raise stage_unavailable(self.stage.name)
+            return replicas[0]
+        live = [replica for replica in replicas if _can_take(replica, sources)]
         if not live:
             raise stage_unavailable(self.stage.name)
-        if len(live) == 1:
-            return live[0]
         self._turn += 1
         if self.stage.balancer == "round_robin":
             return live[self._turn % len(live)]
