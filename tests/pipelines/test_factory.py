@@ -376,6 +376,6 @@ def test_parallel_edges_share_one_channel_so_they_share_a_connector() -> None:
     assert {edge.connector for edge in plan.edges} == {"tcp"}
     hello = plan.hello("b", 0, 1)
     assert ({edge.connector for edge in hello.inputs}, hello.host) == ({"tcp"}, "::1")
-    for host in ("localhost", "1.2.3", "7"):
+    for host in ("localhost", "1.2.3", "7", "0.0.0.0", "::", "224.0.0.1"):
         with pytest.raises(PlanError, match="IP address"):
             plan_of(pipeline, f"stages.b.host={host}")

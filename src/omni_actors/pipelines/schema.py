@@ -163,9 +163,12 @@ def strings(value: Any) -> tuple[str, ...]:
 
 def address(value: Any) -> str:
     try:
-        return str(ipaddress.ip_address(value if isinstance(value, str) else ""))
+        it = ipaddress.ip_address(value if isinstance(value, str) else "")
     except ValueError:
         raise ValueError("takes an IP address in numbers") from None
+    if it.is_unspecified or it.is_multicast:  # it is listened on, and told to those who call
+        raise ValueError("takes the IP address of one interface")
+    return str(it)
 
 
 def environment(value: Any) -> dict[str, str]:
