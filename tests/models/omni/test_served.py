@@ -223,7 +223,9 @@ def test_a_long_text_is_heard_while_it_is_said(server: Server, served: Served) -
     pieces = [base64.b64decode(line["audio"]) for line in lines if line["type"] == "speech.audio.delta"]
     assert len(pieces) > 2
     heard, expected = (np.frombuffer(it, "<i2").astype(int) for it in (b"".join(pieces), whole))
-    assert len(heard) == len(expected) == served.samples(120)
+    # The talker may end by itself, but not before several pieces have left.
+    assert len(heard) == len(expected)
+    assert served.samples(24) <= len(heard) <= served.samples(120)
     assert np.abs(heard - expected).max() <= 1
 
 
