@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,12 @@ class MediaEncoder(GenerationAdapter[Work, Item]):
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
         self.cache: ByteCache[str, Encoded] = ByteCache(hello.options.get("cache_bytes", 64 << 20))
+
+    def sight(self, folder: str, size: Mapping[str, int]) -> Vision:
+        """Turns pictures into patches, within the options' bounds. ``size`` is the processor's of a video's frames."""
+        options = self.hello.options
+        most = (options.get("image_max_pixels"), options.get("video_max_pixels"))
+        return Vision(folder, (size["shortest_edge"], size["longest_edge"]), most)
 
     @abstractmethod
     def build(self, folder: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -14,7 +14,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from omni_actors.models.common.encoder import RATE, Features, MediaEncoder, Samples
 from omni_actors.models.common.load import load_part
-from omni_actors.models.common.vision import Patches, Vision
+from omni_actors.models.common.vision import Patches
 
 
 class Encoder(MediaEncoder):
@@ -23,13 +23,7 @@ class Encoder(MediaEncoder):
 
     def build(self, folder: str, device: torch.device, dtype: torch.dtype) -> None:
         config = AutoConfig.from_pretrained(folder, local_files_only=True).thinker_config
-        size = Qwen2_5OmniProcessor.videos_kwargs["size"]
-        options = self.hello.options
-        self.vision = Vision(
-            folder,
-            (size["shortest_edge"], size["longest_edge"]),
-            (options.get("image_max_pixels"), options.get("video_max_pixels")),
-        )
+        self.vision = self.sight(folder, Qwen2_5OmniProcessor.videos_kwargs["size"])
         self._spectrum = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
         self._eyes = load_part(Qwen2_5OmniVisionEncoder, config.vision_config, folder, "thinker.visual.", dtype, device)
         self._ears = load_part(

@@ -8,7 +8,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage, Task
+from omni_actors.models.common.omni_pipeline import omni_pipeline
+from omni_actors.pipelines.declaration import PipelineFacts, Port, Stage
 
 SAMPLE_RATE = 24_000
 
@@ -73,45 +74,6 @@ TOKEN2WAV = Stage(
     doc="Codec tokens to spectrograms by a diffusion transformer, and those to sound by BigVGAN.",
 )
 
-ENCODER = Stage(
-    name="encoder",
-    engine="generation",
-    adapter=f"{_FAMILY}.encoder:Encoder",
-    ports=(Port("media", "media", mode="chunk", doc="The request's images, clips and videos, in order."),),
-    defaults={"cache_bytes": 64 << 20, "image_max_pixels": None, "video_max_pixels": None},
-    options_doc={
-        "cache_bytes": "Memory for the features of media that were encoded last: the same one again costs nothing.",
-        "image_max_pixels": "Most pixels of an image after resizing; the checkpoint's own bound, if not set.",
-        "video_max_pixels": "Most pixels of a video's frame after resizing; the processor's own bound, if not set.",
-    },
-    options_type={"image_max_pixels": int, "video_max_pixels": int},
-    options_least={"image_max_pixels": 1024, "video_max_pixels": 1024},
-    doc="The towers that look and listen: media to features.",
-)
-
-THINKER = Stage(
-    name="thinker",
-    engine="autoregressive",
-    adapter=f"{_FAMILY}.thinker:Qwen25OmniThinker",
-    ports=(Port("features", "features", required=False, mode="chunk", doc="Of the prompt's media, one payload each."),),
-    sections=("prompt", "sampling", "speech"),
-    emits="text",
-    separable=True,
-    weight=4.0,
-    doc="Reads text and features, writes text.",
-)
-
-TALKER = Stage(
-    name="talker",
-    engine="autoregressive",
-    adapter=f"{_FAMILY}.talker:Qwen25OmniTalker",
-    ports=(Port("states", "hidden", mode="chunk", doc="What the thinker read and writes, as it goes."),),
-    sections=("speech", "sampling"),
-    weight=2.0,
-    defaults={"max_tokens": 16_384},  # of codes: five and a half minutes
-    doc="Says what the thinker writes, while it writes, in codec tokens.",
-)
-
 
 def describe(folder: Path) -> PipelineFacts:
     """What a checkpoint's folder says: its voices, and whether it speaks at all."""
@@ -138,28 +100,15 @@ def speaker_names(path: Path) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-PIPELINE = Pipeline(
-    name="qwen2.5-omni",
-    stages=(ENCODER, THINKER, TALKER, TOKEN2WAV),
-    edges=(
-        Edge("encoder", "thinker.features", "features", mode="chunk", capacity=8),
-        Edge("thinker", "talker.states", "hidden", mode="chunk"),
-        Edge("talker", "token2wav.codes", "codes", mode="chunk"),
-    ),
-    tasks=(
-        Task(
-            "chat",
-            entries={"text": "thinker", **dict.fromkeys(("audio", "image", "video"), "encoder.media")},
-            outputs={"text": "thinker", "audio": "token2wav"},
-        ),
-        Task("completion", entries={"text": "thinker"}, outputs={"text": "thinker"}),
-        Task("speech", entries={"text": "thinker"}, outputs={"audio": "token2wav"}),
-    ),
+PIPELINE = omni_pipeline(
+    "qwen2.5-omni",
+    _FAMILY,
+    TOKEN2WAV,
+    classes="Qwen25Omni",
+    max_frames=16_384,  # five and a half minutes
+    sample_rate=SAMPLE_RATE,
     architectures=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
     checkpoints=("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen2.5-Omni-3B"),
-    describe=f"{_FAMILY}.pipeline:describe",
     voices=("chelsie", "ethan"),
-    sample_rate=SAMPLE_RATE,
-    speech_fields=("max_tokens", "initial_chunk_frames", "temperature", "top_k", "top_p", "repetition_penalty"),
     doc="Qwen2.5-Omni: text, images, audio and video in, text and speech out.",
 )

@@ -13,7 +13,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from omni_actors.models.common.encoder import RATE, Features, MediaEncoder, Samples
 from omni_actors.models.common.load import load_part
-from omni_actors.models.common.vision import Patches, Vision
+from omni_actors.models.common.vision import Patches
 
 
 class Encoder(MediaEncoder):
@@ -22,13 +22,7 @@ class Encoder(MediaEncoder):
 
     def build(self, folder: str, device: torch.device, dtype: torch.dtype) -> None:
         config = AutoConfig.from_pretrained(folder, local_files_only=True).thinker_config
-        size = Qwen3OmniMoeProcessor.videos_kwargs["size"]
-        options = self.hello.options
-        self.vision = Vision(
-            folder,
-            (size["shortest_edge"], size["longest_edge"]),
-            (options.get("image_max_pixels"), options.get("video_max_pixels")),
-        )
+        self.vision = self.sight(folder, Qwen3OmniMoeProcessor.videos_kwargs["size"])
         self._spectrum = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
         self._eyes = load_part(
             Qwen3OmniMoeVisionEncoder, config.vision_config, folder, "thinker.visual.", dtype, device
