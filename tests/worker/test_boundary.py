@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -60,6 +61,21 @@ async def test_another_protocol_version_is_refused_by_name() -> None:
         assert "999" in fatal.error.message
         with trio.fail_after(10):
             assert (await child.wait()).code == 1
+
+
+async def test_a_worker_may_have_as_many_descriptors_as_the_system_lets_it() -> None:
+    """Its shared memory needs them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    try:
+        async with open_launcher() as launcher, launcher.spawn(python_module("omni_actors.worker")) as child:
+            worker = Raw(child.sock)
+            worker.send(hello())
+            worker.send(frame(Query(1, "counters")))
+            await worker.until(Reply)
+            assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(

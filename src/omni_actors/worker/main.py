@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import pkgutil
+import resource
 import socket
 from collections.abc import Callable
 
@@ -38,6 +39,7 @@ def main(control: socket.socket) -> int:
         return 1
     configure(hello.log_level, f"{hello.stage}#{hello.replica}@{hello.incarnation}")
     _show_as(f"{hello.stage}#{hello.replica}")
+    _take_descriptors()
     try:
         listener = Listener(hello.host) if any(edge.connector == "tcp" for edge in hello.inputs) else None
         engine, bridges = _load(control, hello, listener)
@@ -65,6 +67,13 @@ def _show_as(name: str) -> None:
     """The process's name in ``top`` and ``/proc``: all workers have one command line. The kernel keeps 15 bytes."""
     with open("/proc/self/comm", "w") as comm:
         comm.write(name)
+
+
+def _take_descriptors() -> None:
+    """Allow this process all the descriptors that it may have. A slab takes two here and one in each worker that reads
+    it, so the usual 1024 are used up by an arena of 2 GiB; they are so few for the sake of select(2), unused here."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _handshake(control: socket.socket) -> Hello | None:
