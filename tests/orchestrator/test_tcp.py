@@ -10,6 +10,7 @@ import socket
 import pytest
 import trio
 
+from omni_actors.orchestrator.wiring import Wiring
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import INLINE_LIMIT
 from omni_actors.stages.replica import StageReplica
@@ -200,6 +201,31 @@ async def test_a_link_that_breaks_fails_what_it_carried_and_is_made_anew(stage: 
         assert a.links["b", 0] == b.links["a", 0]
         assert text_of(await collect(orchestrator, stub(text="again", bytes=1 << 20))) == f"again {checksum(1 << 20)}"
         assert all(replica.incarnation == 1 for replica in replicas(orchestrator))
+
+
+async def test_a_request_is_told_of_its_broken_link_however_long_the_next_one_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Wiring, "_pause_s", lambda *ends: 60.0)
+    async with stub_orchestrator(*BY_TCP[::2], "stages.b.options.step_s=0.01") as orchestrator:
+        a, b = (orchestrator.pools[name].replicas[0] for name in "ab")
+        codes: list[str | None] = []
+
+        async def caught() -> None:
+            try:
+                await collect(orchestrator, stub(text="x", pieces=10**6, bytes=50_000))
+            except OmniError as error:
+                codes.append(error.info.code)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(caught)
+            with trio.fail_after(10):
+                while (await a.query("counters"))["chunks_total"] < 10:
+                    await trio.sleep(0.01)
+            assert break_links(b) == 1
+            with trio.fail_after(5):
+                await until(lambda: bool(codes))
+        assert codes == ["link_lost"]
 
 
 async def test_while_a_link_is_broken_requests_take_another_replica() -> None:

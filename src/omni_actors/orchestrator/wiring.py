@@ -48,8 +48,8 @@ class Wiring:
                     self._link(replica, other)
 
     async def unlinked(self, replica: StageReplica, message: Unlinked) -> None:
-        """A TCP link of this replica is broken. If its other end lives, fail what the break left unfinished and make
-        another link, after a pause that grows while that does not last; if not, its death is told by itself.
+        """A TCP link of this replica is broken. Fail what the break left unfinished, if a death of the other end has
+        not done so in a moment; if that lives, make another link, after a pause that grows while links do not last.
 
         Runs within the life of the replica that said so: with that the link is over in any case.
         """
@@ -58,12 +58,14 @@ class Wiring:
             # No request is admitted to it from here on.
             replica.unwire(other, message.link)
             other.unwire(replica, message.link)
-        pause_s = self._limits.restart_delay_s if other is None else self._pause_s(replica, other)
-        await trio.sleep(pause_s)
+        moment_s = self._limits.restart_delay_s
+        pause_s = moment_s if other is None else self._pause_s(replica, other)
+        await trio.sleep(moment_s)
         lost = link_lost(replica.stage.name).info
         for key in message.keys:
             if (participant := replica.requests.get(key)) is not None:
                 participant.on_failed(replica, lost)
+        await trio.sleep(pause_s - moment_s)
         if other is None or not replica.live or not other.live:
             return
         if (other.stage.name, other.index) not in replica.links:  # one of them may have begun another life meanwhile
@@ -94,4 +96,4 @@ class Wiring:
         """The pause before the next link between these two: longer while links do not last."""
         first, cap = self._limits.restart_delay_s, self._limits.restart_delay_max_s
         at, pause_s = self._anew.get(frozenset((one, two)), (-math.inf, first))
-        return first if trio.current_time() - at > 2 * cap else min(cap, 2 * pause_s)
+        return first if trio.current_time() - at > 2 * cap else max(first, min(cap, 2 * pause_s))
