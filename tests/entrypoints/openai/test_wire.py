@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from omni_actors.entrypoints.openai import sse
-from omni_actors.entrypoints.openai.errors import error_body, error_headers
+from omni_actors.entrypoints.openai.errors import MESSAGE_CHARS, error_body, error_headers
 from omni_actors.entrypoints.openai.fields import Refused, decode, explain, marks
 from omni_actors.entrypoints.openai.sampling import usage_of
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
@@ -96,6 +96,19 @@ def test_errors_have_four_keys_and_say_when_to_come_back() -> None:
     assert set(json.loads(error_body(info))["error"]) == {"message", "type", "param", "code"}
     assert ("retry-after", "1") in error_headers(info)
     assert json.loads(error_body(ErrorInfo(message="x")))["error"]["param"] is None
+
+
+def test_an_error_repeats_only_so_much_of_a_body() -> None:
+    name = "a" * 3_000_000
+    info = ErrorInfo(message=f"Unknown voice '{name}'; known: ethan.", param=f"metadata.{name}", status=400)
+    error = json.loads(error_body(info))["error"]
+    assert len(error["message"]) == len(error["param"]) == MESSAGE_CHARS
+    assert error["message"].startswith("Unknown voice 'aaa")
+    assert error["message"].endswith("'; known: ethan.")
+    short = ErrorInfo(message="a" * MESSAGE_CHARS, status=400)
+    assert json.loads(error_body(short))["error"] == {"message": "a" * MESSAGE_CHARS} | dict.fromkeys(
+        ("param", "code")
+    ) | {"type": "server_error"}
 
 
 def test_audio_tokens_are_the_frames_that_the_audio_is_made_of() -> None:

@@ -10,6 +10,9 @@ from omni_actors.protocol.errors import ErrorInfo
 
 JSON = "application/json"
 
+MESSAGE_CHARS = 2000
+"""Most of a message that is sent: what it repeats of a body may be as long as the body."""
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -21,10 +24,17 @@ _TYPES = {
 
 
 def error_body(info: ErrorInfo) -> bytes:
-    """``{"error": {"message", "type", "param", "code"}}``: these four keys, always."""
-    return msgspec.json.encode(
-        {"error": {"message": info.message, "type": info.type, "param": info.param, "code": info.code}}
-    )
+    """``{"error": {"message", "type", "param", "code"}}``: these four keys, always. Message and param are shortened to
+    :data:`MESSAGE_CHARS`, in their middle: what is possible stands at a message's end."""
+    message, param = _shortened(info.message), info.param and _shortened(info.param)
+    return msgspec.json.encode({"error": {"message": message, "type": info.type, "param": param, "code": info.code}})
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MESSAGE_CHARS:
+        return text
+    half = MESSAGE_CHARS // 2
+    return f"{text[: half - 1]}…{text[-half:]}"
 
 
 def error_headers(info: ErrorInfo) -> list[tuple[str, str]]:
