@@ -55,7 +55,12 @@ MEDIA_CAPACITY = 8
 MEDIA_BRIDGE = "omni_actors.media.bridge:JoinMedia"
 """Dotted name of what makes clips, images and videos of those pieces."""
 
-BASE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
+BASE_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",  # it warns of what the omni families' own configs say, dozens of times
+}
 """Of every worker: models are folders by the time it starts, it tells its progress by frames, and it has one busy
 thread by design."""
 

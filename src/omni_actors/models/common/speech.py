@@ -8,6 +8,7 @@ abort ends the work between two frames.
 from __future__ import annotations
 
 import hashlib
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import OutputError, Piece, Result
 from omni_actors.worker.engines.sampling import Choosing, Row, resolve, sample
+
+log = logging.getLogger(__name__)
 
 REFERENCE = "reference"
 """The port on which clips of the voice to speak with come, one payload a clip."""
@@ -276,10 +279,15 @@ def prepare_torch(hello: Hello) -> None:
 
 
 def load_model(model_class: Any, hello: Hello, folder: Path | None = None, **settings: Any) -> Any:
-    """A transformers model of the folder, in the stage's dtype on its device, ready for inference."""
-    model = model_class.from_pretrained(
-        folder or folder_of(hello), dtype=getattr(torch, hello.dtype), local_files_only=True, **settings
+    """A transformers model of the folder, in the stage's dtype on its device, ready for inference. Weights that the
+    folder lacks are a warning: they are random."""
+    folder = folder or folder_of(hello)
+    dtype = getattr(torch, hello.dtype)
+    model, report = model_class.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, output_loading_info=True, **settings
     )
+    if missing := sorted(report["missing_keys"]):
+        log.warning("%s: %d weights are missing and random now, such as %s", folder, len(missing), missing[:3])
     return model.to(hello.device).eval()
 
 
