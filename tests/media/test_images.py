@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import struct
+import threading
 import zlib
 from typing import Any
 
@@ -13,7 +14,9 @@ from PIL import Image
 from tests.media.pictures import UInt8, chunk, encoded, endless_jpeg, huge_png, noise, png
 from tests.media.room import Room, container, tone, wav
 
+from omni_actors.media import images
 from omni_actors.media import questions as q
+from omni_actors.media.held import Job
 from omni_actors.protocol.errors import OmniError
 
 IMAGE = noise(30, 40)
@@ -225,6 +228,38 @@ def test_a_decode_that_is_left_ends_at_any_moment(format: str) -> None:
             room.engine.step(room)
         room.ask(q.Discard(owners=("o",)))
         room.assert_empty()
+    assert pixels(room, png(IMAGE)).shape == IMAGE.shape  # the thread is free again
+    room.engine.close()
+
+
+@pytest.mark.parametrize("reason", ["its client left", "it is too much"])
+def test_who_leaves_while_an_image_is_decoded_holds_nobody_up(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some formats are decoded in one call that nothing can stop; its end is waited for beside the others' work."""
+    begun, end = threading.Event(), threading.Event()
+
+    def decoding(image: Image.Image, within: int | None) -> UInt8:
+        begun.set()
+        assert end.wait(20)
+        return np.asarray(image)
+
+    monkeypatch.setattr(images, "_pixels", decoding)
+    room = Room(max_bytes=1 << 20)
+    job = room.put(q.Decode(owner="o", modality="image", data=png(IMAGE)))
+    while not begun.is_set():
+        room.engine.step(room)
+    if reason == "its client left":
+        room.ask(q.Discard(owners=("o",)))
+    else:
+        monkeypatch.setattr(Job, "nbytes", property(lambda job: 2 << 20))
+        room.engine.step(room)
+        monkeypatch.undo()
+    assert room.replies.pop(job)[1] is not None
+    clip = room.keep(wav(tone(0.1, 16_000), 16_000), owner="other")
+    assert room.engine.counters()["questions"] == 1
+    end.set()
+    room.ask(q.Discard(clips=(clip.id,)))
+    room.assert_empty()
+    assert job not in room.replies
     assert pixels(room, png(IMAGE)).shape == IMAGE.shape  # the thread is free again
     room.engine.close()
 

@@ -12,6 +12,10 @@ TURN_S = 0.002
 """How long a turn of the waiting job may take: others have theirs in between, and nothing spins."""
 
 
+class Left(BaseException):
+    """Thrown into a job that nobody waits for any more: it ends there, unless that is in :meth:`Aside.run`."""
+
+
 class Aside:
     """One thread, for libraries that decode a whole file in one call and release the interpreter meanwhile.
 
@@ -24,13 +28,23 @@ class Aside:
     def run(self, call: Callable[[], T], stop: Callable[[], None]) -> Generator[None, None, T]:
         """The call's value, waited for in turns. Raises what it raises.
 
-        Closing the generator early calls ``stop``, which should make the call end soon, and waits for it: nothing of it
-        goes on afterwards.
+        Throwing :class:`Left` into the generator calls ``stop``, which should make the call end soon. Some libraries do
+        not look up before they are done, so its end is waited for in turns too, and then :class:`Left` is raised: what
+        the call works on is not taken away from under it. Closing the generator waits at once.
         """
         future = self._pool.submit(call)
+        left: Left | None = None
         try:
             while not wait((future,), TURN_S).done:
-                yield
+                try:
+                    yield
+                except Left as error:
+                    left = error
+                    if future.cancel():
+                        break
+                    stop()
+            if left is not None:
+                raise left
             return future.result()
         finally:
             if not future.cancel() and not future.done():

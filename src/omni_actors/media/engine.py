@@ -13,7 +13,7 @@ import msgspec
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.media import questions as q
-from omni_actors.media.aside import Aside
+from omni_actors.media.aside import Aside, Left
 from omni_actors.media.audio import AUDIO_CODECS
 from omni_actors.media.bodies import ChatBody, decode_base64
 from omni_actors.media.bridge import cut
@@ -112,8 +112,9 @@ class MediaEngine(Engine):
             self._turn(self._jobs.popleft(), out)
             if time.perf_counter() >= end:
                 break
-        while self._jobs and self._nbytes > self.limits.max_bytes:
-            self._drop(max(self._jobs, key=lambda job: job.nbytes), self._full(), out)
+        # What those hold that were left is free in a moment.
+        while (jobs := self._asked()) and self._nbytes - self._lingering > self.limits.max_bytes:
+            self._drop(max(jobs, key=lambda job: job.nbytes), self._full(), out)
         return ran
 
     def counters(self) -> dict[str, float]:
@@ -200,6 +201,9 @@ class MediaEngine(Engine):
 
     def _turn(self, job: Job, out: Outbox) -> None:
         """One slice of a job. One that fails fails alone."""
+        if job.left:
+            self._leave(job, next)
+            return
         try:
             next(job.work)
         except StopIteration as end:
@@ -306,13 +310,28 @@ class MediaEngine(Engine):
             table.drop_owners(owners)
         for clip in question.clips:
             self._clips.drop(clip)
-        for job in [job for job in self._jobs if job.owner in owners]:
+        for job in [job for job in self._asked() if job.owner in owners]:
             self._drop(job, lost("operation"), out)
 
     def _drop(self, job: Job, why: OmniError, out: Outbox) -> None:
         self._jobs.remove(job)
-        job.work.close()
         out.reply(job.question, None, why.info)
+        job.left = True
+        self._leave(job, lambda work: work.throw(Left()))
+
+    def _leave(self, job: Job, turn: Callable[[Generator[None, None, Any]], object]) -> None:
+        """A turn of a job whose answer nobody waits for."""
+        try:
+            turn(job.work)
+        except (Left, StopIteration):
+            return
+        except Exception:
+            log.exception("a question to the media process did not end well")
+            return
+        self._jobs.append(job)
+
+    def _asked(self) -> list[Job]:
+        return [job for job in self._jobs if not job.left]
 
     # Bounds.
 
@@ -323,6 +342,10 @@ class MediaEngine(Engine):
     def _nbytes(self) -> int:
         tables = self._blobs.nbytes + self._clips.nbytes + self._streams.nbytes
         return tables + sum(job.nbytes for job in self._jobs) + sum(d.nbytes for d in self._deliveries.values())
+
+    @property
+    def _lingering(self) -> int:
+        return sum(job.nbytes for job in self._jobs if job.left)
 
     def _room(self, more: int) -> None:
         if more > PIECE:

@@ -146,12 +146,14 @@ class Stream:
 
 @dataclass(slots=True)
 class Job:
-    """A question under way. ``work`` returns its answer; ``holds`` is what it keeps in memory meanwhile."""
+    """A question under way. ``work`` returns its answer; ``holds`` is what it keeps in memory meanwhile. One that is
+    ``left`` has been answered already, and ends as soon as a call that cannot be interrupted does."""
 
     question: int
     owner: str
     work: Generator[None, None, Any]
     holds: tuple[Sized, ...]
+    left: bool = False
 
     @property
     def nbytes(self) -> int:
