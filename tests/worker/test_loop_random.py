@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,7 +227,8 @@ def chain(connector: str, seed: int) -> Iterator[tuple[dict[str, End], dict[tupl
         yield ends, links, faults
     finally:
         for end in ends.values():
-            end.send(Stop())
+            with suppress(OSError):  # one that could not go on has said why
+                end.send(Stop())
         for end in ends.values():
             end.thread.join(5)
             end.sock.close()
