@@ -23,7 +23,7 @@ from omni_actors.models.qwen2_5_omni.bigvgan import Activation, BigVGAN
 from omni_actors.models.qwen2_5_omni.flow import Flow, Window
 from omni_actors.models.qwen2_5_omni.pipeline import TOKEN2WAV
 from omni_actors.models.qwen2_5_omni.speakers import read_speakers
-from omni_actors.models.qwen2_5_omni.token2wav import PACE, group_end
+from omni_actors.models.qwen2_5_omni.token2wav import group_end
 from omni_actors.models.tiny import reference
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Speech
@@ -210,18 +210,18 @@ def test_sound_does_not_depend_on_how_codes_come(
         np.testing.assert_allclose(sound.of(key), expected.of(key), atol=TOLERANCE)
 
 
-@given(context=st.floats(0, 4), most=st.integers(1, 12), ahead=st.integers(0, 3))
-def test_groups_grow_and_leave_no_listener_without_sound(context: float, most: int, ahead: int) -> None:
-    ends = [group_end(0, context, 99)]
+@given(context=st.floats(0, 4), most=st.integers(1, 12), ahead=st.integers(0, 3), pace=st.floats(1, 5))
+def test_groups_grow_and_leave_no_listener_without_sound(context: float, most: int, ahead: int, pace: float) -> None:
+    ends = [group_end(0, context, 99, pace)]
     while len(ends) < 12:
-        ends.append(group_end(ends[-1], context, most))
+        ends.append(group_end(ends[-1], context, most, pace))
     sizes = np.diff(ends)
     assert sizes.min() >= 1
     assert sizes.max() <= most
-    heard = (ends[0] + ahead) / PACE
+    heard = (ends[0] + ahead) / pace
     for end, following in itertools.pairwise(ends):
         played_out = heard + end - context
-        assert (following + ahead) / PACE <= played_out + 1e-9 or following == end + 1
+        assert (following + ahead) / pace <= played_out + 1e-9 or following == end + 1
 
 
 def test_the_first_sound_waits_for_what_it_needs_alone(folder: Path, streams: Sequence[Any]) -> None:

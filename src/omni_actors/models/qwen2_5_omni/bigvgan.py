@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
@@ -74,12 +75,21 @@ class Activation:
         fine = F.conv_transpose1d(
             filled.flatten(1, 2), self.up[:rows], stride=_RATIO, padding=_RATIO * _MARGIN, groups=rows
         ).unflatten(1, (channels, folds))
-        wave = (fine * self.frequency).sin_()
+        wave = _sine(fine * self.frequency)
         fine.addcmul_(wave.mul_(wave), self.amplitude)
         # What lies beyond the sequence's ends is what lies at them, at this rate too.
         fine[:, :, 0, :_MARGIN] = fine[:, :, 0, _MARGIN : _MARGIN + 1]
         fine[:, :, -1, -_MARGIN:] = fine[:, :, -1, -_MARGIN - 1 : -_MARGIN]
         return F.conv1d(fine.flatten(1, 2), self.down[:rows], stride=_RATIO, groups=rows).reshape(x.shape)
+
+
+def _sine(x: torch.Tensor) -> torch.Tensor:
+    """In place. On a CPU NumPy's costs a third of what torch's (MKL's) does, and is as exact but for the last digit."""
+    if not x.is_cpu:
+        return x.sin_()
+    values = x.numpy()
+    np.sin(values, out=values)
+    return x
 
 
 class Block:

@@ -101,7 +101,8 @@ class Flow:
         """Each window's own group. Windows may have any lengths: none sees another."""
         counts = [-(-len(w.codes) // self.block_codes) for w in windows]
         prepared = self._network.prepare(self._layout(windows, counts))
-        past, future = (torch.zeros(self._network.memory_shape(len(windows)), device=self.device) for _ in range(2))
+        past = torch.zeros(self._network.memory_shape(len(windows)), device=self.device)
+        future = torch.empty_like(past)
         for i, window in enumerate(windows):
             if window.past is not None:
                 past[..., i :: len(windows), :, :] = window.past

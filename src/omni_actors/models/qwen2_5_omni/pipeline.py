@@ -20,7 +20,8 @@ TOKEN2WAV_DEFAULTS: dict[str, Any] = {
     "min_chunk_frames": 12,
     "chunk_frames": 96,
     "ramp": True,
-    "window_blocks": 8,
+    "window_blocks": 4,
+    "pace": 2.0,
     "left_context_blocks": None,
     "look_ahead_blocks": 1,
     "vocoder_context_frames": None,
@@ -47,9 +48,10 @@ TOKEN2WAV = Stage(
         "ramp": "Let pieces grow while the listener has enough to play and shrink when it has not; otherwise each has "
         "chunk_frames.",
         "window_blocks": "Most blocks (12 codes each in the published checkpoints) of a group that is solved at once. "
-        "Groups grow up to this, and each costs look_ahead_blocks beside its own. A listener does not run dry for it "
-        "while codes come at least twice as fast as they are played; where they come slower, 1 has each block leave "
-        "when it can, for up to 1.5 times the work.",
+        "Groups grow up to this, and each costs look_ahead_blocks beside its own.",
+        "pace": "How many times as fast as they are played codes come at least: groups grow no faster than keeps a "
+        "listener from running dry. Where they come slower, he waits in all for no longer than the largest group plays. "
+        "With window_blocks 1 each block leaves when it can, for up to 1.5 times the work.",
         "left_context_blocks": "Blocks before a group that are solved anew with it; null remembers them (27 MiB "
         "a request, in the published checkpoints): the group is then what it is behind all that came before.",
         "look_ahead_blocks": "Blocks behind a group that are solved with it: the first sound waits for them. Null for "
@@ -66,6 +68,7 @@ TOKEN2WAV = Stage(
         "min_chunk_frames": 1,
         "chunk_frames": 1,
         "window_blocks": 1,
+        "pace": 1,
         "left_context_blocks": 0,
         "look_ahead_blocks": 0,
         "vocoder_context_frames": 0,

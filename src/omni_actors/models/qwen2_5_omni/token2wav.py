@@ -37,10 +37,6 @@ from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import OutputError, Result, audio_piece
 from omni_actors.worker.engines.ramp import Ramp
 
-PACE = 2.0
-"""Groups grow so far that a listener who plays from the first sample on never waits for one, as long as codes come so
-many times as fast as they are played."""
-
 PROBE_FRAMES = 192
 """Length of the spectrogram on which the convolutions' reach is measured."""
 
@@ -116,6 +112,7 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         self._ahead = _given(options["look_ahead_blocks"], self._flow.sufficient_ahead)
         self._context = _given(options["vocoder_context_frames"], reach)
         self._most = int(options["window_blocks"])
+        self._pace = float(options["pace"])
         give_memory_back()
         return {
             "sample_rate": SAMPLE_RATE,
@@ -180,7 +177,7 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
     def _group_end(self, state: Voicing, block: int) -> int:
         """Where the group ends that begins with this block; ``block`` itself, where it cannot be solved yet."""
         size, codes = self._flow.block_codes, len(state.codes)
-        end = group_end(block, self._context / (size * self._flow.repeats), self._most)
+        end = group_end(block, self._context / (size * self._flow.repeats), self._most, self._pace)
         if (end + self._ahead) * size <= codes:
             return end
         # The end of the input is in sight: everything up to it is solved as in the whole.
@@ -270,15 +267,15 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         state.mel, state.base, state.memory = solved.mel[keep - state.base :], keep, solved.memory
 
 
-def group_end(block: int, context: float, most: int) -> int:
+def group_end(block: int, context: float, most: int, pace: float) -> int:
     """Where the group ends that begins with this block; the first one begins with block 0. ``context`` is how many
     blocks behind its own a moment's sound needs, ``most`` the largest group.
 
     The first is as short as gives any sound. When blocks ``0 … block - 1`` are solved, ``block - context`` of them are
-    sound, and as they are played :data:`PACE` times as many come.
+    sound, and as they are played ``pace`` times as many come.
     """
     first = int(context) + 1
-    end = first if block == 0 else int(first + PACE * (block - context))
+    end = first if block == 0 else int(first + pace * (block - context))
     return max(block + 1, min(end, block + most))
 
 
