@@ -141,7 +141,7 @@ class Listener(AutoregressiveAdapter):
         """The whole prompt is known: each placeholder becomes as many as its clip has features."""
         asked, media = request.asked, request.media
         if isinstance(asked, Prompt):
-            self._check_length(asked)
+            self.text.check_prompt(asked, self.max_model_len)
             media = self._in_order(asked, media)
             tokens = self.prompt_tokens(asked)
         else:
@@ -179,15 +179,6 @@ class Listener(AutoregressiveAdapter):
         if len(found) != len(media):
             raise invalid_request("The messages do not name each clip once.", param="messages")
         return found
-
-    def _check_length(self, prompt: Prompt) -> None:
-        """Raises 400 for a text that cannot fit, before it is encoded."""
-        if prompt.text is not None:
-            self.text.check_length(prompt.text, self.max_model_len, "prompt")
-        for message in prompt.messages or ():
-            content = message.get("content")
-            for part in content if isinstance(content, list) else [{"text": content}]:
-                self.text.check_length(part.get("text") or "", self.max_model_len, "messages")
 
     def close(self, key: int) -> None:
         self._requests.pop(key, None)

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer, GenerationConfig
 
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
+from omni_actors.protocol.params import Prompt
 from omni_actors.worker.engines.detokenize import Vocabulary
 
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -31,16 +32,26 @@ class Text:
     def chats(self) -> bool:
         return self.tokenizer.chat_template is not None
 
-    def check_length(self, text: str, most: int, param: str) -> None:
-        """Raises 400 for a text that could not fit into ``most`` tokens if it were all longest ones: to encode
-        megabytes takes seconds, and every other request of this worker would wait for them."""
-        if len(text) > most * self._longest:
+    def check_length(self, length: int, most: int, param: str) -> None:
+        """Raises 400 for a text of so many characters that could not fit into ``most`` tokens if it were all longest
+        ones: to encode megabytes takes seconds, and every other request of this worker would wait for them."""
+        if length > most * self._longest:
             raise invalid_request(
-                f"This model's maximum context length is {most} tokens; the prompt's {len(text)} characters "
-                "cannot fit.",
+                f"This model's maximum context length is {most} tokens; the prompt's {length} characters cannot fit.",
                 param=param,
                 code="context_length_exceeded",
             )
+
+    def check_prompt(self, prompt: Prompt, most: int) -> None:
+        """:meth:`check_length` of a prompt's text, or of all of its messages' together."""
+        if prompt.text is not None:
+            self.check_length(len(prompt.text), most, "prompt")
+        length = 0
+        for message in prompt.messages or ():
+            content = message.get("content")
+            for part in content if isinstance(content, list) else [{"text": content}]:
+                length += len(part.get("text") or "")
+        self.check_length(length, most, "messages")
 
     def check_words(self, text: str, param: str) -> None:
         """Raises 400 for a text to be said that holds marks: see :func:`check_marks`."""
@@ -48,7 +59,7 @@ class Text:
 
     def encode(self, text: str, most: int, param: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids, after :meth:`check_length`."""
-        self.check_length(text, most, param)
+        self.check_length(len(text), most, param)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 

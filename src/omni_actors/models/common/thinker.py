@@ -139,7 +139,9 @@ class Thinker(AutoregressiveAdapter):
     def _begin(self, key: int, request: _Request) -> PromptInput:
         """The whole prompt is known."""
         prompt, spoken = request.prompt, request.spoken
-        self._check(prompt)
+        self.text.check_prompt(prompt, self.max_model_len)
+        if prompt.token_ids is not None:
+            check_token_ids(prompt.token_ids, self.decoder.vocab_size)
         made = self.expand(prompt, request.media)
         facts = {it["index"]: it for it in request.facts}
         request.facts = [facts[at.medium.index] for at in made.placements if at.tensor == "features"]
@@ -154,18 +156,6 @@ class Thinker(AutoregressiveAdapter):
         return PromptInput(
             tokens, root=made.root, continued=prompt.messages is None, complete=True, final=spoken is not None
         )
-
-    def _check(self, prompt: Prompt) -> None:
-        """Raises 400 for a prompt that cannot fit, before it is encoded, and for tokens that there are none of."""
-        if prompt.token_ids is not None:
-            check_token_ids(prompt.token_ids, self.decoder.vocab_size)
-        if prompt.text is not None:
-            self.text.check_length(prompt.text, self.max_model_len, "prompt")
-        for message in prompt.messages or ():
-            content = message.get("content")
-            parts = content if isinstance(content, list) else [{"text": content}]
-            for part in parts:
-                self.text.check_length(part.get("text") or "", self.max_model_len, "messages")
 
     def _features(self, made: Expanded, tensors: Mapping[int, Mapping[str, torch.Tensor]]) -> Features:
         rows = [tensors[at.medium.index][at.tensor] for at in made.placements]

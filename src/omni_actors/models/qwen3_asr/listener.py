@@ -60,7 +60,7 @@ class Decoder(Listener):
         prompts of transformers' ``Qwen3ASRProcessor.apply_transcription_request``."""
         code = check_transcription(asked, LANGUAGES)
         context = asked.prompt or ""
-        self.text.check_length(context, self.max_model_len, "prompt")
+        self.text.check_length(len(context), self.max_model_len, "prompt")
         said = "" if code is None else f"language {LANGUAGES[code]}{MARK}"
         messages: list[dict[str, Any]] = [{"role": "system", "content": [{"type": "text", "text": context}]}]
         messages.append({"role": "user", "content": [{"type": "audio", "audio": ""}]})
