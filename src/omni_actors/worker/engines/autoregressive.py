@@ -296,8 +296,7 @@ class AutoregressiveEngine(Engine):
                 position = choice.completion_tokens
                 choice.push(token_id, logprob)
                 moved.append(choice)
-                ends = token_id in self._adapter.eos
-                drawn.append(Drawn(key, index, position, token_id, row, choice.finish_reason is not None, ends))
+                drawn.append(Drawn(key, index, position, token_id, row, token_id in self._adapter.eos))
         self._totals["completion_tokens"] += len(moved)
         self._adapter.sampled(drawn, output)
         return ended + moved
@@ -342,8 +341,7 @@ class AutoregressiveEngine(Engine):
             if count := choice.handed_on - start:
                 states = self._runner.cache.side_rows(sequence.blocks, start, count)
         tokens = sequence.tokens[start : choice.handed_on]
-        over = choice.finish_reason is not None
-        return Release(sequence.key, text, start, tokens, sequence.prompt_len, states, over)
+        return Release(sequence.key, text, start, tokens, sequence.prompt_len, states)
 
     def _token_bytes(self, token_id: int) -> bytes:
         vocabulary = self._adapter.vocabulary

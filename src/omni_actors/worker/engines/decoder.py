@@ -143,15 +143,13 @@ class State:
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """A token that was just sampled: the ``position``-th (from 0) of choice ``index`` of a request, from the logits and
-    hidden state of ``row``. ``over`` says that the choice ended with it; ``ends`` that it is an end-of-sequence token
-    itself."""
+    hidden state of ``row``. ``ends`` says that it is an end-of-sequence token."""
 
     key: int
     index: int
     position: int
     token: int
     row: int
-    over: bool
     ends: bool
 
 
@@ -159,7 +157,7 @@ class Drawn:
 class Release:
     """What a step made certain of a request's first choice. ``text`` is new text. ``states`` are the side vectors
     [n, side] of the tokens ``start … start + n - 1`` (``tokens``), prompt included, ``None`` without any: of tokens
-    that are computed and that no stop string may still take back. ``over`` says that nothing follows."""
+    that are computed and that no stop string may still take back."""
 
     key: int
     text: str
@@ -167,7 +165,6 @@ class Release:
     tokens: Sequence[int]
     prompt_len: int
     states: torch.Tensor | None
-    over: bool
 
 
 class AutoregressiveAdapter(ABC):
