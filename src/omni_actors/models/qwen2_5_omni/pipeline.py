@@ -50,7 +50,7 @@ TOKEN2WAV = Stage(
         "window_blocks": "Most blocks (12 codes each in the published checkpoints) of a group that is solved at once. "
         "Groups grow up to this, and each costs look_ahead_blocks beside its own.",
         "pace": "How many times as fast as they are played codes come at least: groups grow no faster than keeps a "
-        "listener from running dry. Where they come slower, he waits in all for no longer than the largest group plays. "
+        "listener from running dry. Where they come slower, he waits in all no longer than the largest group plays. "
         "With window_blocks 1 each block leaves when it can, for up to 1.5 times the work.",
         "left_context_blocks": "Blocks before a group that are solved anew with it; null remembers them (27 MiB "
         "a request, in the published checkpoints): the group is then what it is behind all that came before.",
