@@ -52,7 +52,7 @@ class Outcome:
 
 @click.command("run", context_settings={"show_default": True})
 @click.argument("prompt", required=False)
-@click.option("--model", help="Pipeline or folder of the model.  [default: the demo]", show_default=False)
+@click.option("--model", help="Pipeline, folder or public name of the model.  [default: the demo]", show_default=False)
 @click.option("--image", "images", type=_FILE, multiple=True, help="Image to look at; may be given several times.")
 @click.option("--video", "videos", type=_FILE, multiple=True, help="Video to watch; may be given several times.")
 @click.option("--use-audio-in-video", is_flag=True, help="Listen to the videos too.")
