@@ -89,8 +89,8 @@ def list_command() -> None:
     console.print(f"\ncache: {demo_folder()}", highlight=False, soft_wrap=True)
 
 
-@models_group.command("tiny")
-@click.argument("family", type=click.Choice(sorted(FAMILIES)))
+@models_group.command("tiny", epilog=f"Families: {', '.join(sorted(FAMILIES))}.")
+@click.argument("family", metavar="FAMILY", type=click.Choice(sorted(FAMILIES)))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--seed", default=0, show_default=True, help="What the random weights begin from.")
 def tiny_command(family: str, folder: Path, seed: int) -> None:
