@@ -115,6 +115,21 @@ def said(text: str) -> Ask:
     return Ask(None, speech=Speech(text=text, max_tokens=6, temperature=0.0))
 
 
+def test_what_a_stop_string_takes_back_is_not_spoken(line: Line) -> None:
+    """It is of several tokens, of which all but the last are computed when it is complete."""
+    thinker = line.adapter("thinker")
+    decode = thinker.text.tokenizer.decode
+    # Words alone, so that the text of some tokens is a part of the whole.
+    odd = [token for token in range(thinker.decoder.vocab_size) if not decode([token]).strip().isalpha()]
+    words = {"logit_bias": dict.fromkeys(odd, -100.0)}
+    (whole,) = line.run([asked("Tell me about the sea.", max_tokens=12, sampling=words)])
+    stop = {"stop": [decode(whole.tokens[4:9])]}
+    (stopped,) = line.run([asked("Tell me about the sea.", max_tokens=12, sampling=words | stop)])
+    assert (stopped.text, stopped.finish_reason) == (decode(whole.tokens[:4]), "stop")
+    told = [token for payload in stopped.payloads["thinker"] for token in payload.meta["tokens"]]
+    assert told[stopped.usage["thinker"].prompt_tokens :] == whole.tokens[:4]
+
+
 def test_a_text_in_many_parts_that_cannot_fit_is_refused_before_it_is_encoded(line: Line) -> None:
     (answer,) = line.run([asked(*["and so on " * 40_000] * 20)])
     assert answer.error is not None
