@@ -35,7 +35,7 @@ class SplitLine(Line):
         if ask.speech is not None:
             route |= self.stages.keys() - {"encoder"}
         self._routes[key], self._busy[key] = route, set(route)
-        sections = {"prompt": ask.prompt, "sampling": Sampling(**GREEDY, max_tokens=ask.max_tokens)}
+        sections: dict[str, Any] = {"prompt": ask.prompt, "sampling": Sampling(**GREEDY, max_tokens=ask.max_tokens)}
         if ask.speech is not None:
             sections["speech"] = ask.speech
         for name in reversed([name for name in self.stages if name in route]):

@@ -72,6 +72,7 @@ def test_a_request_brings_variables_of_the_template_and_nothing_else(adapter: Ca
 
 def test_a_chat_becomes_what_the_template_writes(adapter: CausalLM) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert adapter.vocabulary is not None
     decode = adapter.vocabulary.tokenizer.decode
     tokens = adapter.open(work(0, Prompt(messages=messages))).tokens
     assert decode(tokens, skip_special_tokens=False) == "<|start|>user\na\nb<|end|>\n<|start|>assistant\n"
@@ -82,6 +83,7 @@ def test_a_chat_becomes_what_the_template_writes(adapter: CausalLM) -> None:
 def test_an_answer_can_be_continued(adapter: CausalLM) -> None:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "The sea"}]
     tokens = adapter.open(work(0, Prompt(messages=messages, continue_final_message=True))).tokens
+    assert adapter.vocabulary is not None
     assert adapter.vocabulary.tokenizer.decode(tokens, skip_special_tokens=False).endswith("assistant\nThe sea")
 
 

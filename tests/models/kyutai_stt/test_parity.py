@@ -17,6 +17,7 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Transcription
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+from omni_actors.worker.engines.outputs import Result
 
 from ..listening import Said, Samples, hello
 
@@ -50,6 +51,7 @@ class Room:
     def codes(self, samples: Samples) -> list[Payload]:
         payload = Payload("pcm", {"index": 0, "sample_rate": RATE}, {"samples": samples})
         (result,) = self.encoder.run(self.encoder.feed(Work(0, "", {}), "audio", payload, True))
+        assert isinstance(result, Result)
         return [piece.payload for piece in result.pieces if piece.payload is not None]
 
     def run(self, clips: Sequence[Samples], asked: Transcription | None = None) -> Said:
