@@ -11,14 +11,15 @@ import itertools
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Never
 
 import trio
 
 from omni_actors.actors.background import background
 from omni_actors.actors.process import Launcher, open_launcher
+from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
@@ -269,13 +270,17 @@ class Orchestrator:
                 ErrorInfo(message="The server is shutting down.", type="unavailable_error", code="draining", status=503)
             )
 
-    async def _stop(self) -> None:
-        """End all workers, side by side."""
+    async def _stop(self, lives: Mapping[StageReplica, ActorRef[Never]]) -> None:
+        """End all workers, side by side. No other life begins: also a replica that is between two of them ends."""
         self.draining = True
+
+        async def stop(replica: StageReplica, actor: ActorRef[Never]) -> None:
+            await replica.stop()
+            actor.stop()
+
         async with trio.open_nursery() as nursery:
-            for pool in self.pools.values():
-                for replica in pool.replicas:
-                    nursery.start_soon(replica.stop)
+            for replica, actor in lives.items():
+                nursery.start_soon(stop, replica, actor)
 
 
 def _link(replica: StageReplica, other: StageReplica) -> int:
@@ -299,11 +304,12 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
         async with background() as tasks:
             tasks.start_soon(orchestrator.deadlines.run, name="deadlines")
             tasks.start_soon(orchestrator.unreleased.run, name="deadlines of release")
+            lives: dict[StageReplica, ActorRef[Never]] = {}
             for name, pool in orchestrator.pools.items():
                 supervisor = root.supervisor(name, restarts=restarts)
                 for replica in pool.replicas:
-                    supervisor.start(replica.begin, name=f"{name}#{replica.index}")
+                    lives[replica] = supervisor.start(replica.begin, name=f"{name}#{replica.index}")
             try:
                 yield orchestrator
             finally:
-                await orchestrator._stop()
+                await orchestrator._stop(lives)
