@@ -31,16 +31,15 @@ async def ours(family: Family, texts: list[str], loops: tuple[int, ...]) -> list
         return [await closed_loop(omni, family, texts, concurrency) for concurrency in loops]
 
 
-def measure(family: Family, count: int, loops: tuple[int, ...], report: Report) -> None:
+def measure(family: Family, count: int, loops: tuple[int, ...], quick: bool, report: Report) -> None:
     texts = prompts(count)
     # The reference before and after ours, since the machine is not equally quick all the time.
-    alone = [reference(family, texts, 1), None]
-    batched = reference(family, texts, BATCH)
+    before = reference(family, texts, (1, BATCH))
     runs = trio.run(ours, family, texts, loops)
-    alone[1] = reference(family, texts, 1)
-    seconds = [min(pair) for pair in zip(*(it["seconds"] for it in alone if it is not None), strict=True)]
-    spoken = sum(alone[0]["audio_s"]) if alone[0] else 0.0
-    batch_s = sum(batched["seconds"]) / len(batched["seconds"])
+    alone = [before[1]["seconds"]] if quick else [before[1]["seconds"], reference(family, texts, (1,))[1]["seconds"]]
+    seconds = [min(times) for times in zip(*alone, strict=True)]
+    spoken = sum(before[1]["audio_s"])
+    batch_s = sum(before[BATCH]["seconds"]) / len(before[BATCH]["seconds"])
     for run in runs:
         queue = first_come_first_served(seconds, run.concurrency)
         theirs = sum(queue) / len(queue)
@@ -85,7 +84,7 @@ def main() -> None:
     loops = (1, 16) if asked.quick else (1, 4, 8, 16)
     report = Report(f"Spoken answers of tiny omni models, {count} requests in each loop")
     for name in asked.family or (["qwen3-omni"] if asked.quick else list(FAMILIES)):
-        measure(FAMILIES[name], count, loops, report)
+        measure(FAMILIES[name], count, loops, asked.quick, report)
     report.show()
     if asked.json:
         report.write(asked.json)

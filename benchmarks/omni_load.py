@@ -173,14 +173,14 @@ def _below(pid: int, ancestor: int) -> bool:
     return pid == ancestor
 
 
-def reference(family: Family, texts: Sequence[str], batch: int, threads: int = 1) -> dict[str, Any]:
-    """transformers' own ``generate`` on the same folder, in a process of its own: ``seconds`` for each batch of so many
-    texts, in order, and ``audio_s`` of each answer."""
+def reference(family: Family, texts: Sequence[str], batches: Sequence[int], threads: int = 1) -> dict[int, Any]:
+    """transformers' own ``generate`` on the same folder, in a process of its own, once for each size of batch:
+    ``seconds`` of each batch of so many texts, in order, and ``audio_s`` of each answer."""
     work = {
         "folder": str(folder_of(family.name)),
         "family": family.name,
         "texts": list(texts),
-        "batch": batch,
+        "batches": list(batches),
         "threads": threads,
         "voice": family.voice,
         "tokens": family.tokens,
@@ -197,8 +197,7 @@ def reference(family: Family, texts: Sequence[str], batch: int, threads: int = 1
             stderr=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
         )
-        found: dict[str, Any] = json.loads(given.read_text())
-    return found
+        return {int(batch): found for batch, found in json.loads(given.read_text()).items()}
 
 
 def first_come_first_served(seconds: Sequence[float], concurrency: int) -> list[float]:

@@ -27,15 +27,17 @@ def run(path: str) -> None:
     torch.set_num_threads(work["threads"])
     model = CLASSES[work["family"]].from_pretrained(work["folder"], dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(work["folder"], padding_side="left")
-    batch = work["batch"]
-    answer(model, tokenizer, work, ["Hello."] * batch)
-    seconds: list[float] = []
-    audio: list[float] = []
-    for at in range(0, len(work["texts"]), batch):
-        begun = time.perf_counter()
-        audio += answer(model, tokenizer, work, work["texts"][at : at + batch])
-        seconds.append(time.perf_counter() - begun)
-    Path(path).write_text(json.dumps({"seconds": seconds, "audio_s": audio}))
+    found = {}
+    for batch in work["batches"]:
+        answer(model, tokenizer, work, ["Hello."] * batch)
+        seconds: list[float] = []
+        audio: list[float] = []
+        for at in range(0, len(work["texts"]), batch):
+            begun = time.perf_counter()
+            audio += answer(model, tokenizer, work, work["texts"][at : at + batch])
+            seconds.append(time.perf_counter() - begun)
+        found[batch] = {"seconds": seconds, "audio_s": audio}
+    Path(path).write_text(json.dumps(found))
 
 
 def answer(model: Any, tokenizer: Any, work: dict[str, Any], texts: Sequence[str]) -> list[float]:
