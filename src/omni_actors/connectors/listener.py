@@ -155,7 +155,9 @@ class Listener:
             assert caller.accepting is not None
             caller.accepting.check(bytes(caller.said))
         except Refused as refused:
-            log.warning("a connection for link %s is refused: %s", caller.link, refused)
+            # Whoever names no link is a stranger: a port scanner would fill the log.
+            level = logging.DEBUG if caller.link is None else logging.WARNING
+            log.log(level, "a connection for link %s is refused: %s", caller.link, refused)
             self._drop(caller, "refused")
             return False
         return True
