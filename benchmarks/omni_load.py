@@ -25,18 +25,20 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family's workload: ``tokens`` of text and at most ``frames`` of speech in each answer, both greedy."""
+    """A family's workload: ``tokens`` of text and at most ``frames`` of speech in each answer, both greedy; and how its
+    deployment on two cores differs from the default: Qwen2.5-Omni's vocoder is most of its work, so there are two."""
 
     name: str
     vocoder: str
     voice: str
     tokens: int
     frames: int
+    overrides: tuple[str, ...] = ()
 
 
 FAMILIES = {
     "qwen3-omni": Family("qwen3-omni", "code2wav", "ethan", 48, 75),
-    "qwen2.5-omni": Family("qwen2.5-omni", "token2wav", "ethan", 48, 120),
+    "qwen2.5-omni": Family("qwen2.5-omni", "token2wav", "ethan", 48, 120, ("stages.token2wav.replicas=2",)),
 }
 
 SUBJECTS = (
@@ -142,7 +144,7 @@ async def closed_loop(omni: AsyncOmni, family: Family, texts: Sequence[str], con
 @asynccontextmanager
 async def deployment(family: Family, *overrides: str) -> AsyncIterator[AsyncOmni]:
     """The family's pipeline with its workers up, warmed by one answer."""
-    async with open_omni(str(folder_of(family.name)), overrides=list(overrides)) as omni:
+    async with open_omni(str(folder_of(family.name)), overrides=[*family.overrides, *overrides]) as omni:
         await answer(omni, family, "Hello.")
         yield omni
 
