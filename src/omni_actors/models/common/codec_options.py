@@ -4,7 +4,7 @@ documentation. Read by :mod:`omni_actors.worker.engines.codec`."""
 from typing import Any
 
 CODEC_DEFAULTS: dict[str, Any] = {
-    "first_chunk_frames": 4,
+    "first_chunk_frames": 2,
     "min_chunk_frames": 4,
     "chunk_frames": 25,
     "left_context_frames": None,
