@@ -51,15 +51,8 @@ class SplitLine(Line):
         if ask.media:
             self._deliver(key, "encoder", "media", None)
 
-    def _turn(self) -> bool:
-        moved = False
-        while self._mail:
-            self._mail.popleft()()
-            moved = True
-        for name, engine in self.engines.items():
-            if engine.runnable:
-                moved |= engine.step(_Credits(self, name))
-        return moved or bool(self._mail)
+    def _outbox(self, stage: str) -> _Outbox:
+        return _Credits(self, stage)
 
     def _deliver(self, key: int, stage: str, port: str, payload: Payload | None) -> None:
         if port != "kv" or payload is None:

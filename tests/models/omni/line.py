@@ -157,8 +157,11 @@ class Line:
             moved = True
         for name, engine in self.engines.items():
             if engine.runnable:
-                moved |= engine.step(_Outbox(self, name))
+                moved |= engine.step(self._outbox(name))
         return moved or bool(self._mail)
+
+    def _outbox(self, stage: str) -> _Outbox:
+        return _Outbox(self, stage)
 
     def _deliver(self, key: int, stage: str, port: str, payload: Payload | None) -> None:
         def feed() -> None:
