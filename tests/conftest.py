@@ -94,6 +94,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+class StuckError(BaseException):
+    """No ``Exception``: hypothesis would take it for a failure of one example, and go on to shrink that without any
+    bound on its time."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Interrupts a test that no cancellation reaches: a sync one, one in virtual time, one stuck in a call."""
@@ -101,7 +106,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     extra = 0.0 if not inspect.iscoroutinefunction(getattr(item, "obj", None)) else STUCK_GRACE_S
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"the test was still running after {deadline + extra:g} s")
+        raise StuckError(f"the test was still running after {deadline + extra:g} s")
 
     if threading.current_thread() is not threading.main_thread():
         return (yield)

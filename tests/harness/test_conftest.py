@@ -99,3 +99,13 @@ def test_a_left_orphan_grandchild_fails_its_test(tmp_path: Path) -> None:
 def test_a_child_that_is_waited_for_is_no_leak(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, "import subprocess\ndef test_clean():\n    subprocess.run(['true'], check=True)\n")
     assert done.returncode == 0, done.stdout
+
+
+def test_deadline_ends_a_hanging_hypothesis_test_without_shrinking(tmp_path: Path) -> None:
+    done = run_pytest(
+        tmp_path,
+        "import pytest, time\nfrom hypothesis import given, strategies as st\n"
+        "@pytest.mark.deadline(0.3)\n@given(st.integers())\ndef test_hang(n):\n    time.sleep(20)\n",
+    )
+    assert done.returncode == 1, done.stdout
+    assert "still running after 0.3 s" in done.stdout

@@ -31,7 +31,7 @@ from omni_actors.worker.engines.generation import GenerationEngine
 
 LENGTHS = (61, 36, 5, 1)
 STEPS = 3
-TOLERANCE = 1e-5
+TOLERANCE = 5e-5
 """Of spectrograms and samples. Windows are other shapes than the whole, and float32 rounds them otherwise."""
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
@@ -152,7 +152,7 @@ def test_a_group_that_forgets_what_came_before_is_seen(
     flow: Flow, streams: Sequence[Any], speaker: Any, spectrograms: Sequence[torch.Tensor]
 ) -> None:
     solved = flow.solve([window(flow, streams[0], 2, 3, flow.condition(speaker), None)])[0]
-    assert (solved.mel - spectrograms[0][48:72]).abs().max() > 100 * TOLERANCE
+    assert (solved.mel - spectrograms[0][48:72]).abs().max() > 20 * TOLERANCE
 
 
 @pytest.mark.parametrize("frames", [1, 2, 7, 61])
@@ -324,4 +324,4 @@ def test_less_context_is_heard(folder: Path, streams: Sequence[Any]) -> None:
         for more in ({}, *less)
     )
     for sound in others:
-        assert np.abs(sound - whole).max() > 100 * TOLERANCE
+        assert np.abs(sound - whole).max() > 20 * TOLERANCE

@@ -22,8 +22,8 @@ from omni_actors.worker.engines.generation import GenerationEngine
 
 LENGTHS = (75, 52, 7, 1)
 
-TOLERANCE = 1e-5
-"""Of full scale. Windows are other shapes than the whole, and float32 rounds them otherwise."""
+TOLERANCE = 5e-5
+"""Of full scale. Windows are other shapes than the whole, and float32 rounds them otherwise (1e-5 has been seen)."""
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -112,7 +112,7 @@ def test_the_ramp_changes_no_sample(
 def test_too_little_context_is_heard(engine: GenerationEngine, streams: list[Any], whole: list[Samples]) -> None:
     made = configured(engine, chunk_frames=6, ramp=False, left_context_frames=4)
     got = decode_in_pieces(made, streams[:1], lambda key, turn: 6).of(0)
-    assert np.abs(got - whole[0]).max() > 100 * TOLERANCE
+    assert np.abs(got - whole[0]).max() > 20 * TOLERANCE
 
 
 def test_contexts_are_those_of_the_published_checkpoint() -> None:
