@@ -50,11 +50,6 @@ ARENA_BYTES = 256 << 20
 """Budget of shared memory for payloads under way (``limits["arena_bytes"]``)."""
 
 
-def _seconds_to(deadline: float | None) -> float:
-    """What epoll may wait; -1 is for ever."""
-    return -1 if deadline is None else max(0.0, deadline - time.monotonic())
-
-
 class Worker:
     """The loop of one replica. ``bridges`` maps an edge index to the factory of its bridge. ``listener`` is for inputs
     by TCP, and closed with the rest."""
@@ -81,7 +76,9 @@ class Worker:
         self._epoll = select.epoll()
         self._epoll.register(self._control.fileno(), select.EPOLLIN)
         self._links = Links(self._epoll, listener)
-        self._stopping = False
+        self._blocked = False  # everything runnable waits for credit
+        self.stopping = False
+        """Whether the serving process has said that this is the end."""
 
     # ---- the loop
 
@@ -89,23 +86,39 @@ class Worker:
         """Run until told to stop or until the serving process is gone. Raises :class:`ProtocolError` when that or
         another worker sends what no version of it would, and what the engine's step raises."""
         try:
-            blocked = False  # everything runnable waits for credit
-            while not self._stopping:
-                deadline = self._links.deadline
-                events = self._epoll.poll(0 if not blocked and self._may_step else _seconds_to(deadline))
-                if events:
-                    blocked = False
-                    for message in self._control.receive():
-                        self._handle(message)
-                    for link in self._links.readable(events):
-                        self._serve_link(link)
-                if deadline is not None and deadline <= time.monotonic():
-                    self._give_up()
-                if not blocked and not self._stopping and self._may_step:
-                    blocked = not self._engine.step(self._out)
-                self._write()
+            while not self.stopping:
+                self.turn(self.patience_s)
         except Hangup:
             log.info("the serving process is gone")
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when :meth:`turn` has something to receive or room to write."""
+        return self._epoll.fileno()
+
+    @property
+    def patience_s(self) -> float:
+        """How long :meth:`turn` may wait for the sockets: 0 when there is a step to do, -1 without bound."""
+        if not self._blocked and self._may_step:
+            return 0.0
+        deadline = self._links.deadline
+        return -1 if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def turn(self, patience_s: float = 0.0) -> None:
+        """One turn: wait for the sockets, drain them, step at most once, and write what came of it. With a
+        ``patience_s`` of 0 it never waits. Raises :class:`Hangup` and what :meth:`run` does."""
+        events = self._epoll.poll(patience_s)
+        if events:
+            self._blocked = False
+            for message in self._control.receive():
+                self._handle(message)
+            for link in self._links.readable(events):
+                self._serve_link(link)
+        deadline = self._links.deadline
+        if deadline is not None and deadline <= time.monotonic():
+            self._give_up()
+        if not self._blocked and not self.stopping and self._may_step:
+            self._blocked = not self._engine.step(self._out)
+        self._write()
 
     @property
     def _may_step(self) -> bool:
@@ -142,7 +155,7 @@ class Worker:
             case Query():
                 self._query(message)
             case Stop():
-                self._stopping = True
+                self.stopping = True
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
@@ -162,7 +175,18 @@ class Worker:
                 for name, value in message.params.items()
             }
             ports = frozenset(message.ports)
-            self._engine.admit(Work(key, job.request_id, params, ports, visible=job.visible, routed=bool(routes)))
+            self._engine.admit(
+                Work(
+                    key,
+                    job.request_id,
+                    params,
+                    ports,
+                    visible=job.visible,
+                    routed=bool(routes),
+                    prefix=message.prefix,
+                    delivered=message.delivered,
+                )
+            )
         except Exception as error:
             self._fail(job, error)
         job.awaited = dict(message.sources)
