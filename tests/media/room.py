@@ -48,6 +48,9 @@ class Room:
     def text(self, delta: TextDelta) -> None:
         raise AssertionError("the media engine makes no text")
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("the media engine shows nothing to clients")
 

@@ -36,6 +36,9 @@ class Kept:
     def text(self, delta: TextDelta) -> None:
         raise AssertionError("a speech stage has no text to show")
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("nobody asked to see this stage's output")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Mode = Literal["chunk", "full"]
+Recovery = Literal["prefix", "replay", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class Stage:
     options_least: dict[str, float] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
     """Of an engine by dotted name that runs others in itself: their kinds. The stage has their options too."""
+    recovery: Recovery | None = None
+    """How a request goes on after the death of a worker that held it. ``prefix``: the stage takes up what was reported
+    of it (an autoregressive stage with ``Work.prefix``). ``replay``: it computes again from the start, and the same, so
+    that what the client has can be left out. ``none``: what the client has of it cannot be continued. ``None`` is
+    ``prefix`` for engines of kind ``autoregressive``, else ``replay``."""
     separable: bool = False
     """Whether a deploy file may have its prompts computed in a pool of their own: an autoregressive stage to which
     nothing comes on its ports once its prompt is complete."""

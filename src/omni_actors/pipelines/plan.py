@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from omni_actors.pipelines.declaration import Mode, Pipeline, Stage, Task
+from omni_actors.pipelines.declaration import Mode, Pipeline, Recovery, Stage, Task
 from omni_actors.pipelines.strategy import Strategy
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello
@@ -109,6 +109,15 @@ class StagePlan:
     host: str
     worker_devices: tuple[str, ...] = ()
     """What each of ``devices`` is called in a worker's own process, where that differs."""
+
+    @property
+    def recovery(self) -> Recovery:
+        """How a request goes on after a death: see :attr:`Stage.recovery`. The first half of a split stage has nothing
+        of its own to go on with."""
+        if self.name.endswith(PREFILL):
+            return "replay"
+        kind = self.declaration.engine
+        return self.declaration.recovery or ("prefix" if kind == "autoregressive" else "replay")
 
     @property
     def device(self) -> str:

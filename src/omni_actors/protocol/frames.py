@@ -4,12 +4,13 @@ Every frame is a 4-byte little-endian length, then one msgpack-encoded tagged ar
 or over its limit is a protocol error of that channel alone: the worker that sent or received it is replaced. A sender
 never sends what is over the limit: the request fails alone.
 
-Identity. ``key`` is a number that the orchestrator draws, ever increasing, for each *attempt* of a request, so one
-integer says (request, attempt). A channel belongs to one incarnation of a replica and a link to one incarnation at
-each end, and both close with it, so a frame cannot outlive the incarnation that it belongs to. A receiver drops frames
-whose key it has retired, and keeps back (within the edge's credits) those whose key it has not met yet. The end of a
-link is seen as end-of-file at the other side; no frame announces it. A stage's failure is told to the orchestrator
-alone, which aborts the request everywhere: there is one path of failure.
+Identity. ``key`` is a number that the orchestrator draws, ever increasing, for each *attempt* of a request (the first,
+and one more each time that it is resumed after a death), so one integer says (request, attempt). A channel belongs to
+one incarnation of a replica and a link to one incarnation at each end, and both close with it, so a frame cannot
+outlive the incarnation that it belongs to. A receiver drops frames whose key it has retired, and keeps back (within the
+edge's credits) those whose key it has not met yet. The end of a link is seen as end-of-file at the other side; no frame
+announces it. A stage's failure is told to the orchestrator alone, which aborts the request everywhere: there is one
+path of failure.
 
 =========  ==========================  ==============================================================
 frame      direction                   meaning
@@ -133,10 +134,21 @@ class Wire(msgspec.Struct, tag="wire", array_like=True):
     tcp: TcpEnd | None = None
 
 
+class Prefix(msgspec.Struct, array_like=True, frozen=True):
+    """What earlier attempts have reported of this stage, and this one goes on behind: the token ids of each choice, and
+    ``data`` of the stage's own making (a talker's whole frames, say): all of :class:`Ledger`'s, one after the other."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    data: bytes = b""
+
+
 class Submit(msgspec.Struct, tag="submit", array_like=True):
     """``ports`` are those that will be fed by edges or by Feed; ``routes`` are pairs (edge index, link) to send the
     stage's output on; ``visible`` says that the client wants this stage's output. ``params`` as in Request.
-    ``sources`` are pairs as in ``routes`` for input by TCP: such a link can break while both its ends live."""
+    ``sources`` are pairs as in ``routes`` for input by TCP: such a link can break while both its ends live.
+    ``prefix`` is for a stage that goes on where an earlier attempt was. ``delivered`` are the units of media (for
+    audio: samples per channel) that the client has of this stage: those before may be left out.
+    ``deadline_s`` is what is left of the request's time, in seconds."""
 
     key: int
     request_id: str
@@ -145,6 +157,9 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     routes: tuple[tuple[int, int], ...]
     visible: bool
     sources: tuple[tuple[int, int], ...] = ()
+    prefix: Prefix | None = None
+    delivered: int = 0
+    deadline_s: float | None = None
 
 
 class Feed(msgspec.Struct, tag="feed", array_like=True):
@@ -173,6 +188,16 @@ class Reply(msgspec.Struct, tag="reply", array_like=True):
     error: ErrorInfo | None = None
 
 
+class Ledger(msgspec.Struct, array_like=True, frozen=True):
+    """What a stage chose in this step, and a new attempt would have to choose again: for :class:`Prefix`. ``index`` is
+    the choice. Visible text needs none: its deltas carry their tokens."""
+
+    key: int
+    index: int
+    tokens: list[int]
+    data: bytes = b""
+
+
 class Step(msgspec.Struct, tag="step", array_like=True):
     """Everything one iteration produced. ``released``: keys of which nothing is left in this worker. ``fed``: pairs
     (key, how many Feeds of it are consumed by now)."""
@@ -183,6 +208,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     failed: list[StageFailed] = []
     released: list[int] = []
     fed: list[tuple[int, int]] = []
+    ledger: list[Ledger] = []
 
 
 class Unlinked(msgspec.Struct, tag="unlinked", array_like=True):

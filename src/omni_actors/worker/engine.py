@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from omni_actors.connectors.payload import Payload, TensorSpecs
 from omni_actors.protocol.errors import ErrorInfo, invalid_request
-from omni_actors.protocol.frames import Hello, Query
+from omni_actors.protocol.frames import Hello, Prefix, Query
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 
 
@@ -26,6 +26,10 @@ class Work:
     ``params`` holds the sections that the stage declared, as structs of :mod:`omni_actors.protocol.params` (an unknown
     section as builtins). ``ports`` are the ports that will be fed; input is complete when each has ended.
     ``visible`` says that the client wants this stage's output; ``routed`` that another stage does.
+    ``prefix`` is what an earlier attempt of the request has reported of this stage, which goes on behind it: it is
+    neither computed nor told to the client again, but what later stages need of it is emitted again. ``delivered`` are
+    the samples per channel that the client has of this stage: it may begin there, if its chunks' metadata say so
+    (``start``).
     """
 
     key: int
@@ -34,6 +38,8 @@ class Work:
     ports: frozenset[str] = frozenset()
     visible: bool = False
     routed: bool = False
+    prefix: Prefix | None = None
+    delivered: int = 0
 
 
 class Outbox(Protocol):
@@ -49,6 +55,11 @@ class Outbox(Protocol):
 
     def media(self, chunk: MediaChunk) -> None:
         """To the client, if it wants this stage's output."""
+        ...
+
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        """What this step chose for a request whose client does not see it in a delta of this stage: a new attempt after
+        this worker's death gets it back as :attr:`Work.prefix`. Leaves the process before this step's payloads do."""
         ...
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:

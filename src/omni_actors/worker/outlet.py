@@ -16,7 +16,7 @@ from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import FrameTooLarge
 from omni_actors.protocol.errors import ErrorInfo, stage_failed
-from omni_actors.protocol.frames import Ack, Chunk, Reply, Step
+from omni_actors.protocol.frames import Ack, Chunk, Ledger, Reply, Step
 from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
 from omni_actors.worker.control import Control
 from omni_actors.worker.jobs import Job, Route, Source
@@ -81,6 +81,10 @@ class Outlet:
         job = self.jobs.get(chunk.key)
         if job is not None and job.visible:
             self._step.media.append(chunk)
+
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        if key in self.jobs:
+            self._step.ledger.append(Ledger(key, index, tokens, data))
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         job = self.jobs.get(key)
@@ -198,6 +202,7 @@ class Outlet:
         """Queue what was collected on its links, and return those."""
         touched: set[Link] = set()
         if self._emits:
+            self._confide()
             for emit in self._emits:
                 try:
                     self._send(emit, touched)
@@ -212,6 +217,19 @@ class Outlet:
             self._acks.clear()
         return touched
 
+    def _confide(self) -> None:
+        """What was chosen is with the serving process before anything that follows from it is with another worker: a
+        new attempt then repeats it, and does not contradict what the client has by way of that worker."""
+        step = self._step
+        if step.texts or step.ledger:
+            told = Step(texts=step.texts, ledger=step.ledger)
+            try:
+                self._control.send(told)
+            except _UNSENDABLE:
+                return  # with the rest, one by one
+            step.texts, step.ledger = [], []
+            self._control.flush()
+
     def report(self) -> None:
         """Queue this step's frame for the serving process. Call it when the links have been flushed: a stage is done
         when its output is out of this process's hands, so that its death after that takes nothing with it."""
@@ -223,7 +241,7 @@ class Outlet:
             for key in [key for key, job in self.draining.items() if job.written and not job.holds_memory]:
                 del self.draining[key]
                 step.released.append(key)
-        if not (step.texts or step.media or step.done or step.failed or step.released or step.fed):
+        if not (step.texts or step.media or step.done or step.failed or step.released or step.fed or step.ledger):
             return
         self._step = Step()
         if sum(len(chunk.data) for chunk in step.media) > _FULL_STEP:
@@ -265,7 +283,9 @@ class Outlet:
                 step.done = [it for it in step.done if it.key != event.key]
                 self._unsendable(event.key, problem)
         failed, self._step.failed = [*step.failed, *self._step.failed], []
-        self._control.send(Step(done=step.done, failed=failed, released=step.released, fed=step.fed))
+        self._control.send(
+            Step(done=step.done, failed=failed, released=step.released, fed=step.fed, ledger=step.ledger)
+        )
 
     def _send(self, emit: _Emit, touched: set[Link]) -> None:
         """Put a payload on the request's edges, or keep it back on those that publish at the end."""

@@ -234,6 +234,9 @@ class _Outbox:
         answer.tokens += delta.token_ids
         answer.finish_reason = delta.finish_reason
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("the last stage's samples are taken as payloads")
 

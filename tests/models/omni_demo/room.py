@@ -36,6 +36,9 @@ class Kept:
     def text(self, delta: TextDelta) -> None:
         self.texts.append(delta)
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def media(self, chunk: MediaChunk) -> None:
         self.media_chunks.append(chunk)
 

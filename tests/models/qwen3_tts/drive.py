@@ -41,6 +41,9 @@ class Out:
     def text(self, delta: TextDelta) -> None:
         raise AssertionError("nothing is written here")
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def media(self, chunk: MediaChunk) -> None:
         assert chunk.meta["sample_rate"] == 24000
         self.audio[chunk.key].append(chunk.data)

@@ -51,6 +51,9 @@ class Collector:
         answer.finish_reason = delta.finish_reason
         answer.logprobs += delta.logprobs or []
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("a language model makes no media")
 

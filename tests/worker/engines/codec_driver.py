@@ -38,6 +38,9 @@ class Sound:
     def text(self, delta: TextDelta) -> None:
         raise AssertionError("a codec says nothing")
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("nobody listens")
 

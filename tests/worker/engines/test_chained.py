@@ -160,6 +160,9 @@ class Out:
     def text(self, delta: TextDelta) -> None:
         self.said.setdefault(delta.key, []).append(delta.text)
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("nothing is heard")
 

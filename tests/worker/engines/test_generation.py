@@ -37,6 +37,9 @@ class Recorder:
     def text(self, delta: TextDelta) -> None:
         self._add(delta.key, "text", delta.text)
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def media(self, chunk: MediaChunk) -> None:
         self._add(chunk.key, "media", chunk)
 

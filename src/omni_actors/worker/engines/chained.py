@@ -191,6 +191,9 @@ class _Place:
     def media(self, chunk: MediaChunk) -> None:
         self.out.media(chunk)
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        """Not reported: a chain is computed again as a whole."""
+
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         if self._last:
             return self.out.allocate(key, kind, meta, specs)
