@@ -316,6 +316,7 @@ def _stage(
         environments=environments,
         host=settings.get(f"{at}.host", LOOPBACK),
         worker_devices=tuple(map(platform.worker_device, devices)),
+        platform_class=f"{type(platform).__module__}:{type(platform).__qualname__}",
     )
 
 

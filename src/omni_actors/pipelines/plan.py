@@ -109,6 +109,8 @@ class StagePlan:
     host: str
     worker_devices: tuple[str, ...] = ()
     """What each of ``devices`` is called in a worker's own process, where that differs."""
+    platform_class: str = "omni_actors.platforms.cpu:CpuPlatform"
+    """Dotted name of :attr:`platform`'s class, which its workers ask too."""
 
     @property
     def recovery(self) -> Recovery:
@@ -236,4 +238,5 @@ class Plan:
             outputs=tuple(e.spec() for e in self.edges if e.source == it.name),
             host=it.host,
             log_level=log_level,
+            platform=it.platform_class,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,13 +19,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from omni_actors.platforms.cpu import CpuPlatform
-from omni_actors.platforms.platform import Device, OmniPlatform, PlatformError
+from omni_actors.platforms.platform import Device, Fault, OmniPlatform, PlatformError
 
 log = logging.getLogger(__name__)
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _NAME = re.compile(r"cuda:(\d{1,4})")
+
+_MEMORY = re.compile(r"CUDA (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED")
+
+_CUDA = re.compile(r"CUDA (driver )?error: |CU[A-Z]+_STATUS_[A-Z_]+")
+"""What torch says when a call of CUDA or of a library on it has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +93,34 @@ class CudaPlatform(OmniPlatform):
         """``cuda:0``: the worker sees its own device only."""
         return "cuda:0"
 
+    def fault(self, error: BaseException) -> Fault:
+        """Some errors of CUDA end the process's context (an illegal access, an assertion in a kernel, a device that is
+        gone): every later call raises them again. So the device is asked."""
+        text = str(error)
+        if isinstance(error, RuntimeError) and _MEMORY.search(text):
+            return Fault.MEMORY
+        if isinstance(error, RuntimeError) and _CUDA.search(text):
+            return Fault.OTHER if _answers() else Fault.DEVICE
+        return super().fault(error)
+
+    def free_memory(self) -> None:
+        """torch's allocator keeps what was freed in blocks of the sizes that were asked for."""
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.cuda.empty_cache()
+
     def _found(self) -> list[tuple[str, Gpu]]:
         return visible(machine_gpus(), os.environ.get(VISIBLE))
+
+
+def _answers() -> bool:
+    """Whether the device still does what this process asks."""
+    if (torch := sys.modules.get("torch")) is None:
+        return True
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
 
 
 def visible(gpus: list[Gpu], setting: str | None) -> list[tuple[str, Gpu]]:

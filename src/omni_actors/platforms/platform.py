@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar
 
 from omni_actors.protocol.errors import ErrorInfo, OmniError
@@ -29,6 +30,17 @@ class Device:
     name: str
     memory: int | None
     description: str = ""
+
+
+class Fault(Enum):
+    """What an exception says that a worker's computation raised."""
+
+    MEMORY = "memory"
+    """There was not enough memory for it: less at once may fit, and what was there before is unharmed."""
+    DEVICE = "device"
+    """The device does no more for this process, whatever it is asked: only a new process helps."""
+    OTHER = "other"
+    """Anything else: this input, or the model's code."""
 
 
 class OmniPlatform(ABC):
@@ -72,6 +84,18 @@ class OmniPlatform(ABC):
     def worker_device(self, device: str) -> str:
         """What ``device`` is called inside a worker that has :meth:`worker_environment`."""
         return device
+
+    def fault(self, error: BaseException) -> Fault:
+        """What an exception says that computing raised. Called in a worker; here, what is true of host memory."""
+        if isinstance(error, MemoryError):
+            return Fault.MEMORY
+        # By name and message: frameworks have types of their own, and none of them is imported here.
+        if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+            return Fault.MEMORY
+        return Fault.MEMORY if isinstance(error, RuntimeError) and "allocate memory" in str(error) else Fault.OTHER
+
+    def free_memory(self) -> None:
+        """Give back what an allocator keeps for later. Called in a worker, after :attr:`Fault.MEMORY`."""
 
     def engine_for(self, kind: str) -> str:
         """The dotted name of this platform's engine of a kind; :class:`PlatformError` if it has none."""
