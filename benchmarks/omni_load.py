@@ -17,29 +17,49 @@ from typing import Any
 import trio
 
 from omni_actors import AsyncOmni, Request, open_omni
+from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.protocol.params import Prompt, Sampling, Speech
-from omni_actors.protocol.request import Completed, MediaChunk
+from omni_actors.protocol.request import Completed, MediaChunk, TextDelta
 
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family's workload: ``tokens`` of text and at most ``frames`` of speech in each answer, both greedy; and how its
-    deployment on two cores differs from the default: Qwen2.5-Omni's vocoder is most of its work, so there are two."""
+    """A family's workload: ``tokens`` of text and at most ``frames`` of speech in each answer, both greedy."""
 
     name: str
     vocoder: str
     voice: str
     tokens: int
     frames: int
-    overrides: tuple[str, ...] = ()
 
 
 FAMILIES = {
     "qwen3-omni": Family("qwen3-omni", "code2wav", "ethan", 48, 75),
-    "qwen2.5-omni": Family("qwen2.5-omni", "token2wav", "ethan", 48, 120, ("stages.token2wav.replicas=2",)),
+    "qwen2.5-omni": Family("qwen2.5-omni", "token2wav", "ethan", 48, 120),
 }
+
+MODEL_STAGES = ("encoder", "thinker", "talker")
+"""Of both families, beside their vocoder."""
+
+
+def sized(family: Family, device: str, cores: int) -> list[str]:
+    """Settings that fit a family's deployment to a machine.
+
+    Qwen2.5-Omni's vocoder is most of its work on a processor, and batching takes none of it away: it gets two replicas,
+    and where there are more than six cores all but four of them, up to one for each of sixteen clients. With more than
+    two cores each worker has one thread, as tiny layers gain nothing by more. On a GPU everything is float32, as in the
+    reference.
+    """
+    stages = (*MODEL_STAGES, family.vocoder)
+    if device != "cpu":
+        return [f"stages.{stage}.dtype=float32" for stage in stages]
+    settings = [f"stages.{stage}.threads=1" for stage in stages] if cores > 2 else []
+    if family.vocoder == "token2wav":
+        settings.append(f"stages.token2wav.replicas={min(16, max(2, cores - 4))}")
+    return settings
+
 
 SUBJECTS = (
     "the sea",
@@ -71,10 +91,12 @@ def folder_of(family: str) -> Path:
 
 @dataclass(slots=True)
 class Answer:
-    """Seconds from the request to its first sound and its end; ``audio_s`` of sound, and its samples."""
+    """Seconds from the request to the end of its text, its first sound and its end; ``audio_s`` of sound, and its
+    samples."""
 
     text: str
     begun: float
+    text_s: float = 0.0
     first_audio_s: float = 0.0
     end_s: float = 0.0
     audio_s: float = 0.0
@@ -90,6 +112,7 @@ class Run:
     answers: list[Answer]
     cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU time by stage, of the workers alone."""
+    replicas: dict[str, int] = field(default_factory=dict)
 
     def mean(self, name: str) -> float:
         return float(sum(getattr(answer, name) for answer in self.answers) / len(self.answers))
@@ -113,7 +136,9 @@ async def answer(omni: AsyncOmni, family: Family, text: str) -> Answer:
     rate = omni.plan.sample_rate or 24_000
     async with omni.open(request(family, text)) as stream:
         async for event in stream:
-            if isinstance(event, MediaChunk):
+            if isinstance(event, TextDelta):
+                made.text_s = time.perf_counter() - made.begun
+            elif isinstance(event, MediaChunk):
                 made.first_audio_s = made.first_audio_s or time.perf_counter() - made.begun
                 made.audio_s += len(event.data) / 2 / rate
                 made.pcm += event.data
@@ -138,14 +163,21 @@ async def closed_loop(omni: AsyncOmni, family: Family, texts: Sequence[str], con
                 nursery.start_soon(client)
     wall = time.perf_counter() - begun
     spent = {stage: cpu - before.get(stage, 0.0) for stage, cpu in worker_cpu_s().items()}
-    return Run(concurrency, wall, answers, spent)
+    replicas = {stage.name: stage.replicas for stage in omni.plan.stages}
+    return Run(concurrency, wall, answers, spent, replicas)
 
 
 @asynccontextmanager
-async def deployment(family: Family, *overrides: str) -> AsyncIterator[AsyncOmni]:
-    """The family's pipeline with its workers up, warmed by one answer."""
-    async with open_omni(str(folder_of(family.name)), overrides=[*family.overrides, *overrides]) as omni:
-        await answer(omni, family, "Hello.")
+async def deployment(family: Family, *overrides: str, device: str = "cpu") -> AsyncIterator[AsyncOmni]:
+    """The family's pipeline with its workers up on ``device`` (``cpu`` or ``cuda``), fitted to the machine where
+    ``overrides`` do not say otherwise, and every worker warmed."""
+    settings = [*sized(family, device, CpuPlatform().cores()), *overrides]
+    async with open_omni(str(folder_of(family.name)), overrides=settings, platform=device) as omni:
+        most = max(stage.replicas for stage in omni.plan.stages)
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for _ in range(most if most > 2 else 1):
+                    nursery.start_soon(answer, omni, family, "Hello.")
         yield omni
 
 
@@ -175,15 +207,20 @@ def _below(pid: int, ancestor: int) -> bool:
     return pid == ancestor
 
 
-def reference(family: Family, texts: Sequence[str], batches: Sequence[int], threads: int = 1) -> dict[int, Any]:
-    """transformers' own ``generate`` on the same folder, in a process of its own, once for each size of batch:
-    ``seconds`` of each batch of so many texts, in order, and ``audio_s`` of each answer."""
+def reference(
+    family: Family, texts: Sequence[str], batches: Sequence[int], device: str = "cpu", threads: Sequence[int] = ()
+) -> dict[str, Any]:
+    """transformers' own ``generate`` on the same folder and device, in a process of its own, with that number of CPU
+    ``threads`` (one or all, where none is given) that is fastest on the first texts. ``threads`` is what it took,
+    ``tried`` the seconds of each choice; for each size of batch ``batches[str(size)]`` has ``seconds`` of each batch of so many texts, in order, ``audio_s``
+    of each answer, and ``spent``, seconds in each of its parts."""
     work = {
         "folder": str(folder_of(family.name)),
         "family": family.name,
         "texts": list(texts),
         "batches": list(batches),
-        "threads": threads,
+        "threads": list(threads) or sorted({1, CpuPlatform().cores()}),
+        "device": device,
         "voice": family.voice,
         "tokens": family.tokens,
         "frames": family.frames,
@@ -197,9 +234,10 @@ def reference(family: Family, texts: Sequence[str], batches: Sequence[int], thre
             cwd=HERE,
             check=True,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+            env={key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | {"HF_HUB_OFFLINE": "1"},
         )
-        return {int(batch): found for batch, found in json.loads(given.read_text()).items()}
+        found: dict[str, Any] = json.loads(given.read_text())
+        return found
 
 
 def first_come_first_served(seconds: Sequence[float], concurrency: int) -> list[float]:

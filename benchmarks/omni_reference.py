@@ -21,32 +21,75 @@ CLASSES = {
 }
 
 
+PARTS = {
+    "thinker": ("thinker", "generate"),
+    "talker": ("talker", "generate"),
+    "code2wav": ("code2wav", "chunked_decode"),
+    "token2wav": ("token2wav", "forward"),
+}
+"""The calls that ``generate`` is made of, by what the report names them."""
+
+PROBES = 6
+"""Texts that each number of threads is tried with."""
+
+
 def run(path: str) -> None:
     """Do the work that the JSON file at ``path`` describes, and write what was found in its place."""
     work = json.loads(Path(path).read_text())
-    torch.set_num_threads(work["threads"])
-    model = CLASSES[work["family"]].from_pretrained(work["folder"], dtype=torch.float32).eval()
+    model = CLASSES[work["family"]].from_pretrained(work["folder"], dtype=torch.float32).eval().to(work["device"])
     tokenizer = AutoTokenizer.from_pretrained(work["folder"], padding_side="left")
-    found = {}
+
+    def timed(texts: Sequence[str]) -> tuple[float, list[float]]:
+        begun = time.perf_counter()
+        audio = answer(model, tokenizer, work, texts)
+        return time.perf_counter() - begun, audio
+
+    tried = {}
+    for threads in work["threads"]:
+        torch.set_num_threads(threads)
+        timed(["Hello."])
+        tried[threads] = sum(timed([text])[0] for text in work["texts"][:PROBES])
+    best = min(tried, key=lambda threads: tried[threads])
+    torch.set_num_threads(best)
+    spent: dict[str, float] = {}
+    for name, (part, call) in PARTS.items():
+        if hasattr(model, part):
+            clock(getattr(model, part), call, name, spent)
+    batches = {}
     for batch in work["batches"]:
-        answer(model, tokenizer, work, ["Hello."] * batch)
-        seconds: list[float] = []
-        audio: list[float] = []
-        for at in range(0, len(work["texts"]), batch):
-            begun = time.perf_counter()
-            audio += answer(model, tokenizer, work, work["texts"][at : at + batch])
-            seconds.append(time.perf_counter() - begun)
-        found[batch] = {"seconds": seconds, "audio_s": audio}
-    Path(path).write_text(json.dumps(found))
+        timed(["Hello."] * batch)
+        spent.clear()
+        made = [timed(work["texts"][at : at + batch]) for at in range(0, len(work["texts"]), batch)]
+        batches[batch] = {
+            "seconds": [seconds for seconds, _ in made],
+            "audio_s": [seconds for _, audio in made for seconds in audio],
+            "spent": dict(spent),
+        }
+    Path(path).write_text(json.dumps({"threads": best, "tried": tried, "batches": batches}))
+
+
+def clock(part: Any, call: str, name: str, spent: dict[str, float]) -> None:
+    """Add up under ``name`` in ``spent`` what the calls of ``part.call`` take."""
+    inner = getattr(part, call)
+
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        made = inner(*args, **kwargs)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        spent[name] = spent.get(name, 0.0) + time.perf_counter() - begun
+        return made
+
+    setattr(part, call, measured)
 
 
 def answer(model: Any, tokenizer: Any, work: dict[str, Any], texts: Sequence[str]) -> list[float]:
-    """Seconds of sound of each answer."""
+    """Seconds of sound of each answer, which is on the host when this returns."""
     chats = [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
         for text in texts
     ]
-    inputs = tokenizer(chats, return_tensors="pt", padding=True, add_special_tokens=False)
+    inputs = tokenizer(chats, return_tensors="pt", padding=True, add_special_tokens=False).to(model.device)
     settings: dict[str, Any] = {
         "thinker_max_new_tokens": work["tokens"],
         "thinker_min_new_tokens": work["tokens"],
@@ -65,4 +108,4 @@ def answer(model: Any, tokenizer: Any, work: dict[str, Any], texts: Sequence[str
         }
     _, sound = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], **settings)
     rows = [sound] if torch.is_tensor(sound) else sound
-    return [row.numel() / 24_000 for row in rows]
+    return [row.cpu().numel() / 24_000 for row in rows]

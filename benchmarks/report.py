@@ -59,7 +59,9 @@ class Report:
 
     def write(self, path: Path) -> None:
         aims = [asdict(aim) | {"met": aim.met} for aim in self.aims]
-        path.write_text(json.dumps({"machine": machine(), "rows": self.rows, "aims": aims}, indent=1) + "\n")
+        path.write_text(
+            json.dumps({"machine": machine(), "rows": self.rows, "aims": aims, "notes": self.notes}, indent=1) + "\n"
+        )
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
