@@ -9,6 +9,7 @@ import pkgutil
 import resource
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -27,6 +28,7 @@ from omni_actors.protocol.frames import (
 from omni_actors.telemetry.logs import configure
 from omni_actors.worker.bridge import Bridge
 from omni_actors.worker.engine import Engine
+from omni_actors.worker.liveness import Liveness
 from omni_actors.worker.loop import Worker
 
 log = logging.getLogger("omni_actors.worker")
@@ -34,7 +36,7 @@ log = logging.getLogger("omni_actors.worker")
 
 def main(control: socket.socket) -> int:
     """Serve one incarnation of one replica; returns the exit status."""
-    hello = _handshake(control)
+    hello = handshake(control)
     if hello is None:
         return 1
     configure(hello.log_level, f"{hello.stage}#{hello.replica}@{hello.incarnation}")
@@ -42,14 +44,15 @@ def main(control: socket.socket) -> int:
     _take_descriptors()
     try:
         listener = Listener(hello.host) if any(edge.connector == "tcp" for edge in hello.inputs) else None
-        engine, bridges = _load(control, hello, listener)
+        engine, bridges, info = load(control, hello)
+        # What loading left lives as long as the process: no collection need ever walk over it.
+        gc.collect()
+        gc.freeze()
+        tell(control, Ready(info, None if listener is None else listener.address))
     except Exception as error:
-        foreseen = isinstance(error, OmniError)
-        log.error("loading failed: %s", error, exc_info=None if foreseen else error)
-        info = error.info if isinstance(error, OmniError) else ErrorInfo(message=f"{type(error).__name__}: {error}")
-        _tell(control, Fatal(msgspec.structs.replace(info, stage=hello.stage)))
+        give_up(control, hello, error)
         return 1
-    worker = Worker(control, hello, engine, bridges, listener)
+    worker = Worker(control, hello, engine, bridges, listener, Liveness.inherited())
     try:
         worker.run()
     except Exception as error:
@@ -76,7 +79,7 @@ def _take_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _handshake(control: socket.socket) -> Hello | None:
+def handshake(control: socket.socket) -> Hello | None:
     """Read exactly one frame: what follows it belongs to the loop."""
     length = int.from_bytes(control.recv(4, socket.MSG_WAITALL), "little")
     if not 0 < length <= MAX_CONTROL_FRAME:
@@ -84,34 +87,38 @@ def _handshake(control: socket.socket) -> Hello | None:
     try:
         hello = msgspec.msgpack.decode(control.recv(length, socket.MSG_WAITALL), type=Hello)
     except msgspec.DecodeError as error:
-        _tell(control, Fatal(ErrorInfo(message=f"the first frame is no Hello: {error}")))
+        tell(control, Fatal(ErrorInfo(message=f"the first frame is no Hello: {error}")))
         return None
     if hello.version != PROTOCOL_VERSION:
         message = f"the worker speaks protocol {PROTOCOL_VERSION}, the server {hello.version}"
-        _tell(control, Fatal(ErrorInfo(message=message)))
+        tell(control, Fatal(ErrorInfo(message=message)))
         return None
-    _tell(control, Welcome(PROTOCOL_VERSION, os.getpid()))
+    tell(control, Welcome(PROTOCOL_VERSION, os.getpid()))
     return hello
 
 
-def _load(
-    control: socket.socket, hello: Hello, listener: Listener | None
-) -> tuple[Engine, dict[int, Callable[[], Bridge]]]:
+def load(control: socket.socket, hello: Hello) -> tuple[Engine, dict[int, Callable[[], Bridge]], dict[str, Any]]:
+    """The engine, loaded, the bridges of its inputs, and what the engine says of itself."""
+
     def progress(text: str, fraction: float | None = None) -> None:
-        _tell(control, Progress(text, fraction))
+        tell(control, Progress(text, fraction))
 
     progress("importing the engine")
     engine: Engine = pkgutil.resolve_name(hello.engine)(hello)
     bridges = {edge.index: pkgutil.resolve_name(edge.bridge) for edge in hello.inputs if edge.bridge}
-    info = engine.load(progress)
-    # What loading left lives as long as the process: no collection need ever walk over it.
-    gc.collect()
-    gc.freeze()
-    _tell(control, Ready(info, None if listener is None else listener.address))
-    return engine, bridges
+    return engine, bridges, engine.load(progress)
 
 
-def _tell(control: socket.socket, message: msgspec.Struct) -> None:
+def give_up(control: socket.socket, hello: Hello, error: Exception) -> None:
+    """Say why this worker cannot serve."""
+    foreseen = isinstance(error, OmniError)
+    log.error("loading failed: %s", error, exc_info=None if foreseen else error)
+    info = error.info if isinstance(error, OmniError) else ErrorInfo(message=f"{type(error).__name__}: {error}")
+    tell(control, Fatal(msgspec.structs.replace(info, stage=hello.stage)))
+
+
+def tell(control: socket.socket, message: msgspec.Struct) -> None:
+    """Send a frame before there is a loop."""
     try:
         control.sendall(frame(message))
     except OSError:
