@@ -69,6 +69,8 @@ class Stage:
     of it (an autoregressive stage with ``Work.prefix``). ``replay``: it computes again from the start, and the same, so
     that what the client has can be left out. ``none``: what the client has of it cannot be continued. ``None`` is
     ``prefix`` for engines of kind ``autoregressive``, else ``replay``."""
+    step_budget_s: float | None = None
+    """Longest that a step may take before the worker counts as stuck; ``None`` is its engine kind's usual."""
     separable: bool = False
     """Whether a deploy file may have its prompts computed in a pool of their own: an autoregressive stage to which
     nothing comes on its ports once its prompt is complete."""

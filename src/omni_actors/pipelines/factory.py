@@ -14,7 +14,7 @@ from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage
 from omni_actors.pipelines.disaggregate import inherited, split, split_stages
 from omni_actors.pipelines.hub import missing_shards
-from omni_actors.pipelines.limits import limits_of, with_engine_options
+from omni_actors.pipelines.limits import OTHER_STEP_BUDGET_S, STEP_BUDGET_S, limits_of, with_engine_options
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides, schema_at
 from omni_actors.pipelines.plan import (
     LOOPBACK,
@@ -45,6 +45,7 @@ EARLY = {"model": "the argument MODEL", "pipeline": "--pipeline", "platform": "-
 """Keys of a deploy file that decide which other keys there are; the command line has a word of its own for each."""
 
 START_TIMEOUT_S = 300.0
+COMPILE_BUDGET_S = 300.0
 
 MEDIA = "omni_actors.media.stage:STAGE"
 """Dotted name of the implicit media stage."""
@@ -313,11 +314,20 @@ def _stage(
         options=MappingProxyType(options),
         limits=MappingProxyType(limits),
         start_timeout_s=settings.get(f"{at}.start_timeout_s", START_TIMEOUT_S),
+        step_budget_s=settings.get(f"{at}.step_budget_s", *_step_budget(stage)),
+        compile_budget_s=settings.get(f"{at}.compile_budget_s", COMPILE_BUDGET_S),
         environments=environments,
         host=settings.get(f"{at}.host", LOOPBACK),
         worker_devices=tuple(map(platform.worker_device, devices)),
         platform_class=f"{type(platform).__module__}:{type(platform).__qualname__}",
     )
+
+
+def _step_budget(stage: Stage) -> tuple[float, Origin]:
+    """A step's budget when nobody sets it, and whose word that is."""
+    if stage.step_budget_s is not None:
+        return stage.step_budget_s, _DECLARED
+    return STEP_BUDGET_S.get(stage.engine, OTHER_STEP_BUDGET_S), _DEFAULT
 
 
 def _dtype(at: str, stage: Stage, platform: OmniPlatform, settings: Settings) -> str:

@@ -31,6 +31,14 @@ _BY_KIND: dict[str, dict[str, StageLimit]] = {
 }
 
 
+STEP_BUDGET_S = {"autoregressive": 60.0, "generation": 120.0}
+"""How long one step may take, by engine kind, before its worker counts as stuck: many times what the slowest takes on a
+CPU, since a step that is cut short by mistake costs more than one that is waited for."""
+
+OTHER_STEP_BUDGET_S = 120.0
+"""The same of an engine by dotted name."""
+
+
 def limits_of(engine: str) -> dict[str, StageLimit]:
     """The limits of an engine kind; an engine by dotted name has those of the worker around it, and its own options."""
     return {**_BY_KIND.get(engine, {}), **_COMMON}

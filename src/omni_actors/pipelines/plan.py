@@ -67,6 +67,8 @@ class DeploymentLimits:
     release_timeout_s: float = limit(
         60.0, "What a worker gets to let go of a request that is over; one that does not is replaced."
     )
+    max_resumes: int = limit(3, "How often a request is resumed after the death of a worker; 0 fails it at once.")
+    resume_wait_s: float = limit(60.0, "What a request waits for a live replica to be resumed on; then 503.")
     restart_delay_s: float = limit(0.1, "Pause before a dead worker's first restart; doubles with each failure.")
     restart_delay_max_s: float = limit(10.0, "Longest pause between two restarts of a worker.")
 
@@ -105,6 +107,10 @@ class StagePlan:
     limits: Mapping[str, int]
     start_timeout_s: float
     """From process start to Ready; loading shows progress but does not extend it."""
+    step_budget_s: float
+    """A worker with work that shows no sign of life for so long counts as dead: a step may take so long, not more."""
+    compile_budget_s: float
+    """The same for the first steps of a life, if it is longer."""
     environments: tuple[Mapping[str, str], ...]
     host: str
     worker_devices: tuple[str, ...] = ()

@@ -100,6 +100,8 @@ def _stage(stage: Stage) -> Group:
         "replicas": Leaf(integer(1, 256), "Worker processes of this stage."),
         "balancer": Leaf(one_of("least_queue", "round_robin"), "How requests are spread over replicas."),
         "start_timeout_s": Leaf(number(0.1), "From process start to ready."),
+        "step_budget_s": Leaf(number(0.1), "A worker that has work and shows no life for so long is killed."),
+        "compile_budget_s": Leaf(number(0.1), "Longest of the first steps of a life, which may compile."),
         "environment": Leaf(environment, "Environment variables of the workers."),
         "host": Leaf(address, "Address at which edges by TCP reach the workers; nobody else is let in."),
         "strategy": Group(

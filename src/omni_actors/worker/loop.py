@@ -36,12 +36,14 @@ from omni_actors.protocol.frames import (
     Unlinked,
     Wire,
 )
+from omni_actors.protocol.liveness import FIRST_STEPS, HEARTBEAT_S, Activity
 from omni_actors.protocol.params import SECTIONS
 from omni_actors.worker.bridge import Bridge, Identity
 from omni_actors.worker.control import Control, Hangup
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.jobs import Job, Route, Source
 from omni_actors.worker.links import Links
+from omni_actors.worker.liveness import Liveness
 from omni_actors.worker.outlet import Outlet
 
 log = logging.getLogger("omni_actors.worker")
@@ -52,7 +54,7 @@ ARENA_BYTES = 256 << 20
 
 class Worker:
     """The loop of one replica. ``bridges`` maps an edge index to the factory of its bridge. ``listener`` is for inputs
-    by TCP, and closed with the rest."""
+    by TCP, and closed with the rest. ``liveness`` is where it shows that it moves; whoever gave it closes it."""
 
     def __init__(
         self,
@@ -61,8 +63,11 @@ class Worker:
         engine: Engine,
         bridges: dict[int, Callable[[], Bridge]],
         listener: Listener | None = None,
+        liveness: Liveness | None = None,
     ) -> None:
         self._stage = hello.stage
+        self._liveness = liveness or Liveness()
+        self._steps = 0
         self._engine = engine
         self._bridges = bridges
         self._inputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.inputs}
@@ -97,28 +102,40 @@ class Worker:
 
     @property
     def patience_s(self) -> float:
-        """How long :meth:`turn` may wait for the sockets: 0 when there is a step to do, -1 without bound."""
+        """How long :meth:`turn` may wait for the sockets: 0 when there is a step to do, -1 without bound. While there
+        is anything that this worker owes an answer, its heart beats."""
         if not self._blocked and self._may_step:
             return 0.0
-        deadline = self._links.deadline
-        return -1 if deadline is None else max(0.0, deadline - time.monotonic())
+        bounds = []
+        if (deadline := self._links.deadline) is not None:
+            bounds.append(max(0.0, deadline - time.monotonic()))
+        if self._out.busy or not self._control.writable:
+            bounds.append(HEARTBEAT_S)
+        return min(bounds, default=-1)
 
     def turn(self, patience_s: float = 0.0) -> None:
         """One turn: wait for the sockets, drain them, step at most once, and write what came of it. With a
         ``patience_s`` of 0 it never waits. Raises :class:`Hangup` and what :meth:`run` does."""
         events = self._epoll.poll(patience_s)
+        liveness = self._liveness
+        liveness.turn()
         if events:
             self._blocked = False
             for message in self._control.receive():
                 self._handle(message)
+                liveness.enter(Activity.WORKING)
             for link in self._links.readable(events):
                 self._serve_link(link)
+                liveness.enter(Activity.WORKING)
         deadline = self._links.deadline
         if deadline is not None and deadline <= time.monotonic():
             self._give_up()
         if not self._blocked and not self.stopping and self._may_step:
+            liveness.enter(Activity.WORKING if self._steps >= FIRST_STEPS else Activity.COMPILING)
             self._blocked = not self._engine.step(self._out)
+            self._steps += 1
         self._write()
+        liveness.enter(Activity.WAITING)
 
     @property
     def _may_step(self) -> bool:
@@ -314,6 +331,7 @@ class Worker:
 
     def _query(self, query: Query) -> None:
         out = self._out
+        out.asked.add(query.id)
         try:
             if query.what == "counters":
                 counters = self._engine.counters() | {

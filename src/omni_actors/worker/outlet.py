@@ -53,6 +53,8 @@ class Outlet:
         """Requests that the engine holds."""
         self.draining: dict[int, Job] = {}
         """Requests that are over here, but whose payloads have readers still."""
+        self.asked: set[int] = set()
+        """Questions without an answer."""
         self._control = control
         self._step = Step()
         self._emits: list[_Emit] = []
@@ -136,6 +138,7 @@ class Outlet:
         self.retire(job)
 
     def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
+        self.asked.discard(query)
         try:
             self._control.send(Reply(query, value, error))
         except _UNSENDABLE as problem:
@@ -144,6 +147,11 @@ class Outlet:
             self._control.send(Reply(query, None, info))
 
     # ---- for the loop
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits for something that this worker has."""
+        return bool(self.jobs or self.draining or self.asked)
 
     def retire(self, job: Job, *, finished: bool = False) -> None:
         """Nothing more comes of this request here. What readers have been told of stays until they let go; unless it is
