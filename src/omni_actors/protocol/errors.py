@@ -90,6 +90,45 @@ def stage_died(stage: str, retry_after: float = 1.0) -> OmniError:
     )
 
 
+def stage_replaced(stage: str, retry_after: float = 1.0) -> OmniError:
+    """The worker that held the request was replaced by command (503)."""
+    return OmniError(
+        ErrorInfo(
+            message=f"The worker of stage '{stage}' was replaced while it held this request.",
+            type="unavailable_error",
+            code="stage_replaced",
+            status=503,
+            stage=stage,
+            retry_after=retry_after,
+        )
+    )
+
+
+def poison(stage: str) -> OmniError:
+    """A request that ends every worker it gets into (500): it is not tried again."""
+    return OmniError(
+        ErrorInfo(
+            message=f"The worker of stage '{stage}' ended on this request, also when it held no other one.",
+            code="poison",
+            status=500,
+            stage=stage,
+        )
+    )
+
+
+def not_resumable(stage: str) -> OmniError:
+    """A worker ended, and what the client has of the request's output cannot be continued (503)."""
+    return OmniError(
+        ErrorInfo(
+            message=f"The worker of stage '{stage}' ended, and this request's output cannot be continued.",
+            type="unavailable_error",
+            code="not_resumable",
+            status=503,
+            stage=stage,
+        )
+    )
+
+
 def link_lost(stage: str, retry_after: float = 1.0) -> OmniError:
     """The connection between two stages' workers broke before the input was whole (503)."""
     return OmniError(
@@ -107,3 +146,16 @@ def link_lost(stage: str, retry_after: float = 1.0) -> OmniError:
 def stage_failed(stage: str, message: str = "The stage failed on this request.") -> OmniError:
     """An unexpected exception inside a stage (500); the message names the stage, never a traceback."""
     return OmniError(ErrorInfo(message=f"Stage '{stage}': {message}", code="stage_failed", status=500, stage=stage))
+
+
+def out_of_memory(stage: str) -> OmniError:
+    """The stage has not enough memory for this request, also when it computes nothing else (503)."""
+    return OmniError(
+        ErrorInfo(
+            message=f"Stage '{stage}': not enough memory for this request.",
+            type="unavailable_error",
+            code="out_of_memory",
+            status=503,
+            stage=stage,
+        )
+    )

@@ -16,9 +16,10 @@ from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, 
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.worker.checks import OutputError, TensorSpec
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import RECOVERY_BATCHES, GenerationAdapter, GenerationEngine
-from omni_actors.worker.engines.outputs import OutputError, Piece, Result, TensorSpec, audio_piece, pcm16
+from omni_actors.worker.engines.outputs import Piece, Result, audio_piece, pcm16
 
 POISON, REFUSED, NAN = 1e7, -1.0, float("nan")
 

@@ -24,9 +24,10 @@ from omni_actors.models.common.speech import BREAK, Frames, Samples, folder_of, 
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import OutputError, Result, audio_piece
+from omni_actors.worker.engines.outputs import Result, audio_piece
 from omni_actors.worker.engines.ramp import Ramp
 
 

@@ -28,9 +28,10 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.byte_cache import ByteCache
+from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import OutputError, Piece, Result
+from omni_actors.worker.engines.outputs import Piece, Result
 from omni_actors.worker.engines.sampling import Choosing, Row, resolve, sample
 
 log = logging.getLogger(__name__)

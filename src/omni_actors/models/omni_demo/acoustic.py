@@ -23,9 +23,10 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.checks import Specs, TensorSpec
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Piece, Result, Specs, TensorSpec
+from omni_actors.worker.engines.outputs import Piece, Result
 
 SPECTRA = ("lh", "theta", "ln", "lr", "phi")
 BINS = 601

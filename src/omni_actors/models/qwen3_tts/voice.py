@@ -24,9 +24,10 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.checks import Specs, TensorSpec
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Piece, Result, Specs, TensorSpec
+from omni_actors.worker.engines.outputs import Piece, Result
 from omni_actors.worker.tensors import tensor_payload
 
 

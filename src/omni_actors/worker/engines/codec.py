@@ -26,9 +26,10 @@ from omni_actors.models.common.codec_options import CODEC_DEFAULTS
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import OutputError, Result, audio_piece
+from omni_actors.worker.engines.outputs import Result, audio_piece
 from omni_actors.worker.engines.ramp import Ramp
 
 Codes = np.ndarray[Any, np.dtype[np.int64]]

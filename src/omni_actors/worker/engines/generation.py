@@ -23,8 +23,9 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import ErrorInfo, OmniError, overloaded, stage_failed
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.checks import OutputError, Specs
 from omni_actors.worker.engine import Engine, Outbox, Work
-from omni_actors.worker.engines.outputs import OutputError, Piece, Result, Specs, add_usage, check_piece
+from omni_actors.worker.engines.outputs import Piece, Result, add_usage, check_piece
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,9 @@
-"""What a one-shot model gives back, and the checks at the stage's boundary.
-
-A number that is not finite, or a tensor of the wrong type or shape, is caught here, where its request and stage are
-known, and not three stages later as noise in somebody's ear.
-"""
+"""What a one-shot model gives back, and its check at the stage's boundary (:mod:`omni_actors.worker.checks`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,23 +11,8 @@ import numpy as np
 
 from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.worker.checks import OutputError, Specs, check_payload
 from omni_actors.worker.engine import Work
-
-
-class OutputError(ValueError):
-    """A model's output breaks its own declaration. The message names what and where; it holds no values."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """What a tensor must be: numpy's dtype name (or ``bfloat16``) and a shape in which ``None`` fits any length."""
-
-    dtype: str
-    shape: tuple[int | None, ...]
-
-
-Specs = Mapping[str, Mapping[str, TensorSpec]]
-"""Payload kind → tensor name → spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +65,7 @@ def audio_piece(work: Work, samples: np.ndarray[Any, Any], sample_rate: int, **m
 def check_piece(piece: Piece, key: int, specs: Specs) -> None:
     """Raise :class:`OutputError` unless the piece belongs to ``key`` and is what it must be."""
     if piece.payload is not None:
-        _check_payload(piece.payload, specs.get(piece.payload.kind, {}))
+        check_payload(piece.payload, specs.get(piece.payload.kind, {}))
     if piece.text is not None and piece.text.key != key:
         raise OutputError("text of another request")
     media = piece.media
@@ -93,36 +74,6 @@ def check_piece(piece: Piece, key: int, specs: Specs) -> None:
             raise OutputError("media of another request")
         if media.modality == "audio" and len(media.data) % (2 * media.meta["channels"]):
             raise OutputError("audio that is not whole frames")
-
-
-def _check_payload(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
-    if missing := specs.keys() - payload.tensors.keys():
-        raise OutputError(f"payload '{payload.kind}' lacks tensor '{min(missing)}'")
-    for name, tensor in payload.tensors.items():
-        where = f"tensor '{name}' of payload '{payload.kind}'"
-        if not isinstance(tensor, np.ndarray):
-            raise OutputError(f"{where} is a {type(tensor).__name__}, not a numpy array")
-        if not tensor.flags.c_contiguous or tensor.dtype.kind in "OUSV":
-            raise OutputError(f"{where} is not a plain array in C order")
-        dtype = payload.dtypes.get(name, tensor.dtype.name)
-        spec = specs.get(name)
-        if spec is not None and (dtype != spec.dtype or not _fits(tensor.shape, spec.shape)):
-            want = ", ".join("n" if n is None else str(n) for n in spec.shape)
-            raise OutputError(f"{where} is {dtype}{list(tensor.shape)}, not {spec.dtype}[{want}]")
-        if not _finite(tensor, dtype):
-            raise OutputError(f"{where} is not finite")
-
-
-def _fits(shape: tuple[int, ...], want: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(want) and all(w is None or n == w for n, w in zip(shape, want, strict=True))
-
-
-def _finite(tensor: np.ndarray[Any, Any], dtype: str) -> bool:
-    if dtype == "bfloat16":  # uint16 bits: all ones in the exponent are infinities and NaNs
-        return not bool(((tensor & 0x7F80) == 0x7F80).any())
-    if tensor.dtype.kind not in "fc":
-        return True
-    return bool(np.isfinite(tensor).all())
 
 
 def add_usage(a: Usage, b: Usage) -> Usage:

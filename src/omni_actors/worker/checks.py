@@ -1,0 +1,82 @@
+"""What a payload must be, and the check at both ends of an edge.
+
+A number that is not finite, or a tensor of the wrong type or shape, is caught where it leaves its stage or enters
+another one, where its request and its producer are known, and not three stages later as noise in somebody's ear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from omni_actors.connectors.payload import Payload
+
+
+class OutputError(ValueError):
+    """A model's output breaks its declaration. The message names what and where; it holds no values. ``stage`` made it,
+    if that is another one than the one that noticed."""
+
+    def __init__(self, message: str, stage: str | None = None) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a tensor must be: numpy's dtype name (or ``bfloat16``; ``float`` is any floating type) and a shape in which
+    ``None`` fits any length. Integers are at least ``least``, if given, and below ``below``, if given."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+    least: int | None = None
+    below: int | None = None
+
+
+Specs = Mapping[str, Mapping[str, TensorSpec]]
+"""Payload kind → tensor name → spec."""
+
+
+def check_payload(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
+    """Raise :class:`OutputError` unless the payload has these tensors, and every tensor is a plain array of finite
+    numbers."""
+    if missing := specs.keys() - payload.tensors.keys():
+        raise OutputError(f"payload '{payload.kind}' lacks tensor '{min(missing)}'")
+    for name, tensor in payload.tensors.items():
+        where = f"tensor '{name}' of payload '{payload.kind}'"
+        if not isinstance(tensor, np.ndarray):
+            raise OutputError(f"{where} is a {type(tensor).__name__}, not a numpy array")
+        if not tensor.flags.c_contiguous or tensor.dtype.kind in "OUSV":
+            raise OutputError(f"{where} is not a plain array in C order")
+        dtype = payload.dtypes.get(name, tensor.dtype.name)
+        spec = specs.get(name)
+        if spec is not None:
+            _check_spec(tensor, dtype, spec, where)
+        if not finite(tensor, dtype):
+            raise OutputError(f"{where} is not finite")
+
+
+def _check_spec(tensor: np.ndarray[Any, Any], dtype: str, spec: TensorSpec, where: str) -> None:
+    floats = spec.dtype == "float" and (dtype == "bfloat16" or tensor.dtype.kind == "f")
+    if not (floats or dtype == spec.dtype) or not _fits(tensor.shape, spec.shape):
+        want = ", ".join("n" if n is None else str(n) for n in spec.shape)
+        raise OutputError(f"{where} is {dtype}{list(tensor.shape)}, not {spec.dtype}[{want}]")
+    if tensor.size and spec.least is not None and tensor.min() < spec.least:
+        raise OutputError(f"{where} has a number below {spec.least}")
+    if tensor.size and spec.below is not None and tensor.max() >= spec.below:
+        raise OutputError(f"{where} has a number that is not below {spec.below}")
+
+
+def _fits(shape: tuple[int, ...], want: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(want) and all(w is None or n == w for n, w in zip(shape, want, strict=True))
+
+
+def finite(tensor: np.ndarray[Any, Any], dtype: str) -> bool:
+    """Whether all numbers are; integers always are."""
+    if dtype == "bfloat16":  # uint16 bits: all ones in the exponent are infinities and NaNs
+        return not bool(((tensor & 0x7F80) == 0x7F80).any())
+    if tensor.dtype.kind not in "fc":
+        return True
+    return bool(np.isfinite(tensor).all())
