@@ -212,8 +212,8 @@ def reference(
 ) -> dict[str, Any]:
     """transformers' own ``generate`` on the same folder and device, in a process of its own, with that number of CPU
     ``threads`` (one or all, where none is given) that is fastest on the first texts. ``threads`` is what it took,
-    ``tried`` the seconds of each choice; for each size of batch ``batches[str(size)]`` has ``seconds`` of each batch of so many texts, in order, ``audio_s``
-    of each answer, and ``spent``, seconds in each of its parts."""
+    ``tried`` the seconds of each choice; for each size of batch ``batches[str(size)]`` has ``seconds`` of each batch of
+    so many texts, in order, ``audio_s`` of each answer, and ``spent``, seconds in each of its parts."""
     work = {
         "folder": str(folder_of(family.name)),
         "family": family.name,
