@@ -8,7 +8,16 @@ import pytest
 import trio
 import trio.testing
 
-from omni_actors.actors import Actor, ActorCrashed, ActorRef, ActorStopped, Escalation, Restarts, open_supervisor
+from omni_actors.actors import (
+    Actor,
+    ActorCrashed,
+    ActorRef,
+    ActorStopped,
+    Escalation,
+    Renewed,
+    Restarts,
+    open_supervisor,
+)
 from omni_actors.actors.supervisor import STOP_S
 
 Clock = trio.testing.MockClock
@@ -30,6 +39,8 @@ class Worker(Actor[Any]):
     async def receive(self, message: Any) -> Any:
         if message == "boom":
             raise ValueError("boom")
+        if message == "renew":
+            raise Renewed("it was wished for")
         return message
 
     async def teardown(self) -> None:
@@ -136,6 +147,33 @@ async def test_a_long_healthy_life_starts_the_count_anew(autojump_clock: Clock) 
             await trio.sleep(61)
         (child,) = root.tree().children
         assert (child.restarts, child.failures) == (40, 2)
+
+
+async def test_a_life_that_renews_itself_is_followed_at_once_and_counts_as_no_failure(autojump_clock: Clock) -> None:
+    log: list[tuple[float, str, str]] = []
+    async with open_supervisor(restarts=Restarts(limit=0, first_s=1)) as root:
+        it = root.start(lambda: Worker(log, "it"), name="it")
+        await it.wait_ready()
+        log.clear()
+        for _ in range(3):
+            it.tell("renew")
+        assert await it.ask("back", within=0.1) == "back"
+        assert log == [(0, "it", "teardown"), (0, "it", "setup")] * 3
+        assert it.failures == 0
+        assert root.tree().children[0].restarts == 3
+
+
+async def test_when_the_next_life_begins_is_known_between_two(autojump_clock: Clock) -> None:
+    async with open_supervisor(restarts=Restarts(first_s=2)) as root:
+        it = root.start(lambda: Worker([], "it"), name="it")
+        await it.wait_ready()
+        assert it.restart_at is None
+        await boom(it)
+        await trio.sleep(0.5)
+        assert it.restart_at == pytest.approx(trio.current_time() + 1.5)
+        assert it.failures == 1
+        await it.wait_ready()
+        assert it.restart_at is None
 
 
 async def test_without_a_limit_it_never_gives_up(autojump_clock: Clock) -> None:

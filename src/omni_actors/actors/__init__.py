@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ProcessDied,
         Refusal,
         RemoteFailure,
+        Renewed,
     )
     from omni_actors.actors.process import ChildProcess, Death, Launcher, open_launcher, python_module
     from omni_actors.actors.process_actor import ProcessActor
@@ -49,6 +50,7 @@ _HOMES = {
         "ProcessDied",
         "Refusal",
         "RemoteFailure",
+        "Renewed",
     ),
     "process": ("ChildProcess", "Death", "Launcher", "open_launcher", "python_module"),
     "process_actor": ("ProcessActor",),
@@ -75,6 +77,7 @@ __all__ = [
     "ProcessDied",
     "Refusal",
     "RemoteFailure",
+    "Renewed",
     "Reply",
     "Restarts",
     "Supervisor",

@@ -51,6 +51,8 @@ class Cell:
         self.restarts = 0
         self.failures = 0
         """Failures in a row."""
+        self.restart_at: float | None = None
+        """When the next life begins (trio time), between two."""
         self.last_error: Exception | None = None
         self.watchers: set[ActorRef[Any]] = set()
         self.task: trio.lowlevel.Task | None = None

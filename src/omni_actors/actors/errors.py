@@ -68,6 +68,11 @@ class Escalation(Exception):
         self.__cause__ = cause
 
 
+class Renewed(Exception):
+    """Raised in a life to end it for another one to begin at once: a restart that was wished for, not a failure. It is
+    not counted, and there is no pause."""
+
+
 class ProcessDied(Exception):
     """An actor's process ended by itself. ``death`` says how."""
 

@@ -93,6 +93,16 @@ class ActorRef(Generic[M]):
         return self._cell.state
 
     @property
+    def failures(self) -> int:
+        """The latest failures in a row."""
+        return self._cell.failures
+
+    @property
+    def restart_at(self) -> float | None:
+        """When its next life begins (trio time), if it is between two."""
+        return self._cell.restart_at
+
+    @property
     def depth(self) -> int:
         """Messages that wait."""
         return len(self._cell.mailbox.queue)

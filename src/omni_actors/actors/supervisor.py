@@ -12,7 +12,7 @@ import trio
 
 from omni_actors.actors.actor import Actor
 from omni_actors.actors.cell import Cell
-from omni_actors.actors.errors import ActorCrashed, ActorStopped, Escalation, ProcessDied
+from omni_actors.actors.errors import ActorCrashed, ActorStopped, Escalation, ProcessDied, Renewed
 from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.tree import Branch, describe
 
@@ -54,9 +54,9 @@ class Supervisor:
     """Owns actors and other supervisors. Made by :func:`open_supervisor` or by :meth:`supervisor`.
 
     A child that ends because it was asked to stop is not restarted; it leaves the tree. A child that fails is restarted
-    by the strategy. When failures in a row exceed the limit, the supervisor ends its other children and fails itself:
-    that is a failure like another for the supervisor above; from the topmost one it comes out as
-    :class:`~omni_actors.actors.errors.Escalation`.
+    by the strategy, one that raises :class:`~omni_actors.actors.errors.Renewed` alone and at once. When failures in a
+    row exceed the limit, the supervisor ends its other children and fails itself: that is a failure like another for
+    the supervisor above; from the topmost one it comes out as :class:`~omni_actors.actors.errors.Escalation`.
     """
 
     def __init__(self, name: str, strategy: Strategy, restarts: Restarts) -> None:
@@ -67,6 +67,7 @@ class Supervisor:
         self.ready_at: float | None = None
         self.restarts = 0
         self.failures = 0
+        self.restart_at: float | None = None
         self.last_error: Exception | None = None
         self.stop_wished = trio.Event()
         self.stopped = trio.Event()
@@ -170,6 +171,10 @@ class Supervisor:
             if self._failed is not None:  # it failed while it was cancelled for the sake of another
                 logger.error("%s under %s failed on its way out", child.name, self.name, exc_info=error)
                 return
+            if isinstance(error, Renewed):
+                logger.info("%s under %s begins another life: %s", child.name, self.name, error)
+                child.restarts += 1
+                continue
             if self._give_up(child, error):
                 return
             if self.strategy == "one_for_all":
@@ -206,8 +211,10 @@ class Supervisor:
         """The backoff. It ends early when there is a wish to stop."""
         child.state = "waiting"
         stop_wished = child.stop_wished if self.strategy == "one_for_one" else self.stop_wished
-        with trio.move_on_after(self.policy.delay(child.failures)):
+        child.restart_at = trio.current_time() + self.policy.delay(child.failures)
+        with trio.move_on_at(child.restart_at):
             await stop_wished.wait()
+        child.restart_at = None
 
     async def _stop_when_wished(self, scope: trio.CancelScope) -> None:
         await self.stop_wished.wait()
