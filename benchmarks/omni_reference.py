@@ -75,7 +75,7 @@ def clock(part: Any, call: str, name: str, spent: dict[str, float]) -> None:
     def measured(*args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
         made = inner(*args, **kwargs)
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         spent[name] = spent.get(name, 0.0) + time.perf_counter() - begun
         return made
