@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Never
 
+import msgspec
 import trio
 
 from omni_actors.actors.background import background
@@ -23,6 +24,7 @@ from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
+from omni_actors.orchestrator.recovery import Recovery
 from omni_actors.orchestrator.wiring import Wiring
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
 from omni_actors.pipelines.subgraph import Key, Subgraph, subgraph
@@ -32,11 +34,13 @@ from omni_actors.protocol.errors import (
     OmniError,
     deadline_exceeded,
     invalid_request,
+    not_resumable,
     overloaded,
     stage_unavailable,
     too_large,
 )
 from omni_actors.protocol.frames import Submit, Unlinked
+from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import Request
 from omni_actors.stages.pool import StageHealth, StagePool
 from omni_actors.stages.replica import StageReplica
@@ -90,6 +94,7 @@ class Orchestrator:
         self._wiring = Wiring(plan, self.pools)
         self.deadlines: Deadlines[RequestStream] = Deadlines(self._expire)
         self.unreleased: Deadlines[RequestStream] = Deadlines(self._overdue)
+        self.recovery = Recovery(plan.limits, self.pools, self._attempt)
         self._slots: dict[int, int] = {}
         """Where a request lies in ``deadlines``, and once it is terminal in ``unreleased``."""
         self._keys = itertools.count()
@@ -118,63 +123,68 @@ class Orchestrator:
             self.refused += 1
             raise overloaded(f"{limits.max_inflight} requests are in flight already.")
         graph = self.subgraph(request)
-        replicas: dict[str, StageReplica] = {}
-        for part in graph.parts:
-            name, sources = part.stage.name, [replicas[edge.source] for edge in part.inputs]
-            replicas[name] = self.pools[name].bind(request.affinity, sources)
-        key = next(self._keys)
         now = trio.current_time()
         budget = limits.deadline_s if request.deadline_s is None else min(request.deadline_s, limits.deadline_s)
         if not budget > 0:  # NaN too
             raise deadline_exceeded()
-        submits = self._submits(record, key, graph, replicas)
+        record.sections = _sections(request)
+        replicas = self._bind(request, graph, {})
+        key = next(self._keys)
+        submits = _submits(record, key, graph, replicas, budget)
         # Nothing raises from here on: what is registered will be released.
-        record.begin(key, graph, replicas, now)
+        record.admit(key, graph, now, now + budget)
+        if request.media:
+            record.media_life = replicas[MEDIA_STAGE].incarnation
         self.inflight[key] = record
         self.admitted += 1
         self._slots[key] = self.deadlines.add(record, now + budget)
         log.debug("admitted key=%d task=%s", key, request.task, extra={"request": record.id})
+        self._begin(record, key, replicas, submits)
+
+    def _attempt(self, record: RequestStream, places: Mapping[str, StageReplica]) -> None:
+        """Another attempt of a request, with its stages on these replicas if given. Raises ``stage_unavailable``, and
+        what else speaks against it."""
+        graph = record.subgraph
+        assert graph is not None
+        replicas = self._bind(record.request, graph, places)
+        if record.request.media and replicas[MEDIA_STAGE].incarnation != record.media_life:
+            raise not_resumable(MEDIA_STAGE)  # what it had decoded is gone
+        key = next(self._keys)
+        submits = _submits(record, key, graph, replicas, record.deadline - trio.current_time())
+        log.debug("attempt key=%d", key, extra={"request": record.id})
+        self._begin(record, key, replicas, submits)
+        record.feed_again()
+
+    def _bind(self, request: Request, graph: Subgraph, places: Mapping[str, StageReplica]) -> dict[str, StageReplica]:
+        replicas: dict[str, StageReplica] = {}
+        for part in graph.parts:
+            name = part.stage.name
+            sources = [replicas[edge.source] for edge in part.inputs]
+            replicas[name] = places.get(name) or self.pools[name].bind(request.affinity, sources)
+        return replicas
+
+    def _begin(
+        self,
+        record: RequestStream,
+        key: int,
+        replicas: dict[str, StageReplica],
+        submits: list[tuple[StageReplica, bytes]],
+    ) -> None:
+        record.begin(key, replicas)
         later = len(self.inflight) > _BATCH_ABOVE
         for replica, data in submits:
             replica.submit(key, record, data, later=later)
 
-    @staticmethod
-    def _submits(
-        record: RequestStream, key: int, graph: Subgraph, replicas: dict[str, StageReplica]
-    ) -> list[tuple[StageReplica, bytes]]:
-        """What each replica is to be told, consumers first: a chunk then seldom meets a worker that does not know its
-        request yet. Raises the client's mistake when a value of the request cannot be sent."""
-        request = record.request
-        try:
-            sections = {name: raw(value) for name, value in request.params.items()}
-            if request.media:
-                sections["clips"] = raw([clip.id for clip in request.media])
-            submits = []
-            for part in reversed(graph.parts):
-                replica = replicas[part.stage.name]
-                routes = tuple((edge.index, _link(replica, replicas[edge.target])) for edge in part.outputs)
-                sources = tuple(
-                    (edge.index, _link(replica, replicas[edge.source]))
-                    for edge in part.inputs
-                    if edge.connector == "tcp"
-                )
-                params = {name: sections[name] for name in part.sections if name in sections}
-                submit = Submit(key, record.id, params, part.ports, routes, part.visible, sources)
-                submits.append((replica, frame(submit)))
-        except FrameTooLarge as error:
-            raise too_large(f"The request is too large: {error}.") from None
-        except (TypeError, ValueError, OverflowError) as error:
-            raise invalid_request(f"The request holds a value that cannot be sent: {error}.") from None
-        return submits
-
     def _terminal(self, record: RequestStream) -> None:
-        self.deadlines.discard(record, self._slots.pop(record.key))
+        self.deadlines.discard(record, self._slots.pop(record.number))
+        self.recovery.over(record)
         limit = trio.current_time() + self.plan.limits.release_timeout_s
-        self._slots[record.key] = self.unreleased.add(record, limit)
+        self._slots[record.number] = self.unreleased.add(record, limit)
 
     def _released(self, record: RequestStream) -> None:
-        self.unreleased.discard(record, self._slots.pop(record.key))
-        del self.inflight[record.key]
+        self.unreleased.discard(record, self._slots.pop(record.number))
+        del self.inflight[record.number]
+        self.recovery.released(record)
         self.vacant.unpark()
         if self.draining and not self.inflight:
             self.changed.unpark_all()
@@ -187,19 +197,22 @@ class Orchestrator:
         """A worker does not let go of a request that is over: it does not listen any more, and is replaced. One whose
         output goes to such a worker may only be waiting for that, and gets as long again."""
         assert record.subgraph is not None
-        holding = {name for name, replica in record.replicas.items() if record.key in replica.requests}
-        waiting = {edge.source for edge in record.subgraph.edges if edge.target in holding}
-        for name in holding - waiting:
-            replica = record.replicas[name]
-            log.error("%s does not let go of a request; it is killed", replica.name, extra={"request": record.id})
-            replica.kill()
+        replicas = [replica for pool in self.pools.values() for replica in pool.replicas]
+        holding = [replica for replica in replicas if record in replica.requests.values()]
+        stages = {replica.stage.name for replica in holding}
+        waiting = {edge.source for edge in record.subgraph.edges if edge.target in stages}
+        for replica in holding:
+            if replica.stage.name not in waiting:
+                log.error("%s does not let go of a request; it is killed", replica.name, extra={"request": record.id})
+                replica.kill()
         limit = trio.current_time() + self.plan.limits.release_timeout_s
-        self._slots[record.key] = self.unreleased.add(record, limit)
+        self._slots[record.number] = self.unreleased.add(record, limit)
 
     # ---- replicas
 
     def _ready(self, replica: StageReplica) -> None:
         self._wiring.wire(replica)
+        self.recovery.ready(replica)
 
     async def _unlinked(self, replica: StageReplica, message: Unlinked) -> None:
         await self._wiring.unlinked(replica, message)
@@ -272,7 +285,7 @@ class Orchestrator:
 
     async def _stop(self, lives: Mapping[StageReplica, ActorRef[Never]]) -> None:
         """End all workers, side by side. No other life begins: also a replica that is between two of them ends."""
-        self.draining = True
+        self.draining = self.recovery.stopping = True
 
         async def stop(replica: StageReplica, actor: ActorRef[Never]) -> None:
             await replica.stop()
@@ -281,6 +294,47 @@ class Orchestrator:
         async with trio.open_nursery() as nursery:
             for replica, actor in lives.items():
                 nursery.start_soon(stop, replica, actor)
+
+
+def _sections(request: Request) -> dict[str, msgspec.Raw]:
+    """The request's parameters as stages get them, the same in every attempt: a seed that the caller leaves open is
+    drawn here. Raises the client's mistake when a value cannot be sent."""
+    params = request.params
+    sampling = params.get("sampling")
+    if type(sampling) is Sampling and sampling.seed is None:
+        params = {**params, "sampling": msgspec.structs.replace(sampling, seed=secrets.randbits(63))}
+    try:
+        sections = {name: raw(value) for name, value in params.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise invalid_request(f"The request holds a value that cannot be sent: {error}.") from None
+    if request.media:
+        sections["clips"] = raw([clip.id for clip in request.media])
+    return sections
+
+
+def _submits(
+    record: RequestStream, key: int, graph: Subgraph, replicas: dict[str, StageReplica], budget_s: float
+) -> list[tuple[StageReplica, bytes]]:
+    """What each replica is to be told, consumers first: a chunk then seldom meets a worker that does not know its
+    request yet. Raises 413 for what is too much for a frame."""
+    submits = []
+    try:
+        for part in reversed(graph.parts):
+            name = part.stage.name
+            replica = replicas[name]
+            routes = tuple((edge.index, _link(replica, replicas[edge.target])) for edge in part.outputs)
+            sources = tuple(
+                (edge.index, _link(replica, replicas[edge.source])) for edge in part.inputs if edge.connector == "tcp"
+            )
+            params = {name: record.sections[name] for name in part.sections if name in record.sections}
+            prefix, delivered = record.ledgers[name].again() if record.ledgers else (None, 0)
+            submit = Submit(
+                key, record.id, params, part.ports, routes, part.visible, sources, prefix, delivered, budget_s
+            )
+            submits.append((replica, frame(submit)))
+    except FrameTooLarge as error:
+        raise too_large(f"The request is too large: {error}.") from None
+    return submits
 
 
 def _link(replica: StageReplica, other: StageReplica) -> int:
@@ -304,6 +358,7 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
         async with background() as tasks:
             tasks.start_soon(orchestrator.deadlines.run, name="deadlines")
             tasks.start_soon(orchestrator.unreleased.run, name="deadlines of release")
+            tasks.start_soon(orchestrator.recovery.overdue.run, name="deadlines of resumes")
             lives: dict[StageReplica, ActorRef[Never]] = {}
             for name, pool in orchestrator.pools.items():
                 supervisor = root.supervisor(name, restarts=restarts)

@@ -11,16 +11,21 @@ every stage has let go or died; admission counts the request until then.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import trio
 
+from omni_actors.orchestrator.ledger import Diverged, StageLedger
+from omni_actors.orchestrator.recovery import RECOVERABLE, Casualty, Feeds
 from omni_actors.pipelines.subgraph import Subgraph
 from omni_actors.protocol.codec import FrameTooLarge, frame
-from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, too_large
-from omni_actors.protocol.frames import Feed
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable, too_large
+from omni_actors.protocol.frames import Feed, Ledger
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, StageDone, TextDelta, Usage
 from omni_actors.protocol.states import RequestState, advance
 from omni_actors.stages.replica import StageReplica
@@ -32,6 +37,9 @@ log = logging.getLogger("omni_actors.orchestrator")
 
 FEEDS_UNDER_WAY = 64
 """How many pieces of streaming input may wait in the worker before :meth:`RequestStream.feed` waits."""
+
+NO_ATTEMPT = -1
+"""The key of a request that is not submitted, or between two attempts."""
 
 _CHECKPOINT_EVERY = 64
 _TEXT_OVERHEAD = 64  # bytes that a small delta counts for
@@ -47,13 +55,25 @@ class RequestStream:
 
     def __init__(self, orchestrator: Orchestrator, request: Request, id: str) -> None:
         self.id = id
-        self.key = -1
+        self.number = -1
+        """Its identity inside, from admission on."""
+        self.key = NO_ATTEMPT
+        """The present attempt's."""
         self.request = request
         self.state = RequestState.NEW
         self.admitted_at = 0.0
+        self.deadline = math.inf
+        """Trio time at which it has to be over."""
         self.usage: dict[str, Usage] = {}
         self.subgraph: Subgraph | None = None
         self.replicas: dict[str, StageReplica] = {}
+        """Of the present attempt."""
+        self.ledgers: dict[str, StageLedger] = {}
+        self.sections: Mapping[str, msgspec.Raw] = {}
+        """The request's parameters, as stages get them."""
+        self.media_life = 0
+        """The incarnation of the media process that has its media."""
+        self.casualty = Casualty()
         self._orchestrator = orchestrator
         self._events: deque[Event] = deque()
         self._waiting_bytes = 0
@@ -64,6 +84,7 @@ class RequestStream:
         self._received = 0
         self._fed = 0
         self._fed_consumed = 0
+        self._feeds = Feeds()
         self._fed_moved = trio.lowlevel.ParkingLot()
         self._ended_inputs: set[str] = set()
 
@@ -132,41 +153,70 @@ class RequestStream:
         await trio.lowlevel.checkpoint()
         if not self.state.live:
             return
+        fed = Feed(self.key, entry.port, kind, meta, end)
         try:
-            data = frame(Feed(self.key, entry.port, kind, meta, end))
+            data = frame(fed)
         except FrameTooLarge as error:
             raise too_large(f"The input is too large: {error}.", "input") from None
         self._fed += 1
-        self.replicas[entry.stage.name].send(data)
+        self._feeds.keep(entry.stage.name, fed, len(data))
+        if self.key != NO_ATTEMPT:
+            self.replicas[entry.stage.name].send(data)
 
     # ---- the replicas' side
 
-    def on_text(self, delta: TextDelta) -> None:
-        self._push(delta)
+    def on_text(self, replica: StageReplica, delta: TextDelta) -> None:
+        if delta.key == self.key and (new := self.ledgers[replica.stage.name].text(delta)) is not None:
+            self._push(replica, new)
 
-    def on_media(self, chunk: MediaChunk) -> None:
-        self._push(chunk)
+    def on_media(self, replica: StageReplica, chunk: MediaChunk) -> None:
+        if chunk.key != self.key:
+            return
+        try:
+            new = self.ledgers[replica.stage.name].media(chunk)
+        except Diverged:
+            self.fail(not_resumable(replica.stage.name).info)
+            return
+        if new is not None:
+            self._push(replica, new)
+
+    def on_ledger(self, replica: StageReplica, entry: Ledger) -> None:
+        if entry.key == self.key:
+            self.ledgers[replica.stage.name].note(entry)
+            self._progress(replica)
 
     def on_done(self, replica: StageReplica, done: StageDone) -> None:
-        self.usage[replica.stage.name] = done.usage
+        if done.key != self.key or not self.state.live:
+            return
+        name = replica.stage.name
+        try:
+            self.ledgers[name].done()
+        except Diverged:
+            self.fail(not_resumable(name).info)
+            return
+        self.usage[name] = done.usage
+        self._progress(replica)
         self._undone -= 1
-        if not self._undone and self.state.live:
+        if not self._undone:
             self._events.append(Completed(self.usage))
             self._end(RequestState.COMPLETED)
 
-    def on_failed(self, replica: StageReplica, error: ErrorInfo) -> None:
-        if replica.stage.name not in self.usage:
+    def on_failed(self, replica: StageReplica, key: int, error: ErrorInfo) -> None:
+        if key != self.key or not self.state.live or replica.stage.name in self.usage:
+            return
+        if error.code in RECOVERABLE:
+            self._orchestrator.recovery.lost(self, replica, error)
+        else:
             self.fail(error)
 
-    def on_released(self, replica: StageReplica) -> None:
+    def on_released(self, replica: StageReplica, key: int) -> None:
         self._unreleased -= 1
-        if not self._unreleased:
-            self.state = advance(self.state, RequestState.RELEASED)
-            self._orchestrator._released(self)
+        self._settle()
 
-    def on_fed(self, count: int) -> None:
-        self._fed_consumed = max(self._fed_consumed, count)
-        self._fed_moved.unpark_all()
+    def on_fed(self, key: int, count: int) -> None:
+        if key == self.key:
+            self._fed_consumed = max(self._fed_consumed, count)
+            self._fed_moved.unpark_all()
 
     def fail(self, error: ErrorInfo) -> None:
         """End the request with a typed failure, once; events that came before it are still received."""
@@ -179,20 +229,56 @@ class RequestStream:
 
     # ---- inside
 
-    def begin(self, key: int, subgraph: Subgraph, replicas: dict[str, StageReplica], now: float) -> None:
-        """Admission has bound it: every stage of the subgraph is about to get its Submit."""
-        self.key = key
+    def admit(self, number: int, subgraph: Subgraph, now: float, deadline: float) -> None:
+        """It may run."""
+        self.number = number
         self.subgraph = subgraph
-        self.replicas = replicas
         self.state = advance(self.state, RequestState.ADMITTED)
         self.admitted_at = now
-        self._undone = self._unreleased = len(replicas)
+        self.deadline = deadline
+        self.ledgers = {part.stage.name: StageLedger(part.stage.recovery) for part in subgraph.parts}
 
-    def _push(self, event: TextDelta | MediaChunk) -> None:
+    def begin(self, key: int, replicas: dict[str, StageReplica]) -> None:
+        """An attempt is bound: every stage of the subgraph is about to get its Submit."""
+        self.key = key
+        self.replicas = replicas
+        self._undone = len(replicas)
+        self._unreleased += len(replicas)
+
+    def suspend(self) -> None:
+        """The present attempt is over, and what still comes of it is nobody's. Another may begin."""
+        self._abort()
+        self.key = NO_ATTEMPT
+        self.replicas = {}
+        self.usage = {}
+        self._fed_consumed = 0
+
+    def feed_again(self) -> None:
+        """Give a new attempt the input that came by :meth:`feed`."""
+        for stage, fed in self._feeds.kept:
+            self.replicas[stage].send(frame(msgspec.structs.replace(fed, key=self.key)))
+
+    @property
+    def obstacle(self) -> str | None:
+        """The stage on account of which no other attempt can go on where this one was, if there is one."""
+        assert self.subgraph is not None
+        for part in self.subgraph.parts:
+            if part.stage.recovery == "none" and self.ledgers[part.stage.name].told:
+                return part.stage.name
+        return self._feeds.lost_for
+
+    def _progress(self, replica: StageReplica) -> None:
+        """A stage has got somewhere with it."""
+        if self.casualty.watched:
+            self._orchestrator.recovery.progress(self, replica)
+
+    def _push(self, replica: StageReplica, event: TextDelta | MediaChunk) -> None:
         if not self.state.live:
             return
         if self.state is RequestState.ADMITTED:
             self.state = advance(self.state, RequestState.RUNNING)
+        if self.casualty.watched:
+            self._orchestrator.recovery.progress(self, replica)
         self._events.append(event)
         self._waiting_bytes += _size(event)
         if self._waiting_bytes > self._orchestrator.plan.limits.sink_bytes:
@@ -208,6 +294,13 @@ class RequestStream:
         self._orchestrator._terminal(self)
         self._fed_moved.unpark_all()
         self._wake()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Once it is over and every stage of every attempt has let go or died, it is released."""
+        if not self._unreleased and self.state.terminal:
+            self.state = advance(self.state, RequestState.RELEASED)
+            self._orchestrator._released(self)
 
     def _abort(self) -> None:
         for replica in self.replicas.values():

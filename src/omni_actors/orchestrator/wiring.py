@@ -64,7 +64,7 @@ class Wiring:
         lost = link_lost(replica.stage.name).info
         for key in message.keys:
             if (participant := replica.requests.get(key)) is not None:
-                participant.on_failed(replica, lost)
+                participant.on_failed(replica, key, lost)
         await trio.sleep(pause_s - moment_s)
         if other is None or not replica.live or not other.live:
             return

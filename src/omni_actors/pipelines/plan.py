@@ -44,17 +44,21 @@ class Origin:
         return f"{self.kind} {self.where}" if self.where else self.kind
 
 
-def limit(default: Any, doc: str) -> Any:
-    """A field with a default and one sentence that ``explain`` prints beside it."""
-    return field(default=default, metadata={"doc": doc})
+def limit(default: Any, doc: str, least: int = 1) -> Any:
+    """A field with a default, one sentence that ``explain`` prints beside it, and for a count its least value."""
+    return field(default=default, metadata={"doc": doc, "least": least})
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentLimits:
     """Every capacity and deadline of the deployment as a whole. Bytes are bytes, ``_s`` are seconds."""
 
-    max_inflight: int = limit(1024, "Requests admitted and not yet released; over it the answer is 429.")
-    deadline_s: float = limit(600.0, "Budget of a request that brings none, from admission to its terminal event.")
+    max_inflight: int = limit(1024, "Requests admitted and not yet released; others wait.")
+    max_queued: int = limit(1024, "Requests that wait to be admitted; over it the answer is 429. 0: none waits.", 0)
+    max_queued_bytes: int = limit(64 << 20, "What the waiting requests hold in texts and numbers; over it, 429.")
+    max_per_key: int | None = limit(None, "Requests of one API key, waiting ones included; over it, 429.")
+    priority_ageing_s: float = limit(10.0, "Each time it has waited so long, a request gains one level of priority.")
+    deadline_s: float = limit(600.0, "Budget of a request that brings none, from its head to its terminal event.")
     max_body_bytes: int = limit(64 << 20, "Largest HTTP body, media included; over it the answer is 413.")
     inline_body_bytes: int = limit(256 << 10, "JSON bodies over this are parsed in the media process.")
     sink_bytes: int = limit(16 << 20, "Output that may wait for one slow client; over it its request is cancelled.")
@@ -67,7 +71,7 @@ class DeploymentLimits:
     release_timeout_s: float = limit(
         60.0, "What a worker gets to let go of a request that is over; one that does not is replaced."
     )
-    max_resumes: int = limit(3, "How often a request is resumed after the death of a worker; 0 fails it at once.")
+    max_resumes: int = limit(3, "How often a request is resumed after the death of a worker; 0 fails it at once.", 0)
     resume_wait_s: float = limit(60.0, "What a request waits for a live replica to be resumed on; then 503.")
     restart_delay_s: float = limit(0.1, "Pause before a dead worker's first restart; doubles with each failure.")
     restart_delay_max_s: float = limit(10.0, "Longest pause between two restarts of a worker.")

@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
-from omni_actors.pipelines.limits import limits_of
+from omni_actors.pipelines.limits import StageLimit, limits_of
 from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 from omni_actors.platforms.platform import OmniPlatform
@@ -80,10 +80,13 @@ def deployment_limits() -> dict[str, Leaf | Group]:
     found: dict[str, Leaf | Group] = {}
     for item in fields(DeploymentLimits):
         assert item.default is not MISSING
-        if isinstance(item.default, float):
+        check: Callable[[Any], Any]
+        if item.default is None:
+            check = optional(integer(item.metadata["least"]))
+        elif isinstance(item.default, float):
             check = number(0.001)
         else:
-            check = size if item.name.endswith("_bytes") else integer(1)
+            check = size if item.name.endswith("_bytes") else integer(item.metadata["least"])
         found[item.name] = Leaf(check, item.metadata["doc"])
     return found
 
@@ -108,7 +111,7 @@ def _stage(stage: Stage) -> Group:
             {name: Leaf(integer(1), doc) for name, doc in STRATEGY_DOC.items()}, "Parallel degrees inside a replica."
         ),
         "limits": Group(
-            {k: Leaf(size if k.endswith("_bytes") else integer(1), v.doc) for k, v in limits_of(stage.engine).items()},
+            {name: Leaf(_limit(name, it), it.doc) for name, it in limits_of(stage.engine).items()},
             "Capacities of each replica.",
         ),
     }
@@ -137,6 +140,11 @@ def _stage(stage: Stage) -> Group:
         first = {key: found for key, found in keys.items() if key not in ("engine", "sampling")}
         keys["prefill"] = Group(first, "A pool of its own for prompts; what is not said here is as for the stage.")
     return Group(keys, stage.doc)
+
+
+def _limit(name: str, limit: StageLimit) -> Callable[[Any], Any]:
+    check: Callable[[Any], Any] = size if name.endswith("_bytes") else integer(1)
+    return optional(check) if limit.default is None else check
 
 
 def _edge(edge: Edge, takes: Mode) -> Group:
@@ -192,6 +200,11 @@ def integer(least: int, most: int = (1 << 63) - 1) -> Callable[[Any], int]:
         return value
 
     return check
+
+
+def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same, or null."""
+    return lambda value: None if value is None else check(value)
 
 
 def number(least: float, most: float | None = None) -> Callable[[Any], float]:

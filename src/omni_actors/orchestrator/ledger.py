@@ -1,0 +1,118 @@
+"""What a request's stages have reported over all its attempts: what a new attempt starts from, and does not repeat.
+
+Two kinds of stage differ (:attr:`~omni_actors.pipelines.declaration.Stage.recovery`). One that takes up a *prefix* gets
+back what it chose before, and goes on behind that. One that *replays* computes all of it again: what the client has of
+it by then is left out here, by counting.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from omni_actors.pipelines.declaration import Recovery
+from omni_actors.protocol.frames import Ledger, Prefix
+from omni_actors.protocol.request import MediaChunk, TextDelta
+
+
+class Diverged(Exception):
+    """A new attempt did not say again what the client has already, so that its output cannot go on behind that."""
+
+
+class _Text:
+    """One choice of a stage that replays, in characters and tokens: what the client has, and where this attempt is."""
+
+    __slots__ = ("at", "at_token", "ended", "told", "told_tokens")
+
+    def __init__(self) -> None:
+        self.told = self.told_tokens = 0
+        self.at = self.at_token = 0
+        self.ended = False
+
+    def cut(self, delta: TextDelta) -> TextDelta | None:
+        """What of a delta is new to the client."""
+        begin, begin_token = self.at, self.at_token
+        self.at += len(delta.text)
+        self.at_token += len(delta.token_ids)
+        skip, skip_tokens = max(0, self.told - begin), max(0, self.told_tokens - begin_token)
+        finish = None if self.ended else delta.finish_reason
+        self.ended |= delta.finish_reason is not None
+        self.told = max(self.told, self.at)
+        self.told_tokens = max(self.told_tokens, self.at_token)
+        if not skip and not skip_tokens:
+            return delta
+        text, tokens = delta.text[skip:], delta.token_ids[skip_tokens:]
+        if not text and not tokens and finish is None:
+            return None
+        logprobs = None if delta.logprobs is None else delta.logprobs[skip_tokens:]
+        return msgspec.structs.replace(delta, text=text, token_ids=tokens, logprobs=logprobs, finish_reason=finish)
+
+
+class StageLedger:
+    """Of one stage of one request."""
+
+    __slots__ = ("_at", "_data", "_recovery", "_texts", "_tokens", "delivered")
+
+    def __init__(self, recovery: Recovery) -> None:
+        self._recovery = recovery
+        self._tokens: list[list[int]] = []
+        self._data = bytearray()
+        self._texts: dict[int, _Text] = {}
+        self._at = 0
+        self.delivered = 0
+        """Units of media that the client has: samples per channel of audio, bytes of anything else."""
+
+    @property
+    def told(self) -> bool:
+        """Whether the client has anything of this stage."""
+        return bool(self.delivered or self._texts or any(self._tokens))
+
+    def text(self, delta: TextDelta) -> TextDelta | None:
+        """Take note of a delta. Returns what the client is to get of it."""
+        if self._recovery == "prefix":
+            self._choice(delta.index).extend(delta.token_ids)
+            return delta
+        text = self._texts.get(delta.index)
+        if text is None:
+            text = self._texts[delta.index] = _Text()
+        return text.cut(delta)
+
+    def media(self, chunk: MediaChunk) -> MediaChunk | None:
+        """The same for a piece of media. Raises :class:`Diverged` when it leaves a gap."""
+        meta = chunk.meta
+        frame = 2 * meta["channels"] if chunk.modality == "audio" else 1
+        begin = meta.get("start", self._at)
+        self._at = begin + len(chunk.data) // frame
+        if begin == self.delivered:
+            self.delivered = self._at
+            return chunk
+        if begin > self.delivered:
+            raise Diverged
+        skip, self.delivered = self.delivered - begin, max(self.delivered, self._at)
+        data = chunk.data[skip * frame :]
+        return msgspec.structs.replace(chunk, data=data) if data else None
+
+    def note(self, entry: Ledger) -> None:
+        """Take note of what the stage chose without telling the client."""
+        if entry.tokens:
+            self._choice(entry.index).extend(entry.tokens)
+        self._data += entry.data
+
+    def done(self) -> None:
+        """The stage has said everything. Raises :class:`Diverged` when that is less than the client has."""
+        if self._at < self.delivered or any(text.at < text.told for text in self._texts.values()):
+            raise Diverged
+
+    def again(self) -> tuple[Prefix | None, int]:
+        """A new attempt begins: what its Submit says, as ``prefix`` and ``delivered``."""
+        self._at = 0
+        for text in self._texts.values():
+            text.at = text.at_token = 0
+        prefix = None
+        if self._recovery == "prefix" and (self._tokens or self._data):
+            prefix = Prefix(tuple(map(tuple, self._tokens)), bytes(self._data))
+        return prefix, self.delivered
+
+    def _choice(self, index: int) -> list[int]:
+        while len(self._tokens) <= index:
+            self._tokens.append([])
+        return self._tokens[index]

@@ -1,0 +1,258 @@
+"""What becomes of the requests in a worker that dies: another attempt, in all stages of their subgraph.
+
+A new attempt begins where the ledgers say that the old one was (:mod:`~omni_actors.orchestrator.ledger`), at once if
+every stage has a live replica, else as soon as one is ready. Stages that live on take part in it like the others, under
+the new key: what they had computed lies in their caches.
+
+Any request of a worker may have been what killed it. The first time all of them are *suspects* together and go on
+together, since a worker seldom dies of its requests. Those whose worker dies once more are tried: one at a time, on the
+replica that died, which takes no others until that is done. Who has got further there than before is cleared, and stays
+while the next one is tried. If the worker dies even so, that one is tried first with nobody beside it, and then the
+others so, until the culprit is found. Who dies alone is refused as poison.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from omni_actors.orchestrator.deadlines import Deadlines
+from omni_actors.protocol.errors import ErrorInfo, OmniError, not_resumable, poison, stage_unavailable
+from omni_actors.protocol.frames import Feed
+
+if TYPE_CHECKING:
+    from omni_actors.orchestrator.record import RequestStream
+    from omni_actors.pipelines.plan import DeploymentLimits
+    from omni_actors.stages.pool import StagePool
+    from omni_actors.stages.replica import StageReplica
+
+RECOVERABLE = frozenset({"stage_died", "stage_replaced", "link_lost"})
+"""Codes of failures after which a request may go on in another attempt."""
+
+KEPT_FEED_BYTES = 1 << 20
+"""Streaming input of one request that is kept for another attempt."""
+
+_COMPANY = 1
+"""How often a request may see its worker die and go on in company."""
+
+log = logging.getLogger("omni_actors.orchestrator")
+
+
+@dataclass(slots=True)
+class Casualty:
+    """A request as the deaths around it go: how many attempts it had on account of them, how many of the deaths may be
+    its doing, and the stage whose next word about it is waited for since ``since`` (trio time)."""
+
+    resumes: int = 0
+    strikes: int = 0
+    watched: str | None = None
+    since: float = 0.0
+
+
+@dataclass(slots=True)
+class Feeds:
+    """Streaming input of one request, kept for another attempt as long as it is not too much."""
+
+    kept: list[tuple[str, Feed]] = field(default_factory=list)
+    lost_for: str | None = None
+    """The stage whose input was too much."""
+    _bytes: int = 0
+
+    def keep(self, stage: str, fed: Feed, size: int) -> None:
+        self._bytes += size
+        if self._bytes > KEPT_FEED_BYTES:
+            self.lost_for = stage
+            self.kept.clear()
+        if self.lost_for is None:
+            self.kept.append((stage, fed))
+
+
+@dataclass(slots=True)
+class _Trial:
+    """The suspects of one stage. ``on`` is the one that is tried, on the replica ``place``, which is theirs alone.
+    ``strict``: nobody is beside it."""
+
+    waiting: deque[RequestStream] = field(default_factory=deque)
+    on: RequestStream | None = None
+    place: StageReplica | None = None
+    strict: bool = False
+
+
+class Recovery:
+    """``attempt`` begins another attempt of a record, with its stages on these replicas if given, or raises
+    ``stage_unavailable``."""
+
+    def __init__(
+        self,
+        limits: DeploymentLimits,
+        pools: dict[str, StagePool],
+        attempt: Callable[[RequestStream, dict[str, StageReplica]], None],
+    ) -> None:
+        self._limits = limits
+        self._pools = pools
+        self._attempt = attempt
+        self._waiting: dict[RequestStream, int] = {}
+        """Records that wait for replicas, with their slots in ``overdue``."""
+        self.overdue: Deadlines[RequestStream] = Deadlines(self._give_up)
+        self._trials: dict[str, _Trial] = {}
+        self.stopping = False
+        self.resumed: dict[str, int] = dict.fromkeys(pools, 0)
+        """Attempts begun after a death, by the stage that died."""
+        self.poisoned = 0
+        self.pauses_s: deque[float] = deque(maxlen=256)
+        """Seconds from a death to the first word of its stage about a request that was in it, of the last ones."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests between two attempts."""
+        return len(self._waiting) + sum(len(trial.waiting) for trial in self._trials.values())
+
+    # ---- what happens
+
+    def lost(self, record: RequestStream, replica: StageReplica, error: ErrorInfo) -> None:
+        """A live request has lost a stage that was not done with it."""
+        stage, casualty = replica.stage.name, record.casualty
+        trial = self._trials.get(stage)
+        if self.stopping or not self._limits.max_resumes:
+            record.fail(error)
+            return
+        if error.code == "stage_died":
+            alone = replica.casualties == 1
+            tried = trial is not None and trial.place is replica
+            if alone and casualty.strikes >= _COMPANY:
+                self.poisoned += 1
+                if tried and trial is not None:
+                    trial.strict = False  # it was that one
+                log.error("the request ended %s, alone: poison", replica.name, extra={"request": record.id})
+                record.fail(poison(stage).info)
+                return
+            if tried and not alone:
+                assert trial is not None
+                trial.strict = True  # it may be one that was cleared too early
+            else:
+                casualty.resumes += 1
+            casualty.strikes += 1
+        elif error.code == "link_lost":
+            casualty.resumes += 1
+        if casualty.resumes > self._limits.max_resumes:
+            record.fail(error)
+            return
+        if (obstacle := record.obstacle) is not None:
+            record.fail(not_resumable(obstacle).info)
+            return
+        log.info("resumes after the end of %s", replica.name, extra={"request": record.id})
+        record.suspend()
+        self.resumed[stage] += 1
+        casualty.watched, casualty.since = stage, trio.current_time()
+        if casualty.strikes > _COMPANY:
+            self._accuse(record, replica)
+        else:
+            self._go_on(record)
+
+    def progress(self, record: RequestStream, replica: StageReplica) -> None:
+        """A stage has said something about a request that was in a death."""
+        casualty = record.casualty
+        if replica.stage.name != casualty.watched:
+            return
+        casualty.watched = None
+        self.pauses_s.append(trio.current_time() - casualty.since)
+        trial = self._trials.get(replica.stage.name)
+        if trial is not None and trial.on is record and not trial.strict:
+            self._next(trial)
+
+    def over(self, record: RequestStream) -> None:
+        """A request is terminal: it waits for nothing any more."""
+        self._wait_no_more(record)
+        for trial in list(self._trials.values()):
+            if record in trial.waiting:
+                trial.waiting.remove(record)
+
+    def released(self, record: RequestStream) -> None:
+        """No worker holds it any more: the next one can be alone."""
+        for trial in list(self._trials.values()):
+            if trial.on is record or (trial.on is None and trial.strict):
+                self._next(trial)
+
+    def ready(self, replica: StageReplica) -> None:
+        """A replica is ready, and linked: who waits goes on."""
+        trial = self._trials.get(replica.stage.name)
+        if trial is not None and trial.place is replica:
+            replica.reserved = True
+            if trial.on is None:
+                self._next(trial)
+        for record in list(self._waiting):
+            self._go_on(record)
+
+    # ---- going on
+
+    def _go_on(self, record: RequestStream) -> None:
+        """Begin another attempt, or wait until that is possible."""
+        places = {
+            stage: trial.place
+            for stage, trial in self._trials.items()
+            if trial.on is record and trial.place is not None
+        }
+        try:
+            self._attempt(record, places)
+        except OmniError as error:
+            if error.info.code != "stage_unavailable":
+                record.fail(error.info)
+            elif record not in self._waiting:
+                limit = trio.current_time() + self._limits.resume_wait_s
+                self._waiting[record] = self.overdue.add(record, limit)
+        else:
+            self._wait_no_more(record)
+
+    def _wait_no_more(self, record: RequestStream) -> None:
+        slot = self._waiting.pop(record, None)
+        if slot is not None:
+            self.overdue.discard(record, slot)
+
+    def _give_up(self, record: RequestStream) -> None:
+        """No replica came back in time."""
+        del self._waiting[record]
+        assert record.subgraph is not None
+        dead = [
+            part.stage.name
+            for part in record.subgraph.parts
+            if not any(replica.live for replica in self._pools[part.stage.name].replicas)
+        ]
+        record.fail(stage_unavailable(dead[0] if dead else record.subgraph.parts[0].stage.name).info)
+
+    # ---- trials
+
+    def _accuse(self, record: RequestStream, replica: StageReplica) -> None:
+        """Try a request on the replica that died with it, once that is back."""
+        trial = self._trials.setdefault(replica.stage.name, _Trial())
+        if trial.on is record:
+            trial.on = None
+            trial.waiting.appendleft(record)
+        else:
+            trial.waiting.append(record)
+        if trial.place is None:
+            trial.place = replica
+
+    def _next(self, trial: _Trial) -> None:
+        """Try the next suspect, or give the replica back to all."""
+        place = trial.place
+        assert place is not None
+        trial.on = None
+        if trial.strict and place.requests:
+            return  # :meth:`released` comes back to it
+        while trial.waiting and trial.on is None:
+            if not place.live:
+                return  # :meth:`ready` comes back to it
+            trial.on = record = trial.waiting.popleft()
+            self._go_on(record)
+            if not record.state.live:
+                trial.on = None
+        if trial.on is None:
+            place.reserved = False
+            del self._trials[place.stage.name]
+            for waiting in list(self._waiting):
+                self._go_on(waiting)
