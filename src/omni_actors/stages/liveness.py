@@ -104,6 +104,7 @@ class Watch:
         self._has_work = has_work
         self._clock = clock
         self._since = clock()
+        self._shortest_s = min(budget_s(stage, activity) for activity in Activity)
         self._idle = trio.lowlevel.ParkingLot()
 
     def work_begins(self) -> None:
@@ -122,7 +123,8 @@ class Watch:
             begun = max(beat.moved, self._since)
             left = begun + budget_s(self._stage, beat.activity) - self._clock()
             if left > 0:
-                await trio.sleep(left)
+                # What it does next may have a shorter budget, which cannot be over before that.
+                await trio.sleep(min(left, self._shortest_s))
                 continue
             await trio.sleep(GRACE_S)
             if self._has_work() and self._sign.read() == beat:

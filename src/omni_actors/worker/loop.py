@@ -67,6 +67,7 @@ class Worker:
     ) -> None:
         self._stage = hello.stage
         self._liveness = liveness or Liveness()
+        self._liveness.enter(Activity.WAITING)
         self._steps = 0
         self._engine = engine
         self._bridges = bridges

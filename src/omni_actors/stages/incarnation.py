@@ -1,0 +1,156 @@
+"""One life of a replica: the actor under the pool's supervisor that owns a worker process."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Never
+
+import trio
+
+from omni_actors.actors.actor import Actor
+from omni_actors.actors.errors import ProcessDied, Renewed
+from omni_actors.actors.process import ChildProcess, Death, python_module
+from omni_actors.protocol.codec import ProtocolError, up_reader
+from omni_actors.protocol.errors import ErrorInfo
+from omni_actors.protocol.frames import Fatal, Step, Unlinked
+from omni_actors.protocol.liveness import VARIABLE
+from omni_actors.protocol.states import ReplicaState
+from omni_actors.stages.channel import Channel
+from omni_actors.stages.liveness import Page, Watch
+from omni_actors.stages.lives import Cause
+
+if TYPE_CHECKING:
+    from omni_actors.stages.replica import StageReplica
+
+
+class WorkerEnded(ProcessDied):
+    """A worker's life ended, in its own words where it had any."""
+
+    def __init__(self, error: ErrorInfo, death: Death | None) -> None:
+        Exception.__init__(self, error.message if death is None else f"{error.message} ({death})")
+
+
+class Incarnation(Actor[Never]):
+    """One life of a replica: from the spawn of a worker to its end.
+
+    Setup returns when the worker is ready, within the stage's start timeout. From then on a watch kills it when it has
+    work and does not move. When the worker ends, by whatever cause, the life ends with :class:`WorkerEnded`, and the
+    pool's supervisor starts the next one after a pause; or with :class:`~omni_actors.actors.errors.Renewed` if it was
+    told to make room for another.
+    """
+
+    def __init__(self, replica: StageReplica) -> None:
+        self._replica = replica
+        self._child: ChildProcess
+        self._page: Page
+        self._settled = trio.Event()
+        """Set when the worker is ready, or will never be."""
+        self._last_word: ErrorInfo | None = None
+
+    async def setup(self) -> None:
+        replica = self._replica
+        stage = replica.stage
+        replica.actor = self.ref
+        self._page = Page()
+        try:
+            await self._start()
+        except BaseException:
+            self._page.close()
+            raise
+        watch = Watch(stage, self._page, replica.has_work)
+        replica.watch = watch
+        self.start_soon(self._watch, watch)
+
+    async def _start(self) -> None:
+        replica = self._replica
+        stage = replica.stage
+        environment = {**os.environ, **stage.environment_of(replica.index), VARIABLE: str(self._page.fd)}
+        try:
+            self._child = replica.launcher.spawn(
+                python_module("omni_actors.worker"), name=replica.name, env=environment, pass_fds=(self._page.fd,)
+            )
+        except OSError as error:
+            replica.ended("start", ErrorInfo(message=f"the worker could not be started: {error}", stage=stage.name))
+            raise
+        finally:
+            self._page.handed_over()
+        try:
+            channel = Channel(self._child.sock)
+            self.start_soon(channel.run_writer)
+            self.start_soon(self._read, channel)
+            replica.opened(channel, self._child)
+            with trio.move_on_after(stage.start_timeout_s):
+                await self._settled.wait()
+            if not self._settled.is_set():
+                self._last_word = ErrorInfo(message=f"not ready after {stage.start_timeout_s:g} s", stage=stage.name)
+                raise WorkerEnded(self._last_word, await self._end("start", self._last_word))
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._end("start", self._last_word)
+            raise
+
+    async def teardown(self) -> None:
+        await self._replica.stop()
+        await self._end(None, None)
+        self._page.close()
+
+    async def _read(self, channel: Channel) -> None:
+        """Read the channel until its end, and say how the worker ended."""
+        replica = self._replica
+        reader = up_reader()
+        cause: Cause = "crash"
+        try:
+            while self._last_word is None and (data := await channel.receive()):
+                for message in reader.feed(data):
+                    if type(message) is Step:
+                        replica.on_step(message)
+                    elif type(message) is Fatal:
+                        self._last_word = message.error
+                    elif type(message) is Unlinked:
+                        self.start_soon(replica.on_unlinked, replica, message)
+                    else:
+                        replica.handle(message)
+                if replica.state is ReplicaState.READY:
+                    self._settled.set()
+        except ProtocolError as broken:
+            cause = "protocol"
+            self._last_word = ErrorInfo(message=f"protocol error: {broken}", stage=replica.stage.name)
+        if replica.state is ReplicaState.DEAD:
+            return  # whoever found it dead says so
+        if replica.renewing:
+            await self._end("replaced", None)
+            raise Renewed("its worker was replaced by command")
+        if replica.state is ReplicaState.DRAINING:
+            self._settled.set()
+            return  # it was asked to
+        error = self._last_word or ErrorInfo(message="the worker ended without a word", stage=replica.stage.name)
+        if replica.state is ReplicaState.STARTING:
+            cause = "start"
+        if replica.sentence is not None:
+            cause, error = replica.sentence
+        # First those who wait are told: the end of the whole group may take a moment.
+        replica.ended(cause, error)
+        raise WorkerEnded(error, await self._end(cause, error))
+
+    async def _watch(self, watch: Watch) -> None:
+        """End a worker that is stuck. Also one that not even SIGKILL ends now: those who wait for it are told."""
+        replica = self._replica
+        why = await watch.until_stuck()
+        error = ErrorInfo(message=f"the worker is stuck: {why}", stage=replica.stage.name)
+        replica.kill()
+        replica.ended("stuck", error)
+        raise WorkerEnded(error, await self._end("stuck", error))
+
+    async def _end(self, cause: Cause | None, error: ErrorInfo | None) -> Death | None:
+        """Make sure that the worker is gone; idempotent. ``None`` if not even SIGKILL helped."""
+        replica = self._replica
+        death = None
+        try:
+            death = await self._child.stop(message_s=0.0, term_s=0.0)
+        except trio.TooSlowError:
+            pass  # logged by the launcher, and left to the warden
+        finally:
+            replica.ended(cause, error)
+        if death is not None:
+            replica.tell_death(death)
+        return death

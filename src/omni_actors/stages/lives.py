@@ -1,0 +1,94 @@
+"""What is remembered of a replica's lives: how they ended, and how long a start takes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import msgspec
+import trio
+
+from omni_actors.protocol.errors import ErrorInfo
+
+Cause = Literal["start", "crash", "stuck", "protocol", "unreleased", "killed", "replaced"]
+"""Why a life ended: it did not become ready (``start``), ended by itself (``crash``), stood still although it had work
+(``stuck``), spoke nonsense (``protocol``), did not let go of a request that was over (``unreleased``); or an operator
+had it ``killed`` or ``replaced``."""
+
+UNKNOWN_START_S = 5.0
+"""How long a start is expected to take before there was one."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a life ended. ``at`` is trio's time, ``wall`` seconds since the epoch. ``ready_s`` is how long it had been
+    ready, ``None`` if it never was; ``served`` how many requests it had got."""
+
+    cause: Cause
+    error: ErrorInfo
+    at: float
+    wall: float
+    ready_s: float | None
+    served: int
+
+
+@dataclass(slots=True)
+class Lives:
+    """The memory of one replica. Times are trio's."""
+
+    born: float | None = None
+    """When the current life began; ``None`` between two."""
+    ready: float | None = None
+    """When the current life became ready."""
+    served: int = 0
+    """Requests that the current life has got."""
+    down_since: float | None = None
+    """Since when it has not been ready."""
+    start_s: float | None = None
+    """How long the last successful start took."""
+    last: End | None = None
+    """How the last life that ended came to its end."""
+    ends: Counter[Cause] = field(default_factory=Counter)
+
+    def begin(self) -> None:
+        self.born = trio.current_time()
+        if self.down_since is None:
+            self.down_since = self.born
+        self.ready, self.served = None, 0
+
+    def become_ready(self) -> None:
+        assert self.born is not None
+        self.ready = trio.current_time()
+        self.start_s = self.ready - self.born
+        self.down_since = None
+
+    def end(self, cause: Cause | None, error: ErrorInfo | None) -> None:
+        """``None`` as cause: the deployment ends, which is nothing to remember."""
+        now = trio.current_time()
+        if cause is not None:
+            ready_s = None if self.ready is None else now - self.ready
+            known = error or ErrorInfo(message="ended by command")
+            self.last = End(cause, known, now, time.time(), ready_s, self.served)
+            self.ends[cause] += 1
+        if self.ready is not None:
+            self.down_since = now
+        self.born = self.ready = None
+
+    def add(self, death: str) -> None:
+        """How the process ended, behind what is known of the last life's end."""
+        if self.last is not None and death not in self.last.error.message:
+            error = msgspec.structs.replace(self.last.error, message=f"{self.last.error.message} ({death})")
+            self.last = replace(self.last, error=error)
+
+    def expected_s(self, restart_at: float | None) -> float:
+        """Seconds until it is likely to be ready: 0 when it is; what is left of the pause before its next life, and
+        what a start took the last time."""
+        if self.ready is not None:
+            return 0.0
+        now = trio.current_time()
+        start_s = UNKNOWN_START_S if self.start_s is None else self.start_s
+        if self.born is not None:
+            return max(0.0, self.born + start_s - now)
+        return start_s + (0.0 if restart_at is None else max(0.0, restart_at - now))
