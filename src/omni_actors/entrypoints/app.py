@@ -1,21 +1,28 @@
-"""The application: Quart on trio behind the guard, and its routes."""
+"""The application: its routes, behind the guard.
+
+Those of :data:`ROUTES` are answered directly on their exchange. Quart, on trio, has the rest: what an embedder
+registers there, paths with placeholders, HEAD and OPTIONS, unknown paths and wrong methods.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, cast
 
 import trio
 from quart import Response, request
+from quart.wrappers.request import Body
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import HTTPException
 
 from omni_actors.entrypoints import probes
-from omni_actors.entrypoints.guard import CONTEXT, DISCARD_S, Guard
-from omni_actors.entrypoints.http import BrokenStream, Call, Reply, RequestContext
+from omni_actors.entrypoints.asgi import AsgiExchange, Message, Receive, Send
+from omni_actors.entrypoints.guard import OPEN_PATHS, Guard, Guarded
+from omni_actors.entrypoints.http import BrokenStream, Call, Exchange, Reply, RequestContext
 from omni_actors.entrypoints.openai import chat, completions, models, speech, transcriptions
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
@@ -26,36 +33,15 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.telemetry.metrics import Metrics
 
 Handler = Callable[..., Awaitable[Reply]]
+Route = tuple[str, str, Handler]
+"""Method, path (with Quart's placeholders), handler."""
 
-_STACK = "omni_actors.stack"
-_BODY_IN = "omni_actors.body.in"
-_BODY = "omni_actors.body"
-_BODY_ENDED = "omni_actors.body.ended"
-_BODY_PIECES = 4
-"""Pieces of a body (64 KiB each at most) that wait for their reader."""
+GUARDED = "omni_actors.exchange"
+"""Key of the :class:`Guarded` exchange in the ASGI scope of what goes through Quart."""
 
 log = logging.getLogger("omni_actors.http")
 
-
-def build_app(
-    orchestrator: Orchestration, media: MediaService | None, plan: Plan, options: ServerOptions | None = None
-) -> QuartTrio:
-    """The ASGI application of one deployment. ``media`` is ``None`` where the plan has no media stage.
-
-    A handler runs in its request's own task; the client's leaving cancels it, and with it what it opened.
-    """
-    options = options or ServerOptions()
-    services = Services(orchestrator, media, plan, options, Metrics())
-    app = _App(__name__, static_folder=None)
-    app.config.update(RESPONSE_TIMEOUT=None, BODY_TIMEOUT=None, MAX_CONTENT_LENGTH=None)
-    app.register_error_handler(Exception, _render)
-    for method, path, handler in ROUTES:
-        app.add_url_rule(path, f"{method} {path}", _view(services, handler), methods=[method])
-    app.asgi_app = Guard(app.asgi_app, options, plan.limits.max_body_bytes, services.metrics)  # type: ignore[assignment, method-assign, arg-type]
-    return app
-
-
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
+ROUTES: tuple[Route, ...] = (
     ("POST", "/v1/chat/completions", chat.create),
     ("POST", "/v1/completions", completions.create),
     ("POST", "/v1/audio/speech", speech.create),
@@ -73,72 +59,199 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 )
 
 
+def build_app(
+    orchestrator: Orchestration, media: MediaService | None, plan: Plan, options: ServerOptions | None = None
+) -> Application:
+    """The application of one deployment. ``media`` is ``None`` where the plan has no media stage."""
+    options = options or ServerOptions()
+    return Application(Services(orchestrator, media, plan, options, Metrics()), ROUTES)
+
+
+class Application:
+    """Routes behind the guard. Served by :meth:`http` on this project's server, and as ASGI by any other.
+
+    A handler runs in its request's own task; the client's leaving cancels it, and with it what it opened. All that is
+    closed, in the same task, once its answer is sent.
+    """
+
+    def __init__(self, services: Services, routes: Iterable[Route]) -> None:
+        self.services = services
+        self.quart = _App(__name__, static_folder=None)
+        """Where an embedder registers routes of its own. They stand behind the guard like the others."""
+        self.quart.config.update(RESPONSE_TIMEOUT=None, BODY_TIMEOUT=None, MAX_CONTENT_LENGTH=None)
+        self.quart.register_error_handler(Exception, _render)
+        self._direct: dict[tuple[str, str], Handler] = {}
+        self._guard = Guard(services.options, services.plan.limits.max_body_bytes, services.metrics)
+        for method, path, handler in routes:
+            self.quart.add_url_rule(path, f"{method} {path}", _view(services, handler), methods=[method])
+            if "<" not in path:
+                self._direct[method, path] = handler
+
+    async def http(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        await self._guard.run(exchange, self._answer)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """As an ASGI application."""
+        if scope["type"] == "lifespan":
+            await self.quart(scope, receive, send)  # type: ignore[arg-type]
+        elif scope["type"] == "http":
+            await AsgiExchange(scope, receive, send).run(self.http)
+        else:
+            await self._websocket(scope, receive, send)
+
+    async def _answer(self, exchange: Guarded) -> None:
+        handler = self._direct.get((exchange.method, exchange.path))
+        if handler is None:
+            await self._through_quart(exchange)
+        else:
+            exchange.context.route = exchange.path
+            await _direct(self.services, exchange, handler)
+
+    async def _through_quart(self, exchange: Guarded) -> None:
+        inner = exchange.inner
+        scope = dict(cast(AsgiExchange, inner).scope)
+        scope["path"] = exchange.path
+        scope[GUARDED] = exchange
+        began = False
+        status, headers = 0, []
+
+        async def send(message: Message) -> None:
+            nonlocal began, status, headers
+            if message["type"] == "http.response.start":
+                status, headers = message["status"], message["headers"]
+                return
+            body, more = message.get("body", b""), message.get("more_body", False)
+            if not began:
+                began = True
+                if not more:
+                    await exchange.respond(status, headers, body)
+                    return
+                await exchange.start(status, headers)
+            if body:
+                await exchange.write(body)
+            if not more:
+                await exchange.finish()
+
+        try:
+            await self.quart.asgi_app(scope, trio.sleep_forever, send)  # type: ignore[arg-type]
+        except BrokenStream:
+            return
+
+    async def _websocket(self, scope: Message, receive: Receive, send: Send) -> None:
+        """There are no WebSocket routes yet."""
+        await receive()
+        headers = dict(scope["headers"])
+        context = RequestContext(id="", label=None, started=trio.current_time())
+        info = None if scope["path"] in OPEN_PATHS else self._guard.check(context, "GET", scope["path"], headers)
+        info = info or http_error(404, "No such WebSocket route.", code="not_found")
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008, "reason": info.message})
+            return
+        body = error_body(info)
+        heads = [(name.encode(), value.encode("latin-1")) for name, value in error_headers(info)]
+        heads.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "websocket.http.response.start", "status": info.status, "headers": heads})
+        await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
+
+
+async def _direct(services: Services, exchange: Guarded, handler: Handler) -> None:
+    """Answer by a handler, without anything between it and the exchange."""
+    async with AsyncExitStack() as stack:
+        try:
+            reply = await handler(services, Call(exchange.context, exchange.fields, exchange, stack))
+        except Exception as error:
+            reply = _failed(error, exchange.context, exchange.method, exchange.path)
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+        if isinstance(reply.body, bytes):
+            await exchange.respond(reply.status, headers, reply.body)
+            return
+        async with aclosing(reply.body) as pieces:
+            try:
+                await exchange.start(reply.status, headers)
+                async for piece in pieces:
+                    await exchange.write(piece)
+            except BrokenStream:
+                return
+            await exchange.finish()
+
+
+def _failed(error: Exception, context: RequestContext, method: str, path: str) -> Reply:
+    """Every failure as OpenAI's JSON. What is unexpected is logged with its traceback; the client gets its id."""
+    info: ErrorInfo
+    headers: list[tuple[str, str]] = []
+    if isinstance(error, OmniError):
+        info = error.info
+    elif isinstance(error, HTTPException):
+        headers = [(name, value) for name, value in error.get_headers() if name.lower() == "allow"]
+        info = _of_http(error, method, path)
+    else:
+        log.error("unexpected failure of %s %r", method, path, exc_info=error)
+        info = internal_error(context.id)
+    return Reply(error_body(info), [*error_headers(info), *headers], info.status)
+
+
+def _of_http(error: HTTPException, method: str, path: str) -> ErrorInfo:
+    status = error.code or 500
+    if status == 404:
+        return http_error(404, f"No such route: {method} {path}.", code="not_found")
+    if status == 405:
+        return http_error(405, f"{path} does not take {method}.", code="method_not_allowed")
+    return http_error(status, error.description or error.name)
+
+
+# ---- what goes through Quart
+
+
 class _Connection(TrioASGIHTTPConnection):
-    """Changes three things of Quart's. The request's body comes through a channel (the sender is held back when its
-    reader is slow), and a client that leaves is a cancellation in every version of Quart. What a handler opened is
-    closed once its response is sent, in the same task; what is left of the request's body is thrown away before that.
-    A body that breaks off leaves the response unfinished, which the server turns into an abnormal end."""
+    """Changes two things of Quart's: a client's leaving cancels whoever answers, so nobody listens for it here; and
+    what a handler opened is closed once its response is sent, in the same task."""
 
     async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
-        body: trio.MemorySendChannel[bytes] = request.scope[_BODY_IN]
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                nursery.cancel_scope.cancel()
-                return
-            if data := message.get("body", b""):
-                try:
-                    await body.send(data)
-                except trio.BrokenResourceError:
-                    pass  # the answer does not depend on it
-            if not message.get("more_body", False):
-                body.close()
-                request.scope[_BODY_ENDED].set()
-
-    async def __call__(self, receive: Any, send: Any) -> None:
-        scope = cast(dict[str, Any], self.scope)
-        scope[_BODY_IN], scope[_BODY] = trio.open_memory_channel[bytes](_BODY_PIECES)
-        scope[_BODY_ENDED] = trio.Event()
-        await super().__call__(receive, send)
+        return
 
     async def handle_request(self, nursery: trio.Nursery, request: Any, send: Any) -> None:  # type: ignore[override]
         async with AsyncExitStack() as stack:
-            request.scope[_STACK] = stack
+            request.scope["omni_actors.stack"] = stack
             await super().handle_request(nursery, request, send)
 
-    async def _send_response(self, send: Any, response: Any) -> None:
-        scope = cast(dict[str, Any], self.scope)
-        scope[_BODY].close()
-        with trio.move_on_after(DISCARD_S):  # a client that still sends would not see the answer
-            await scope[_BODY_ENDED].wait()
-        try:
-            await super()._send_response(send, response)
-        except BrokenStream:
-            return
+
+class _Body(Body):
+    """A request's body, read from the exchange when it is asked for: its sender is held back by a slow reader."""
+
+    def __init__(self, exchange: Guarded) -> None:
+        self._exchange = exchange
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._exchange)
+
+    def __await__(self) -> Any:
+        return self._whole().__await__()
+
+    async def _whole(self) -> bytes:
+        return b"".join([piece async for piece in self._exchange])
+
+
+class _Request(TrioRequest):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.body = _Body(more["scope"][GUARDED])
 
 
 class _App(QuartTrio):
     asgi_http_class = _Connection
+    request_class = _Request  # type: ignore[assignment]
 
 
 def _view(services: Services, handler: Handler) -> Callable[..., Awaitable[Response]]:
     async def view(**values: str) -> Response:
-        context: RequestContext = _scope()[CONTEXT]
-        context.route = request.url_rule.rule if request.url_rule is not None else "unmatched"
-        call = Call(
-            context=context,
-            headers={name.lower(): value for name, value in request.headers.items()},
-            body=_scope()[_BODY],
-            stack=_scope()[_STACK],
-        )
+        scope = cast(dict[str, Any], request.scope)
+        exchange: Guarded = scope[GUARDED]
+        exchange.context.route = request.url_rule.rule if request.url_rule is not None else "unmatched"
+        call = Call(exchange.context, exchange.fields, exchange, scope["omni_actors.stack"])
         return _response(await handler(services, call, **values))
 
     return view
-
-
-def _scope() -> dict[str, Any]:
-    """The current request's ASGI scope, with what the guard and the connection put there."""
-    return cast(dict[str, Any], request.scope)
 
 
 def _response(reply: Reply) -> Response:
@@ -150,25 +263,5 @@ def _response(reply: Reply) -> Response:
 
 
 async def _render(error: Exception) -> Response:
-    """Every failure as OpenAI's JSON. What is unexpected is logged with its traceback; the client gets its id."""
-    info: ErrorInfo
-    headers: list[tuple[str, str]] = []
-    if isinstance(error, OmniError):
-        info = error.info
-    elif isinstance(error, HTTPException):
-        headers = [(name, value) for name, value in error.get_headers() if name.lower() == "allow"]
-        info = _of_http(error)
-    else:
-        context: RequestContext = _scope()[CONTEXT]
-        log.error("unexpected failure of %s %r", request.method, request.path, exc_info=error)
-        info = internal_error(context.id)
-    return _response(Reply(error_body(info), [*error_headers(info), *headers], info.status))
-
-
-def _of_http(error: HTTPException) -> ErrorInfo:
-    status = error.code or 500
-    if status == 404:
-        return http_error(404, f"No such route: {request.method} {request.path}.", code="not_found")
-    if status == 405:
-        return http_error(405, f"{request.path} does not take {request.method}.", code="method_not_allowed")
-    return http_error(status, error.description or error.name)
+    exchange: Guarded = cast(dict[str, Any], request.scope)[GUARDED]
+    return _response(_failed(error, exchange.context, request.method, request.path))

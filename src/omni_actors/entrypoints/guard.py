@@ -1,6 +1,9 @@
-"""The one guard before every route: path, request id, CORS, keys, limits, and a reply for whatever went wrong.
+"""The one guard before every route, direct or through Quart: path, request id, CORS, keys, limits, and a reply for
+whatever went wrong.
 
-It is plain ASGI, so that it stands before direct routes and Quart's alike.
+What it decides, it decides of a method, a path and headers (:meth:`Guard.check`, :meth:`Guard.cors`,
+:func:`normal_path`); :meth:`Guard.run` applies that to an exchange, and :class:`Guarded` is the exchange as the routes
+behind it see it.
 """
 
 from __future__ import annotations
@@ -8,33 +11,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
 import re
-import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 import trio
 
-from omni_actors.entrypoints.http import RequestContext
+from omni_actors.entrypoints.http import Exchange, Headers, RequestContext
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.protocol.errors import ErrorInfo, deadline_exceeded, invalid_request, too_large
+from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, invalid_request, too_large
 from omni_actors.telemetry.logs import current_request
 from omni_actors.telemetry.metrics import Metrics
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Message, Receive, Send], Awaitable[None]]
-
-CONTEXT = "omni_actors.request"
-"""Key of the :class:`RequestContext` in the ASGI scope."""
-
 OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/version", "/metrics"})
 """Answered without a key, for probes and scrapers."""
-
-DISCARD_S = 5.0
-"""How long a refused body is read and thrown away, so that its sender gets to see the answer."""
 
 EXPOSED = "X-Request-Id, X-Sample-Rate, X-Channels, X-Bits-Per-Sample, Retry-After"
 
@@ -44,91 +35,61 @@ _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 _SLASHES = re.compile(r"/{2,}")
 
 
+def normal_path(path: str) -> str:
+    """Without doubled and trailing slashes."""
+    if "//" not in path and not path.endswith("/"):
+        return path
+    return _SLASHES.sub("/", path).rstrip("/") or "/"
+
+
 class Guard:
-    """An ASGI application around another one.
+    """Stands before all routes.
 
     It guarantees that every HTTP request gets exactly one reply with ``X-Request-Id`` and CORS headers (unless its
-    client has gone), that errors are JSON, that no more than ``max_body`` bytes of a body reach the application, and
-    that a client which stops sending its body is answered 408. Internal identity is never the caller's id.
+    client has gone), that errors are JSON, that no more than ``max_body`` bytes of a body reach a route, and that a
+    client which stops sending its body is answered 408. Internal identity is never the caller's id.
     """
 
-    def __init__(self, app: ASGIApp, options: ServerOptions, max_body: int, metrics: Metrics) -> None:
-        self._app = app
-        self._options = options
-        self._max_body = max_body
+    def __init__(self, options: ServerOptions, max_body: int, metrics: Metrics) -> None:
+        self.options = options
+        self.max_body = max_body
         self._metrics = metrics
         self._keys = [_digest(key) for key in options.api_keys]
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        headers = {name.lower(): value for name, value in reversed(scope["headers"])}
-        path = _SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
-        scope["path"] = path
-        context = RequestContext(id=f"req-{uuid.uuid4().hex}", label=None, started=trio.current_time())
-        scope[CONTEXT] = context
+    async def run(self, exchange: Exchange, answer: Callable[[Guarded], Awaitable[None]]) -> None:
+        """One exchange: refused, or answered by ``answer``. An exception of that is a 500, an :class:`OmniError` its
+        own status, if the answer has not begun; one that has begun is left unfinished."""
+        headers = dict(reversed(exchange.headers))  # of several of a name the first
+        method, path = exchange.method, normal_path(exchange.path)
+        context = RequestContext(id=f"req-{os.urandom(16).hex()}", label=None, started=trio.current_time())
+        guarded = Guarded(self, exchange, context, path, headers)
         token = current_request.set(context.id)
         try:
-            if scope["type"] == "websocket":
-                await self._websocket(scope, receive, send, headers, path)
-            else:
-                await self._http(scope, receive, send, headers, path, context)
+            with self._metrics.http(context, method):
+                try:
+                    refusal = self.check(context, method, path, headers)
+                    if refusal is not None:
+                        await guarded.refuse(refusal)
+                    elif method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers:
+                        await guarded.respond(204, _preflight(headers), b"")
+                    else:
+                        await answer(guarded)
+                except OmniError as error:
+                    await guarded.refuse(error.info)
+                except Exception:
+                    log.exception("unexpected failure of %s %r", method, path)
+                    await guarded.refuse(internal_error(context.id))
+                finally:
+                    if log.isEnabledFor(logging.DEBUG):
+                        took = (trio.current_time() - context.started) * 1000
+                        log.debug("%s %r: %s after %.1f ms", method, path, context.status or "client gone", took)
         finally:
             current_request.reset(token)
 
-    async def _websocket(
-        self, scope: Message, receive: Receive, send: Send, headers: dict[bytes, bytes], path: str
-    ) -> None:
-        await receive()
-        if path not in OPEN_PATHS and not self._authorized(headers):
-            info = http_error(401, "A valid API key is needed: 'Authorization: Bearer KEY'.", code="invalid_api_key")
-        else:  # there are no WebSocket routes yet
-            info = http_error(404, "No such WebSocket route.", code="not_found")
-        if "websocket.http.response" not in scope.get("extensions", {}):
-            await send({"type": "websocket.close", "code": 1008, "reason": info.message})
-            return
-        body = error_body(info)
-        heads = [(name.encode(), value.encode("latin-1")) for name, value in error_headers(info)]
-        heads.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "websocket.http.response.start", "status": info.status, "headers": heads})
-        await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
-
-    async def _http(
-        self,
-        scope: Message,
-        receive: Receive,
-        send: Send,
-        headers: dict[bytes, bytes],
-        path: str,
-        context: RequestContext,
-    ) -> None:
-        exchange = _Exchange(receive, send, context, self._max_body, self._options)
-        exchange.cors = self._cors(headers.get(b"origin"))
-        method = scope["method"]
-        with self._metrics.http(context, method):
-            try:
-                refusal = self._check(method, path, headers, context)
-                if refusal is not None:
-                    # Who waits for a go-ahead sends nothing. Over HTTP/2 data may be under way all the same, and
-                    # Hypercorn does not survive it behind an answer.
-                    waits = b"expect" in headers and not scope["http_version"].startswith("2")
-                    await exchange.refuse(refusal, drain=not waits)
-                elif method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers:
-                    await self._preflight(exchange, headers)
-                else:
-                    await self._app(scope, exchange.receive, exchange.send)
-                    if exchange.refused is not None:
-                        await exchange.refuse(exchange.refused, drain=exchange.refused.status == 413)
-            except Exception:
-                log.exception("unexpected failure of %s %r", method, path)
-                await exchange.refuse(internal_error(context.id), drain=False)
-            finally:
-                took = (trio.current_time() - context.started) * 1000
-                log.debug("%s %r: %s after %.1f ms", method, path, context.status or "client gone", took)
-
-    def _check(self, method: str, path: str, headers: dict[bytes, bytes], context: RequestContext) -> ErrorInfo | None:
-        """What speaks against a request before any of its body is read."""
+    def check(
+        self, context: RequestContext, method: str, path: str, headers: Mapping[bytes, bytes]
+    ) -> ErrorInfo | None:
+        """What speaks against a request before any of its body is read. Puts into ``context`` what its headers say."""
         if (label := headers.get(b"x-request-id")) is not None:
             text = label.decode("latin-1")
             if _LABEL.fullmatch(text) is None:
@@ -150,11 +111,24 @@ class Guard:
                     "X-Request-Timeout takes a positive number of seconds.", "X-Request-Timeout"
                 ).info
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_body:
-            return _body_too_large(self._max_body)
+        if length.isdigit() and int(length) > self.max_body:
+            return _body_too_large(self.max_body)
         return None
 
-    def _authorized(self, headers: dict[bytes, bytes]) -> bool:
+    def cors(self, origin: bytes) -> list[tuple[bytes, bytes]]:
+        """What an answer tells a browser that asks from ``origin``."""
+        origins = self.options.cors_origins
+        if not origins:
+            return []
+        exposed = (b"access-control-expose-headers", EXPOSED.encode())
+        if "*" in origins:
+            return [(b"access-control-allow-origin", b"*"), exposed]
+        vary = (b"vary", b"Origin")
+        if origin.decode("latin-1") in origins:
+            return [(b"access-control-allow-origin", origin), exposed, vary]
+        return [vary]
+
+    def _authorized(self, headers: Mapping[bytes, bytes]) -> bool:
         """Compares against every key, in time that does not depend on where they differ."""
         if not self._keys:
             return True
@@ -165,110 +139,99 @@ class Guard:
             found |= hmac.compare_digest(digest, key)
         return found and scheme.lower() == b"bearer"
 
-    def _cors(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        origins = self._options.cors_origins
-        if origin is None or not origins:
-            return []
-        exposed = (b"access-control-expose-headers", EXPOSED.encode())
-        if "*" in origins:
-            return [(b"access-control-allow-origin", b"*"), exposed]
-        vary = (b"vary", b"Origin")
-        if origin.decode("latin-1") in origins:
-            return [(b"access-control-allow-origin", origin), exposed, vary]
-        return [vary]
 
-    async def _preflight(self, exchange: _Exchange, headers: dict[bytes, bytes]) -> None:
-        allowed = [
-            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-            (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"*")),
-            (b"access-control-max-age", b"600"),
-        ]
-        await exchange.send({"type": "http.response.start", "status": 204, "headers": allowed})
-        await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+class Guarded:
+    """An :class:`Exchange` behind the guard: its body is bounded in size and time, its answer carries the id.
 
-
-class _Exchange:
-    """One request's receive and send, as the application behind the guard sees them.
-
-    A body that is over the limit or stalls ends, for the application, with a disconnect: it is cancelled, and the guard
-    answers in its place if the application has not begun to. Once the last piece of a response is on its way there is
-    no disconnect any more: servers report one behind every response, and an application that is cancelled by it while
-    the server still closes the connection would leave that connection open.
+    ``receive`` raises 413 and 408 (:class:`OmniError`).
     """
 
+    __slots__ = ("_exchange", "_guard", "_room", "context", "fields", "headers", "method", "path", "query")
+
     def __init__(
-        self, receive: Receive, send: Send, context: RequestContext, max_body: int, options: ServerOptions
+        self, guard: Guard, exchange: Exchange, context: RequestContext, path: str, fields: dict[bytes, bytes]
     ) -> None:
-        self.cors: list[tuple[bytes, bytes]] = []
-        self.refused: ErrorInfo | None = None
-        self._receive = receive
-        self._send = send
-        self._context = context
-        self._room = max_body
-        self._max_body = max_body
-        self._options = options
-        self._more = True
-        self._gone = False
-        self._ending = False
+        self.context = context
+        self.method = exchange.method
+        self.path = path
+        self.query = exchange.query
+        self.headers = exchange.headers
+        self.fields = fields
+        """The headers by name; of several of a name the first."""
+        self._guard = guard
+        self._exchange = exchange
+        self._room = guard.max_body
 
-    async def receive(self) -> Message:
-        if self.refused is not None:
-            return {"type": "http.disconnect"}
-        if not self._more:  # only a disconnect can come now: an idle wait without a deadline
-            message = await self._pull()
-            if self._ending:
-                await trio.sleep_forever()
-            return message
-        whole = self._options.body_s
-        if self._context.timeout_s is not None:
-            whole = min(whole, self._context.timeout_s)
-        left = self._context.started + whole - trio.current_time()
-        with trio.move_on_after(max(0.0, min(left, self._options.body_idle_s))):
-            message = await self._pull()
-            self._room -= len(message.get("body", b""))
-            if self._room >= 0:
-                return message
-            self.refused = _body_too_large(self._max_body)
-            return {"type": "http.disconnect"}
-        self.refused = deadline_exceeded("The request's body did not arrive in time.").info
-        return {"type": "http.disconnect"}
+    @property
+    def inner(self) -> Exchange:
+        """The exchange itself, for what a server adds to it (addresses, scheme)."""
+        return self._exchange
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            if self.refused is not None and self._context.status == 0 and not message.get(CONTEXT):
-                return  # the application lost a race against the refusal: the guard's answer stands
-            self._context.status = message["status"]
-            label = self._context.label or self._context.id
-            message["headers"] = [*message["headers"], (b"x-request-id", label.encode("latin-1")), *self.cors]
-        elif self._context.status == 0:
-            return
-        elif not message.get("more_body", False):
-            self._ending = True
-        await self._send(message)
+    @property
+    def received(self) -> bool:
+        return self._exchange.received
 
-    async def refuse(self, info: ErrorInfo, drain: bool = True) -> None:
-        """Answer with an error, unless the answer has begun or the client is gone."""
-        if self._context.status or self._gone:
-            return
-        if drain:
-            with trio.move_on_after(DISCARD_S):
-                while self._more and not self._gone:
-                    await self._pull()
-        body = error_body(info)
-        headers = [(name.encode(), value.encode("latin-1")) for name, value in error_headers(info)]
-        headers.append((b"content-length", str(len(body)).encode()))
-        if self._more:
-            headers.append((b"connection", b"close"))
-        await self.send({"type": "http.response.start", "status": info.status, "headers": headers, CONTEXT: True})
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _pull(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self._gone, self._more = True, False
+    async def receive(self) -> bytes:
+        if self._exchange.received:
+            piece = await self._exchange.receive()
         else:
-            self._more = bool(message.get("more_body", False))
-        return message
+            piece = await self._receive_in_time()
+        self._room -= len(piece)
+        if self._room < 0:
+            raise OmniError(_body_too_large(self._guard.max_body))
+        return piece
+
+    async def _receive_in_time(self) -> bytes:
+        options, context = self._guard.options, self.context
+        whole = options.body_s if context.timeout_s is None else min(options.body_s, context.timeout_s)
+        left = context.started + whole - trio.current_time()
+        with trio.move_on_after(max(0.0, min(left, options.body_idle_s))):
+            return await self._exchange.receive()
+        raise deadline_exceeded("The request's body did not arrive in time.")
+
+    def __aiter__(self) -> Guarded:
+        """The pieces of the body."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        if piece := await self.receive():
+            return piece
+        raise StopAsyncIteration
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        await self._exchange.respond(status, self._head(status, headers), body)
+
+    async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
+        await self._exchange.start(status, self._head(status, headers), first)
+
+    async def write(self, data: bytes) -> None:
+        await self._exchange.write(data)
+
+    async def finish(self, last: bytes = b"") -> None:
+        await self._exchange.finish(last)
+
+    async def refuse(self, info: ErrorInfo) -> None:
+        """Answer with an error, unless the answer has begun."""
+        if self.context.status:
+            return
+        body = error_body(info)
+        await self.respond(info.status, [(n.encode(), v.encode("latin-1")) for n, v in error_headers(info)], body)
+
+    def _head(self, status: int, headers: Headers) -> Headers:
+        context = self.context
+        context.status = status
+        label = context.label or context.id
+        made = [*headers, (b"x-request-id", label.encode("latin-1"))]
+        origin = self.fields.get(b"origin")
+        return made if origin is None else made + self._guard.cors(origin)
+
+
+def _preflight(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+        (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"*")),
+        (b"access-control-max-age", b"600"),
+    ]
 
 
 def _digest(key: str) -> bytes:

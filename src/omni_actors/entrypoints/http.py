@@ -1,18 +1,67 @@
-"""A request and a reply as the surfaces see them: what carries them (Quart today) is the application's business."""
+"""A request and a reply as the surfaces see them, and the exchange that carries both.
+
+A handler makes a :class:`Reply` of a :class:`Call`, and knows nothing of what is under them: an :class:`Exchange` of
+this project's own server or of another one's ASGI, directly or through Quart.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 
 from omni_actors.protocol.errors import deadline_exceeded
 
 T = TypeVar("T")
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case."""
+
+
+class Exchange(Protocol):
+    """One HTTP request, and its answer, as whoever answers it sees them.
+
+    Everything is used by one task, whose scope is cancelled when the client leaves. An answer is one ``respond``, or
+    ``start``, any number of ``write`` and ``finish``. One that is left unfinished ends abnormally: the connection is
+    closed without the mark of an end. Writes wait for a client that does not read, with a deadline of the server's.
+    """
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def path(self) -> str:
+        """Decoded, without the query."""
+        ...
+
+    @property
+    def query(self) -> bytes: ...
+
+    @property
+    def headers(self) -> Headers: ...
+
+    @property
+    def received(self) -> bool:
+        """Whether the whole body has come: ``receive`` does not wait any more."""
+        ...
+
+    async def receive(self) -> bytes:
+        """The next piece of the body; nothing at its end, however often it is asked."""
+        ...
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None: ...
+
+    async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
+        """Begin an answer whose length is not known, with its first bytes."""
+        ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def finish(self, last: bytes = b"") -> None: ...
 
 
 class BrokenStream(Exception):
@@ -64,7 +113,8 @@ class Call:
     is gone), and is closed in the same task, last opened first."""
 
     context: RequestContext
-    headers: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
+    """Names in lower case; of several of a name the first."""
     body: AsyncIterator[bytes]
     stack: AsyncExitStack
 
@@ -92,13 +142,13 @@ class Call:
     @property
     def content_type(self) -> str:
         """Without parameters, in lower case."""
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
 
 
 @dataclass(slots=True)
 class Reply:
     """A status, a head and a body: bytes, or pieces as they come. A body may raise :class:`BrokenStream`."""
 
-    body: bytes | AsyncIterator[bytes]
+    body: bytes | AsyncGenerator[bytes, None]
     headers: Sequence[tuple[str, str]] = field(default_factory=lambda: [("content-type", "application/json")])
     status: int = 200

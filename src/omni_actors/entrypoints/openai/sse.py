@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -59,7 +59,9 @@ class Base64:
         return base64.b64encode(rest)
 
 
-async def in_band(pieces: AsyncGenerator[bytes, None], request_id: str, *, sse: bool = True) -> AsyncIterator[bytes]:
+async def in_band(
+    pieces: AsyncGenerator[bytes, None], request_id: str, *, sse: bool = True
+) -> AsyncGenerator[bytes, None]:
     """A reply's body that fails as a stream must: the error as an event (``sse``), then an abnormal end."""
     async with aclosing(pieces):
         try:

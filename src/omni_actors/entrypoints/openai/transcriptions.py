@@ -121,7 +121,7 @@ async def _read(services: Services, call: Call, kind: type[TranslationRequest]) 
             await call.enter(services.clips([taken]))
             return taken
 
-        fields, clip = await read_form(call.body, call.headers["content-type"], "file", take)
+        fields, clip = await read_form(call.body, call.headers[b"content-type"].decode("latin-1"), "file", take)
         body = convert(fields, kind)
         if clip is None or body.input_audio is not None:
             raise invalid_request("A form brings its audio in the field 'file'.", "file", "missing_required_parameter")

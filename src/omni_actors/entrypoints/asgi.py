@@ -1,0 +1,104 @@
+"""An ASGI server's request as an :class:`Exchange`: what serves the application under Hypercorn and its like."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import trio
+
+from omni_actors.entrypoints.http import Headers
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+DISCARD_S = 5.0
+"""How long a body that nobody wants is read and thrown away before its answer, so that its sender gets to see that."""
+
+SILENCE_S = 1.0
+"""How long nothing may come of it meanwhile."""
+
+_PIECES = 4
+"""Pieces of a body (64 KiB each at most) that wait for their reader."""
+
+
+class AsgiExchange:
+    """One request of an ASGI server (of HTTP/2 too).
+
+    Servers report a disconnect behind every response. Once the last piece of one is on its way it is none any more: a
+    handler that is cancelled by it while the server still closes the connection would leave that connection open.
+    """
+
+    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: Headers = [(name.lower(), value) for name, value in scope["headers"]]
+        self.received = False
+        # Who waits for a go-ahead sends nothing before it is asked for. Over HTTP/2 data may be under way all the same;
+        # Hypercorn does not survive it behind an answer.
+        self._comes = scope["http_version"].startswith("2") or not any(it[0] == b"expect" for it in self.headers)
+        self._receive = receive
+        self._send = send
+        self._pieces_in, self._pieces = trio.open_memory_channel[bytes](_PIECES)
+        self._ending = False
+
+    async def run(self, answer: Callable[[AsgiExchange], Awaitable[None]]) -> None:
+        """Answer it, in a scope that the client's leaving cancels."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen, nursery.cancel_scope)
+            await answer(self)
+            nursery.cancel_scope.cancel()
+
+    async def _listen(self, leaving: trio.CancelScope) -> None:
+        more = True
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                if not self._ending:
+                    leaving.cancel()
+                return
+            if more and (data := message.get("body", b"")):
+                await self._pieces_in.send(data)
+            if more and not message.get("more_body", False):
+                more = False
+                self._pieces_in.close()
+
+    async def receive(self) -> bytes:
+        self._comes = True
+        try:
+            return await self._pieces.receive()
+        except trio.EndOfChannel:
+            self.received = True
+            return b""
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        if not any(name == b"content-length" for name, _ in headers):
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
+        await self.start(status, headers)
+        await self.finish(body)
+
+    async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
+        await self._discard()
+        if not self.received:
+            headers = [*headers, (b"connection", b"close")]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        if first:
+            await self.write(first)
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, last: bytes = b"") -> None:
+        self._ending = True
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _discard(self) -> None:
+        with trio.move_on_after(DISCARD_S):
+            while self._comes and not self.received:
+                with trio.move_on_after(SILENCE_S) as patience:
+                    await self.receive()
+                if patience.cancelled_caught:
+                    break
