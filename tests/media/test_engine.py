@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections import deque
 from typing import Any
@@ -14,6 +15,7 @@ from tests.media.room import Room, tone, wav
 
 from omni_actors.connectors.payload import pcm_payload
 from omni_actors.media import questions as q
+from omni_actors.media.aside import Hung
 from omni_actors.media.bridge import JoinMedia
 from omni_actors.media.engine import MediaEngine
 from omni_actors.media.limits import CLIP_RATE, PIECE
@@ -326,6 +328,23 @@ def test_one_poisonous_job_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     while long not in room.replies:
         room.engine.step(room)
     assert room.take(long)["seconds"] == pytest.approx(5.0)
+
+
+def test_a_decoder_that_does_not_come_back_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread decodes pictures: behind one that hangs all would wait for ever. A slow one is waited for."""
+    now, comes_back = [0.0], threading.Event()
+    room = Room(lambda: now[0], decode_s=5.0)
+    monkeypatch.setattr("omni_actors.media.images._open", lambda source: comes_back.wait())
+    room.put(q.Decode(owner="o", modality="image", data=b"\x89PNG"))
+    for _ in range(20):
+        room.engine.step(room)
+    now[0] = 4.9
+    room.engine.step(room)
+    now[0] = 5.1
+    with pytest.raises(Hung):
+        room.engine.step(room)
+    comes_back.set()
+    room.engine.close()
 
 
 def test_thousand_operations_leave_nothing() -> None:

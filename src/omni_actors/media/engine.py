@@ -63,7 +63,7 @@ class MediaEngine(Engine):
         self._clips: Table[Medium] = Table("decoded file", self.limits.max_clips, idle, ids, clock)
         self._streams: Table[Stream] = Table("encoder", self.limits.max_streams, idle, ids, clock)
         self._jobs: deque[Job] = deque()
-        self._aside = Aside()
+        self._aside = Aside(clock)
         self._deliveries: dict[int, Delivery] = {}
         self._formats: tuple[str, ...] = ()
         self._totals = dict.fromkeys(
@@ -105,6 +105,7 @@ class MediaEngine(Engine):
 
     def step(self, out: Outbox) -> bool:
         self._expire()
+        self._aside.check(self.limits.decode_s)  # nobody waits for a call that takes longer than any answer may
         ran = self._deliver(out)
         end = time.perf_counter() + self.limits.slice_s
         while self._jobs:
