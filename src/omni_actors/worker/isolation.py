@@ -79,6 +79,9 @@ class Faults:
             self.platform.free_memory()
         return fault is Fault.MEMORY
 
+    def about_memory(self, error: BaseException) -> bool:
+        return self.platform.fault(error) is Fault.MEMORY
+
     def explain(self, error: Exception, request_id: str) -> ErrorInfo:
         """What the client learns. What only the operator may know goes to the log."""
         if isinstance(error, OmniError):
@@ -86,7 +89,7 @@ class Faults:
                 log.error("request failed: %s", error.info.message, extra={"request": request_id})
             return error.info
         log.error("request failed", exc_info=error, extra={"request": request_id})
-        if self.platform.fault(error) is Fault.MEMORY:
+        if self.about_memory(error):
             return out_of_memory(self.stage).info
         if isinstance(error, OutputError):
             return stage_failed(error.stage or self.stage, f"Bad output: {error}.").info
@@ -129,7 +132,7 @@ def run_apart(
         except Exception as error:
             memory = faults.weigh(error)
             parts.short |= memory
-            halves = _by_request(part, key_of) or (smaller(part) if memory else ())
+            halves = by_request(part, key_of) or (smaller(part) if memory else ())
             if halves:
                 log.warning("a batch of %d raised %s: it is run in parts", len(part), type(error).__name__)
                 waiting.extendleft(reversed(halves))
@@ -138,7 +141,8 @@ def run_apart(
     return parts
 
 
-def _by_request(part: list[T], key_of: Callable[[T], int]) -> Sequence[list[T]]:
+def by_request(part: list[T], key_of: Callable[[T], int]) -> Sequence[list[T]]:
+    """Two parts, of one half of the requests each; nothing when there is only one."""
     keys = list(dict.fromkeys(map(key_of, part)))
     if len(keys) < 2:
         return ()

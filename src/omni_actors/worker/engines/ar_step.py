@@ -1,0 +1,164 @@
+"""The three things that an autoregressive step does for many requests at once, so that the failure of one is its own:
+the network's pass, the draws, and the family's hook behind them. See :mod:`omni_actors.worker.isolation`.
+
+A pass may be repeated in parts: it writes the same keys and values to the same places, and nothing counts as computed
+before it has returned. A draw may not, since it overwrites its logits: they are computed again first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from omni_actors.worker.engines.choice import Choice
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, StepOutput
+from omni_actors.worker.engines.model_runner import ModelRunner
+from omni_actors.worker.engines.sampling import Sampled, sample
+from omni_actors.worker.engines.sequence import Chunk
+from omni_actors.worker.engines.sequence import Sequence as TokenSequence
+from omni_actors.worker.isolation import BatchLimit, Faults, by_request, run_apart
+
+Pick = tuple[Choice, int]
+"""A choice that a token is due of, and the row of its logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a pass gave: ``chunk.rows`` rows of ``output`` for each of ``chunks``, in order; ``None`` if nothing came
+    through. Chunks of a request that has ``failed`` may be among them."""
+
+    chunks: list[Chunk]
+    output: StepOutput | None
+    failed: Mapping[int, Exception]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The picks that were drawn, with what was drawn of them."""
+
+    picks: list[Pick]
+    sampled: Sampled
+    failed: Mapping[int, Exception] = field(default_factory=dict)
+
+
+class Isolated:
+    """Runs steps of one engine. ``limit`` counts the tokens of a pass."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        adapter: AutoregressiveAdapter,
+        most: int,
+        faults: Faults,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        self.limit = BatchLimit(most)
+        self.shortages = 0
+        """Steps in which memory was short."""
+        self._runner = runner
+        self._adapter = adapter
+        self._faults = faults
+        self._token_bytes = token_bytes
+
+    def compute(self, chunks: list[Chunk]) -> Computed:
+        """Run the network over these chunks: in one pass, unless that raises, or did lately for lack of memory."""
+        limit = self.limit
+        passes = [chunks] if limit.now >= limit.most else list(_pack(chunks, limit.now))
+        parts = run_apart(passes, self._runner.run, _key_of_chunk, self._faults, _cut)
+        if parts.short:
+            self.shortages += 1
+            # What does not fit even alone says nothing about the others.
+            if parts.done and not any(map(self._faults.about_memory, parts.failed.values())):
+                limit.short(max(sum(chunk.count for chunk in part) for part, _ in parts.done))
+        elif parts.done:
+            limit.fine()
+        done = [chunk for part, _ in parts.done for chunk in part]
+        return Computed(done, _joined([output for _, output in parts.done]), parts.failed)
+
+    def draw(self, picks: list[Pick], output: StepOutput, sources: Mapping[int, TokenSequence]) -> Draws:
+        """Choose a token for each pick. ``sources`` says which sequence's last computed token a row of ``output`` comes
+        after."""
+        rows = [row for _, row in picks]
+        logits = output.logits
+        chosen = logits if rows == list(range(len(logits))) else logits[rows]
+        try:
+            return Draws(picks, self._sample(chosen, picks))
+        except Exception as error:
+            self._faults.weigh(error)
+            halves = by_request(picks, _key_of_pick)
+            if not halves:
+                return Draws([], Sampled([], [], []), {_key_of_pick(picks[0]): error})
+
+        def again(part: list[Pick]) -> Sampled:
+            rows = sorted({row for _, row in part})
+            chunks = [Chunk(sources[row], sources[row].computed - 1, 1, True) for row in rows]
+            logits = self._runner.run(chunks).logits
+            return self._sample(logits[[rows.index(row) for _, row in part]], part)
+
+        parts = run_apart(halves, again, _key_of_pick, self._faults)
+        token_ids, logprobs, broken, drawn = [], [], [], list[Pick]()
+        for part, sampled in parts.done:
+            broken += [len(drawn) + i for i in sampled.broken]
+            drawn += part
+            token_ids += sampled.token_ids
+            logprobs += sampled.logprobs
+        return Draws(drawn, Sampled(token_ids, logprobs, broken), parts.failed)
+
+    def tell(self, drawn: Sequence[Drawn], output: StepOutput) -> Mapping[int, Exception]:
+        """The family's turn (:meth:`AutoregressiveAdapter.sampled`): who failed in it."""
+        return run_apart(
+            [list(drawn)], lambda part: self._adapter.sampled(part, output), lambda it: it.key, self._faults
+        ).failed
+
+    def _sample(self, logits: torch.Tensor, picks: list[Pick]) -> Sampled:
+        return sample(logits, [choice.row for choice, _ in picks], self._token_bytes)
+
+
+def _key_of_chunk(chunk: Chunk) -> int:
+    return chunk.sequence.key
+
+
+def _key_of_pick(pick: Pick) -> int:
+    return pick[0].sequence.key
+
+
+def _joined(outputs: list[StepOutput]) -> StepOutput | None:
+    if len(outputs) < 2:
+        return outputs[0] if outputs else None
+    hidden = [output.hidden for output in outputs if output.hidden is not None]
+    return StepOutput(torch.cat([output.logits for output in outputs]), torch.cat(hidden) if hidden else None)
+
+
+def _pack(chunks: Sequence[Chunk], most: int) -> list[list[Chunk]]:
+    """The chunks in passes of at most so many tokens, longer ones in pieces."""
+    passes: list[list[Chunk]] = [[]]
+    room = most
+    for chunk in chunks:
+        while chunk.count > room:
+            if room:
+                first, chunk = _split(chunk, room)
+                passes[-1].append(first)
+            passes.append([])
+            room = most
+        passes[-1].append(chunk)
+        room -= chunk.count
+    return [part for part in passes if part]
+
+
+def _cut(part: list[Chunk]) -> Sequence[list[Chunk]]:
+    """Two smaller parts of a request's part; none if it is one token."""
+    if len(part) > 1:
+        return [part[: len(part) // 2], part[len(part) // 2 :]]
+    (chunk,) = part
+    if chunk.count < 2:
+        return ()
+    first, second = _split(chunk, chunk.count // 2)
+    return [[first], [second]]
+
+
+def _split(chunk: Chunk, count: int) -> tuple[Chunk, Chunk]:
+    """A chunk's first ``count`` tokens, and the others."""
+    first = Chunk(chunk.sequence, chunk.start, count, False)
+    return first, Chunk(chunk.sequence, chunk.start + count, chunk.count - count, chunk.sample)
