@@ -16,6 +16,9 @@ from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.request import Completed, Event, Request, TextDelta
 from omni_actors.stages.replica import StageReplica
 
+NO_RESUMES = "limits.max_resumes=0"
+"""For tests of what a death or a break itself does."""
+
 
 @asynccontextmanager
 async def stub_orchestrator(*overrides: str) -> AsyncIterator[Orchestrator]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.orchestrator.spine import collect, idle, kill, until
+from tests.orchestrator.spine import NO_RESUMES, collect, idle, kill, until
 from tests.worker.engines import tiny_models
 
 from omni_actors.orchestrator import Orchestrator, open_orchestrator
@@ -129,7 +129,7 @@ async def test_a_death_in_mid_transfer_takes_its_requests_alone(model: str) -> N
     """Either end of a transfer dies while rows are on their way; either of them is held there by a stop. A request that
     is past its transfer lives on when the first pool's worker dies."""
     long = [[*prompt, *PROMPTS[0] * 100][:450] for prompt in PROMPTS[:16]]
-    async with serving(model, *TWO_POOLS, "stages.llm.prefill.options.prefix_cache=false") as orchestrator:
+    async with serving(model, *TWO_POOLS, NO_RESUMES, "stages.llm.prefill.options.prefix_cache=false") as orchestrator:
         prefill, decode = pool(orchestrator, "llm-prefill"), pool(orchestrator, "llm")
         expected = await answers(orchestrator, [asks(p) for p in long], 8)
         bystander, _ = await answer(orchestrator, asks(PROMPTS[1], max_tokens=300))

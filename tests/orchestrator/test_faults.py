@@ -17,7 +17,7 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import INLINE_LIMIT
 from omni_actors.stages.replica import StageReplica
 
-from .spine import collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
+from .spine import NO_RESUMES, collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
 
 
 @pytest.mark.parametrize("value", [2**70, object(), "\ud800"], ids=["integer", "object", "surrogate"])
@@ -59,7 +59,7 @@ async def test_output_over_the_frame_limit_fails_its_request_alone() -> None:
 
 
 async def test_a_producer_that_dies_with_output_in_its_hands_fails_the_request_at_once() -> None:
-    async with stub_orchestrator("edges.b.text.capacity=1000") as orchestrator:
+    async with stub_orchestrator(NO_RESUMES, "edges.b.text.capacity=1000") as orchestrator:
         a, b = (orchestrator.pools[name].replicas[0] for name in "ab")
         assert b.pid is not None
         os.kill(b.pid, signal.SIGSTOP)

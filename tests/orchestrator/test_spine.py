@@ -9,7 +9,7 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import INLINE_LIMIT
 from omni_actors.protocol.request import Completed, Request, TextDelta
 
-from .spine import checksum, collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
+from .spine import NO_RESUMES, checksum, collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
 
 
 async def test_a_request_passes_every_stage_and_completes_once() -> None:
@@ -147,7 +147,7 @@ async def test_over_the_bound_requests_are_refused_with_429() -> None:
 
 @pytest.mark.parametrize("stage", ["a", "b", "c"])
 async def test_killing_a_worker_fails_its_requests_alone_and_it_comes_back(stage: str) -> None:
-    async with stub_orchestrator() as orchestrator:
+    async with stub_orchestrator(NO_RESUMES) as orchestrator:
         victim = orchestrator.pools[stage].replicas[0]
         errors: list[OmniError] = []
 
@@ -188,7 +188,7 @@ async def test_killing_a_worker_fails_its_requests_alone_and_it_comes_back(stage
 
 @pytest.mark.parametrize("stage", ["a", "b", "c"])
 async def test_a_request_that_kills_its_worker_fails_itself(stage: str) -> None:
-    async with stub_orchestrator() as orchestrator:
+    async with stub_orchestrator(NO_RESUMES) as orchestrator:
         with trio.fail_after(5), pytest.raises(OmniError) as died:
             await collect(orchestrator, stub(text="x", crash=stage))
         assert died.value.info.stage == stage

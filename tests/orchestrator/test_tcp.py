@@ -15,7 +15,7 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import INLINE_LIMIT
 from omni_actors.stages.replica import StageReplica
 
-from .spine import checksum, collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
+from .spine import NO_RESUMES, checksum, collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
 
 BY_TCP = ("edges.b.text.connector=tcp", "edges.c.text.connector=tcp", "limits.restart_delay_s=0.05")
 
@@ -78,7 +78,7 @@ async def test_random_aborts_leave_nothing() -> None:
 
 @pytest.mark.parametrize("stage", ["a", "b", "c"])
 async def test_killing_a_worker_fails_its_requests_alone_and_it_comes_back(stage: str) -> None:
-    async with stub_orchestrator(*BY_TCP) as orchestrator:
+    async with stub_orchestrator(NO_RESUMES, *BY_TCP) as orchestrator:
         victim = orchestrator.pools[stage].replicas[0]
         errors: list[OmniError] = []
 
@@ -175,7 +175,7 @@ def break_links(replica: StageReplica) -> int:
 
 @pytest.mark.parametrize("stage", ["a", "b"])
 async def test_a_link_that_breaks_fails_what_it_carried_and_is_made_anew(stage: str) -> None:
-    async with stub_orchestrator(*BY_TCP[::2], "stages.b.options.step_s=0.01") as orchestrator:
+    async with stub_orchestrator(NO_RESUMES, *BY_TCP[::2], "stages.b.options.step_s=0.01") as orchestrator:
         a, b = (orchestrator.pools[name].replicas[0] for name in "ab")
         errors: list[OmniError] = []
 
@@ -207,7 +207,7 @@ async def test_a_request_is_told_of_its_broken_link_however_long_the_next_one_ta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Wiring, "_pause_s", lambda *ends: 60.0)
-    async with stub_orchestrator(*BY_TCP[::2], "stages.b.options.step_s=0.01") as orchestrator:
+    async with stub_orchestrator(NO_RESUMES, *BY_TCP[::2], "stages.b.options.step_s=0.01") as orchestrator:
         a, b = (orchestrator.pools[name].replicas[0] for name in "ab")
         codes: list[str | None] = []
 

@@ -42,6 +42,7 @@ from omni_actors.protocol.errors import (
 from omni_actors.protocol.frames import Submit, Unlinked
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import Request
+from omni_actors.stages.control import Control
 from omni_actors.stages.pool import StageHealth, StagePool
 from omni_actors.stages.replica import StageReplica
 
@@ -95,6 +96,8 @@ class Orchestrator:
         self.deadlines: Deadlines[RequestStream] = Deadlines(self._expire)
         self.unreleased: Deadlines[RequestStream] = Deadlines(self._overdue)
         self.recovery = Recovery(plan.limits, self.pools, self._attempt)
+        self.control = Control(self.pools, plan.limits, self.recovery.ready)
+        """What an operator does to replicas."""
         self._slots: dict[int, int] = {}
         """Where a request lies in ``deadlines``, and once it is terminal in ``unreleased``."""
         self._keys = itertools.count()
@@ -204,7 +207,7 @@ class Orchestrator:
         for replica in holding:
             if replica.stage.name not in waiting:
                 log.error("%s does not let go of a request; it is killed", replica.name, extra={"request": record.id})
-                replica.kill()
+                replica.kill("unreleased", "it did not let go of a request that was over")
         limit = trio.current_time() + self.plan.limits.release_timeout_s
         self._slots[record.number] = self.unreleased.add(record, limit)
 
@@ -216,13 +219,14 @@ class Orchestrator:
 
     async def _unlinked(self, replica: StageReplica, message: Unlinked) -> None:
         await self._wiring.unlinked(replica, message)
+        self.recovery.wake()
 
     def _change(self) -> None:
         self.changed.unpark_all()
 
     def health(self) -> dict[str, StageHealth]:
         """Per stage: live and wanted replicas, states, restarts, last error."""
-        return {name: pool.health() for name, pool in self.pools.items()}
+        return {name: pool.health(self._wiring.unlinked_of(pool)) for name, pool in self.pools.items()}
 
     @property
     def ready(self) -> bool:
@@ -352,7 +356,12 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
     SIGTERM, then SIGKILL; when it is cancelled the workers are killed. Nothing is left in any case."""
     limits = plan.limits
     # Pools never give up: a stage that cannot live is retried for ever, while the others serve.
-    restarts = Restarts(limit=None, first_s=limits.restart_delay_s, cap_s=limits.restart_delay_max_s)
+    restarts = Restarts(
+        limit=None,
+        first_s=limits.restart_delay_s,
+        cap_s=limits.restart_delay_max_s,
+        healthy_s=limits.restart_reset_s,
+    )
     async with open_launcher() as launcher, open_supervisor("omni", restarts=restarts) as root:
         orchestrator = Orchestrator(plan, launcher, root, log_level=log_level)
         async with background() as tasks:

@@ -185,6 +185,10 @@ class Recovery:
             replica.reserved = True
             if trial.on is None:
                 self._next(trial)
+        self.wake()
+
+    def wake(self) -> None:
+        """A replica or a link may be there that a request waits for."""
         for record in list(self._waiting):
             self._go_on(record)
 
@@ -254,5 +258,4 @@ class Recovery:
         if trial.on is None:
             place.reserved = False
             del self._trials[place.stage.name]
-            for waiting in list(self._waiting):
-                self._go_on(waiting)
+            self.wake()
