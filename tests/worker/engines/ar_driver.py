@@ -33,6 +33,7 @@ class Collector:
     """An Outbox that keeps everything. Requests in ``blocked`` have no credit."""
 
     def __init__(self) -> None:
+        self.deltas: list[TextDelta] = []
         self.answers: dict[int, dict[int, Answer]] = defaultdict(lambda: defaultdict(Answer))
         self.usage: dict[int, Usage] = {}
         self.errors: dict[int, ErrorInfo] = {}
@@ -43,6 +44,7 @@ class Collector:
         return key not in self.blocked
 
     def text(self, delta: TextDelta) -> None:
+        self.deltas.append(delta)
         answer = self.answers[delta.key][delta.index]
         assert answer.finish_reason is None, "a delta after the last one"
         answer.text += delta.text

@@ -76,7 +76,7 @@ class Pair:
         second = replace(work, ports=frozenset({"kv"}))
         self._guarded(work.key, lambda: self.decode.admit(second))
         if work.key in self.open:
-            first = replace(work, visible=False, routed=True)
+            first = replace(work, visible=False, routed=True, prefix=None)
             self._guarded(work.key, lambda: self.prefill.admit(first))
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> None:

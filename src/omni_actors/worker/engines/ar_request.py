@@ -26,7 +26,7 @@ CONTEXT_TOKENS = 8
 class Request:
     """``first`` is the sequence that computes the prompt, and then the first of the ``choices``, which there are once
     the prompt is complete. ``opened`` says that the adapter knows the request; ``most`` is its own bound on the
-    answer."""
+    answer. ``scored`` says that the prompt's own log-probabilities are wanted."""
 
     work: Work
     sampling: Sampling
@@ -38,6 +38,7 @@ class Request:
     final: bool = False
     most: int | None = None
     opened: bool = True
+    scored: bool = False
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -47,7 +48,12 @@ class Request:
 
     @property
     def done(self) -> bool:
-        return len(self.choices) == self.sampling.n and all(c.finish_reason for c in self.choices)
+        return len(self.choices) == self.sampling.n and all(c.closed for c in self.choices)
+
+    def reported(self, index: int) -> tuple[int, ...]:
+        """What earlier attempts have reported of a choice: tokens that it begins with."""
+        prefix = self.work.prefix
+        return prefix.tokens[index] if prefix is not None and index < len(prefix.tokens) else ()
 
     @property
     def usage(self) -> Usage:
@@ -107,12 +113,62 @@ def choice_of(request: Request, sequence: Sequence, limit: int, adapter: Autoreg
     return Choice(sequence, row, stream, sampling, ends, limit)
 
 
-def score_prompt(request: Request, chunk: Chunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]) -> None:
-    """Keep the log-probabilities of prompt tokens, of the logits before each; the prompt's first one has none (NaN)."""
-    known, tokens = request.prompt_logprobs, chunk.sequence.tokens
+def resume(request: Request, adapter: AutoregressiveAdapter) -> tuple[list[Choice], list[Choice]]:
+    """Bring the choices of a request whose prompt is complete to where an earlier attempt has left them: those that
+    have nothing to be computed before they go on, and those that were over, of which nothing is computed at all (but
+    where the next stage wants states of it). All go on at once if there was none."""
+    prefix = request.work.prefix
+    if prefix is None:
+        return list(request.choices), []
+    adapter.restore(request.work.key, prefix)
+    due: list[Choice] = []
+    over: list[Choice] = []
+    for choice in request.choices:
+        tokens = request.reported(choice.sequence.index)
+        if tokens:
+            if request.sampling.echo:
+                choice.echo(prompt_text(request, adapter), [])
+            choice.resume(tokens)
+        elif not choice.limit:
+            choice.told = True
+            choice.end("length")
+        hands_states = request.work.routed and choice.sequence.index == 0 and adapter.decoder.kv_shape.side
+        if choice.told and not hands_states:
+            over.append(choice)
+            continue
+        if choice.told and tokens:
+            choice.sequence.tokens.pop()  # a choice's last token is never computed
+        if not choice.sequence.pending:
+            due.append(choice)
+    return due, over
+
+
+def prompt_text(request: Request, adapter: AutoregressiveAdapter) -> str:
+    """The prompt as an echo has it."""
+    if adapter.vocabulary is None:
+        return ""
+    first, skip = request.first, request.sampling.skip_special_tokens
+    text: str = adapter.vocabulary.tokenizer.decode(first.tokens[: first.prompt_len], skip_special_tokens=skip)
+    return text
+
+
+def scores_prompt(work: Work, sampling: Sampling) -> bool:
+    """Whether the client still wants the prompt's own log-probabilities: they leave with a choice's first token."""
+    wanted = sampling.echo and sampling.logprobs is not None
+    prefix = work.prefix
+    return wanted and (prefix is None or len(prefix.tokens) < sampling.n or not all(prefix.tokens))
+
+
+def score(request: Request, chunk: Chunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]) -> None:
+    """Keep the log-probabilities of tokens that are not sampled (``chunk.scored``), of the logits before each. Of a
+    prompt's, the first has none (NaN)."""
+    places, tokens = chunk.scored, chunk.sequence.tokens
+    counts = [request.sampling.logprobs or 0] * len(places)
+    scores = token_logprobs(logits, [tokens[i] for i in places], counts, token_bytes)
+    if places.start >= chunk.sequence.prompt_len:
+        request.choices[chunk.sequence.index].scored(places.start, scores)
+        return
+    known = request.prompt_logprobs
     if not known:
         known.append(TokenLogprob(tokens[0], token_bytes(tokens[0]), math.nan))
-    after = range(chunk.start + 1, chunk.start + 1 + chunk.scored)
-    counts = [request.sampling.logprobs or 0] * chunk.scored
-    scores = token_logprobs(logits, [tokens[i] for i in after], counts, token_bytes)
-    known += scores[len(known) - after.start :]  # one that was preempted is scored again
+    known += scores[len(known) - places.start :]  # one that was preempted is scored again

@@ -131,7 +131,7 @@ class Scheduler:
             sequence.computed = len(found) * self.pool.block_size
             self.prefix_hit_tokens += sequence.computed
             if sequence.cached is None:
-                sequence.cached = sequence.computed
+                sequence.cached = min(sequence.computed, sequence.prompt_len)
             if sequence.saved is not None:
                 self._restore(sequence, sequence.saved)
             budget -= self._add_chunk(chunks, sequence, self._grow(sequence, min(sequence.pending, budget)))
@@ -140,6 +140,8 @@ class Scheduler:
         if not (self.pool.prefix_cache and sequence.reuse):
             return []
         limit = len(sequence.tokens) - 1 - (0 if sequence.sealed else 1)
+        if sequence.score:
+            limit = min(limit, sequence.score.start - 1)  # the logits before those tokens are in no cache
         return self.pool.find(sequence.full_names(limit, self.pool.block_size))
 
     def _break_deadlock(self, chunks: list[Chunk], ready: Callable[[int], bool]) -> None:

@@ -12,25 +12,37 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed
+from omni_actors.protocol.errors import invalid_request, overloaded
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker import kv
+from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.ar_options import EngineOptions
-from omni_actors.worker.engines.ar_request import Request, choice_of, limit_of, score_prompt
+from omni_actors.worker.engines.ar_request import (
+    Request,
+    choice_of,
+    limit_of,
+    prompt_text,
+    resume,
+    score,
+    scores_prompt,
+)
 from omni_actors.worker.engines.ar_scheduler import Scheduler, Swap
+from omni_actors.worker.engines.ar_step import Isolated
 from omni_actors.worker.engines.choice import Choice
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, PromptInput, Release, StepOutput
 from omni_actors.worker.engines.detokenize import StopStrings
 from omni_actors.worker.engines.handover import Exports, Imports
 from omni_actors.worker.engines.model_runner import ModelRunner
 from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.sampling import resolve, sample, validate
+from omni_actors.worker.engines.sampling import resolve, validate
 from omni_actors.worker.engines.sequence import Chunk, Sequence
+from omni_actors.worker.isolation import BrokenModel, Faults
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +55,7 @@ class AutoregressiveEngine(Engine):
         self.options = EngineOptions.of(hello)
         self._requests: dict[int, Request] = {}
         self._order = 0  # of arrival, one number for each choice
+        self._over: dict[int, list[Choice]] = {}  # by request: choices of which an earlier attempt has told everything
         self._totals = dict.fromkeys(
             (
                 "steps",
@@ -50,16 +63,19 @@ class AutoregressiveEngine(Engine):
                 "computed_tokens",
                 "recomputed_prompt_tokens",
                 "completion_tokens",
+                "resumed_tokens",
                 "finished",
                 "failures",
                 "aborted",
             ),
             0,
         )
+        self._faults = Faults(hello)
         self._exports: Exports | None = None
         self._imports: Imports | None = None
         self._adapter: AutoregressiveAdapter
         self._runner: ModelRunner
+        self._isolated: Isolated
         self._pool: BlockPool
         self._scheduler: Scheduler
         self._max_len: int
@@ -86,6 +102,8 @@ class AutoregressiveEngine(Engine):
         # Prompts come computed to the second half of a split stage: there is nothing to look up there.
         self._pool = BlockPool(blocks, options.block_size, options.prefix_cache and options.role != "decode")
         self._runner = ModelRunner(adapter.decoder, blocks, options.block_size)
+        most = max(options.step_tokens, options.max_batch)
+        self._isolated = Isolated(self._runner, adapter, most, self._faults, self._token_bytes)
         cache = self._runner.cache
         swap = None
         if options.role == "decode":
@@ -107,7 +125,9 @@ class AutoregressiveEngine(Engine):
 
     def _warm_up(self) -> None:
         """Run a prompt and a decode, so that the first request does not pay for what is made on first use."""
-        count = min(16, self._max_len - 1)
+        count = min(16, self._max_len - 1, self._pool.available * self._pool.block_size - 1)
+        if count < 1:
+            return
         sequence = Sequence(-1, 0, 0, [0] * count, count, blocks=self._pool.allocate(self._pool.blocks_for(count + 1)))
         self._runner.run([Chunk(sequence, 0, count, True)])
         sequence.tokens.append(0)
@@ -124,9 +144,9 @@ class AutoregressiveEngine(Engine):
         sampling = adapter.sampling(work)
         validate(sampling, adapter.decoder.vocab_size)
         choosing = resolve(sampling, self.options.sampling, adapter.sampling_defaults)
-        scored = sampling.echo and sampling.logprobs is not None
-        first = Sequence(work.key, 0, self._order, [], 0, sealed=False, reuse=not scored, score=scored)
+        first = Sequence(work.key, 0, self._order, [], 0, sealed=False)
         request = Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
+        request.scored = scores_prompt(work, sampling)
         if self._imports is not None:
             request.opened = False
         else:
@@ -135,7 +155,8 @@ class AutoregressiveEngine(Engine):
             except BaseException:
                 adapter.close(work.key)
                 raise
-            self._scheduler.add(first)
+            if work.key not in self._over:
+                self._scheduler.add(first)
         self._order += sampling.n
         self._requests[work.key] = request
 
@@ -163,6 +184,8 @@ class AutoregressiveEngine(Engine):
             request.continued, request.final, request.most = prompt.continued, prompt.final, prompt.max_tokens
         first.tokens += prompt.tokens
         first.prompt_len = len(first.tokens)
+        if request.scored:
+            first.score = range(1, first.prompt_len)
         limit = self._limit(request)
         if prompt.complete or not request.open_ports:
             if not first.tokens:
@@ -171,8 +194,10 @@ class AutoregressiveEngine(Engine):
             self._totals["prompt_tokens"] += first.prompt_len
             if self._exports is not None:
                 self._exports.add(first, sampled=not request.final)
-            else:
-                request.choices.append(self._choice(request, first, limit))
+                return
+            request.choices.append(self._choice(request, first, limit))
+            if request.sampling.n == 1:  # else when the prompt is computed, which they share
+                self._resume(request)
 
     def _limit(self, request: Request) -> int:
         prompt_only = self._exports is not None
@@ -181,10 +206,25 @@ class AutoregressiveEngine(Engine):
     def _choice(self, request: Request, sequence: Sequence, limit: int) -> Choice:
         return choice_of(request, sequence, limit, self._adapter, self.hello.stage)
 
+    def _resume(self, request: Request) -> list[Choice]:
+        """Bring the choices to where an earlier attempt has left them. Returns those that have nothing to be computed
+        before they go on."""
+        due, over = resume(request, self._adapter)
+        self._totals["resumed_tokens"] += sum(choice.completion_tokens for choice in request.choices)
+        if over:
+            self._over[request.work.key] = over
+            for choice in over:
+                self._scheduler.remove(choice.sequence)
+        return due
+
     def _remove(self, key: int) -> None:
         request = self._requests.pop(key)
+        self._over.pop(key, None)
         if request.opened:
-            self._adapter.close(key)
+            try:
+                self._adapter.close(key)
+            except Exception:
+                log.exception("the request's state did not close", extra={"request": request.work.request_id})
         for half in (self._exports, self._imports):
             if half is not None:
                 half.remove(key)
@@ -196,7 +236,7 @@ class AutoregressiveEngine(Engine):
     @property
     def runnable(self) -> bool:
         halves = (half for half in (self._exports, self._imports) if half is not None)
-        return self._scheduler.runnable or any(half.pending for half in halves)
+        return self._scheduler.runnable or bool(self._over) or any(half.pending for half in halves)
 
     def step(self, out: Outbox) -> bool:
         exports, broken = self._exports, dict[int, Exception]()
@@ -213,6 +253,7 @@ class AutoregressiveEngine(Engine):
 
         moved = self._send(out)
         moved |= self._take_over(out, ready)
+        moved |= self._repeat(out)
         chunks = self._scheduler.schedule(ready)
         if broken:
             moved = True
@@ -221,17 +262,30 @@ class AutoregressiveEngine(Engine):
                 self._fail(key, error, out)
         if not chunks:
             return moved
-        output = self._runner.run(chunks)
+        computed = self._isolated.compute(chunks)
+        chunks, output = computed.chunks, computed.output
         self._totals["steps"] += 1
         self._totals["computed_tokens"] += sum(c.count for c in chunks)
         self._totals["recomputed_prompt_tokens"] += sum(c.again for c in chunks)
-        due = self._advance(chunks, output)
+        for key, error in computed.failed.items():
+            self._condemn(key, error, out)
+        if output is None:
+            self._prove(*computed.failed.values())
+            return True
+        due = self._advance(chunks, output, out)
         if exports is not None:
             self._export(due, output, out)
             self._send(out)
         else:
             self._deliver(self._sample(due, output, out), out)
         return True
+
+    def _repeat(self, out: Outbox) -> bool:
+        """Hand out to the next stages what the client has been told all of; whether there was any."""
+        keys = [key for key in self._over if out.ready(key)]
+        for key in keys:
+            self._deliver(self._over.pop(key), out)
+        return bool(keys)
 
     def _deliver(self, moved: list[Choice], out: Outbox) -> None:
         """Hand out what choices made, and finish requests of which all have ended."""
@@ -252,16 +306,22 @@ class AutoregressiveEngine(Engine):
         self._totals["finished"] += 1
         self._remove(key)
 
-    def _advance(self, chunks: list[Chunk], output: StepOutput) -> list[tuple[Sequence, int]]:
+    def _advance(self, chunks: list[Chunk], output: StepOutput, out: Outbox) -> list[tuple[Sequence, int]]:
         """Take in what was computed: the sequences that a token is due of, with the rows of their logits."""
         due: list[tuple[Sequence, int]] = []
         row = 0
         for chunk in chunks:
+            first, row = row, row + chunk.rows
+            request = self._requests.get(chunk.sequence.key)
+            if request is None:
+                continue  # it failed, in another part of this step
             chunk.sequence.advance(chunk.count, self._pool)
-            if chunk.scored:
-                request = self._requests[chunk.sequence.key]
-                score_prompt(request, chunk, output.logits[row : row + chunk.scored], self._token_bytes)
-            row += chunk.rows
+            try:
+                if count := len(chunk.scored):
+                    score(request, chunk, output.logits[first : first + count], self._token_bytes)
+            except Exception as error:
+                self._fail(request.work.key, error, out)
+                continue
             if chunk.sample:
                 due.append((chunk.sequence, row - 1))
         return due
@@ -272,39 +332,53 @@ class AutoregressiveEngine(Engine):
         logits = output.logits
         picks: list[tuple[Choice, int]] = []
         ended: list[Choice] = []
-        for sequence, row in due:
-            choices = self._due(self._requests[sequence.key], sequence)
-            if choices[0].limit:
-                picks += [(c, row) for c in choices]
-            else:
-                ended += choices
+        sources = {row: sequence for sequence, row in due}
+        for row, sequence in sources.items():
+            try:
+                choices = self._due(self._requests[sequence.key], sequence, logits[row : row + 1])
+            except Exception as error:
+                self._fail(sequence.key, error, out)
+                continue
+            for choice in choices:
+                if choice.limit and choice.finish_reason is None:
+                    picks.append((choice, row))
+                else:
+                    ended.append(choice)
         for choice in ended:
             choice.end("length")
         if not picks:
             return ended
-        rows = [r for _, r in picks]
-        chosen = logits if rows == list(range(len(logits))) else logits[rows]
-        sampled = sample(chosen, [c.row for c, _ in picks], self._token_bytes)
-        broken = {picks[i][0].sequence.key for i in sampled.broken}
-        for key in broken:
-            self._condemn(key, out)
+        draws = self._isolated.draw(picks, output, sources)
+        for key, failure in draws.failed.items():
+            self._fail(key, failure, out)
+        for key in {draws.picks[i][0].sequence.key for i in draws.sampled.broken}:
+            self._condemn(key, OutputError("logits are not finite"), out)
         moved: list[Choice] = []
         drawn: list[Drawn] = []
-        for (choice, row), token_id, logprob in zip(picks, sampled.token_ids, sampled.logprobs, strict=True):
+        sampled = zip(draws.picks, draws.sampled.token_ids, draws.sampled.logprobs, strict=True)
+        for (choice, row), token_id, logprob in sampled:
             key, index = choice.sequence.key, choice.sequence.index
-            if key not in broken:
-                position = choice.completion_tokens
+            if key not in self._requests:
+                continue
+            position = choice.completion_tokens
+            try:
                 choice.push(token_id, logprob)
-                moved.append(choice)
-                drawn.append(Drawn(key, index, position, token_id, row, token_id in self._adapter.eos))
+            except Exception as error:
+                self._fail(key, error, out)
+                continue
+            moved.append(choice)
+            drawn.append(Drawn(key, index, position, token_id, row, token_id in self._adapter.eos))
         self._totals["completion_tokens"] += len(moved)
-        self._adapter.sampled(drawn, output)
+        drawn = [it for it in drawn if it.key in self._requests]
+        for key, failure in self._isolated.tell(drawn, output).items():
+            self._fail(key, failure, out)
         return ended + moved
 
-    def _due(self, request: Request, sequence: Sequence) -> list[Choice]:
-        """The choices that a sequence's logits are for: its own, and after the prompt every other one, forked."""
+    def _due(self, request: Request, sequence: Sequence, logits: torch.Tensor) -> list[Choice]:
+        """The choices that a sequence's logits [1, vocabulary] are for: its own, and after the prompt every other one,
+        forked. A choice that is resumed there has tokens to be computed first."""
         choice = request.choices[sequence.index]
-        if choice.completion_tokens or sequence.index:
+        if choice.completion_tokens or choice.told or sequence.index:
             return [choice]
         for index in range(1, request.sampling.n):
             child = sequence.sibling(index)
@@ -312,26 +386,39 @@ class AutoregressiveEngine(Engine):
             if copy is not None:
                 self._runner.cache.copy(sequence.blocks[-1], copy)
             request.choices.append(self._choice(request, child, choice.limit))
-        if request.sampling.echo and self._adapter.vocabulary is not None:
-            text = self._adapter.vocabulary.tokenizer.decode(
-                sequence.tokens, skip_special_tokens=request.sampling.skip_special_tokens
-            )
-            for each in request.choices:
+        due = self._resume(request)
+        for each in request.choices:
+            if each.sequence.score.start == request.first.prompt_len and each.sequence.score:
+                score(request, Chunk(each.sequence, request.first.prompt_len - 1, 1, False), logits, self._token_bytes)
+        if request.sampling.echo:
+            text = prompt_text(request, self._adapter)
+            for each in due:
                 each.echo(text, request.prompt_logprobs)
-        return list(request.choices)
+        return due
 
     def _hand_out(self, choice: Choice, out: Outbox) -> None:
-        key = choice.sequence.key
-        request = self._requests[key]
+        key, index = choice.sequence.key, choice.sequence.index
+        request, adapter = self._requests[key], self._adapter
         delta = choice.take(key)
-        if request.work.routed and choice.sequence.index == 0:
-            payload = self._adapter.output(self._release(choice, delta.text))
+        shown = request.work.visible and adapter.vocabulary is not None
+        replayed, choice.replayed = choice.replayed, None
+        if replayed is not None and shown:
+            adapter.shown(
+                msgspec.structs.replace(delta, text=replayed, token_ids=[], finish_reason=None, logprobs=None)
+            )
+        data = adapter.record(key) if index == 0 else b""
+        tokens = [] if shown else delta.token_ids
+        if tokens or data:
+            out.ledger(key, index, tokens, data)
+        if request.work.routed and index == 0:
+            payload = adapter.output(self._release(choice, (replayed or "") + delta.text))
             if payload is not None:
                 out.emit(key, payload)
         if choice.finish_reason is not None:
+            choice.closed = True
             self._scheduler.remove(choice.sequence)
-        if request.work.visible and self._adapter.vocabulary is not None:
-            out.text(self._adapter.shown(delta))
+        if shown and not choice.told:
+            out.text(adapter.shown(delta))
 
     def _release(self, choice: Choice, text: str) -> Release:
         """What the next stage may have of this step."""
@@ -347,21 +434,26 @@ class AutoregressiveEngine(Engine):
         vocabulary = self._adapter.vocabulary
         return b"" if vocabulary is None else vocabulary.token_bytes(token_id)
 
-    def _condemn(self, key: int, out: Outbox) -> None:
-        """The network gave numbers that are none. What this request alone wrote to the cache may be as bad."""
+    def _condemn(self, key: int, error: Exception, out: Outbox) -> None:
+        """The network raised, or gave numbers that are none. What this request alone wrote to the cache may be as
+        bad."""
         for sequence in self._requests[key].sequences:
             self._runner.cache.scrub(self._pool.condemn(sequence.blocks))
-        self._fail(key, stage_failed(self.hello.stage, "the model's output is not finite"), out)
+        self._fail(key, error, out)
 
     def _fail(self, key: int, error: Exception, out: Outbox) -> None:
-        """This request alone: the client's mistake as it is, anything else named after the stage."""
-        request = self._requests[key]
-        info = error.info if isinstance(error, OmniError) else stage_failed(self.hello.stage).info
-        if info.status >= 500:
-            log.error("request failed", exc_info=error, extra={"request": request.work.request_id})
+        """This request alone."""
+        info = self._faults.explain(error, self._requests[key].work.request_id)
         self._totals["failures"] += 1
         self._remove(key)
         out.fail(key, info)
+
+    def _prove(self, error: Exception, *_: Exception) -> None:
+        """Nothing of a step came through. Raises :class:`BrokenModel` if what does at every start does not, either."""
+        try:
+            self._warm_up()
+        except Exception as again:
+            raise BrokenModel(f"the model fails on its warm-up input too ({again!r}), after {error!r}") from again
 
     # ---- halves of a split stage
 
@@ -380,7 +472,7 @@ class AutoregressiveEngine(Engine):
         for sequence, row in due:
             key = sequence.key
             if not output.logits[row].max().isfinite():
-                self._condemn(key, out)
+                self._condemn(key, OutputError("logits are not finite"), out)
                 continue
             try:
                 self._exports.computed(self._requests[key], output, row, self._adapter.export_state(key))
@@ -417,6 +509,7 @@ class AutoregressiveEngine(Engine):
             "waiting": len(scheduler.waiting),
             "kv_blocks_used": self._pool.used,
             "preemptions_total": scheduler.preemptions,
+            "out_of_memory_total": self._isolated.shortages,
             "prefix_hit_tokens_total": scheduler.prefix_hit_tokens,
             **{f"{name}_total": count for name, count in self._totals.items()},
             **self._adapter.counters(),

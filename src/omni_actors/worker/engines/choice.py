@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TextDelta, TokenLogprob
 from omni_actors.worker.engines.detokenize import TextStream
 from omni_actors.worker.engines.sampling import Row
-from omni_actors.worker.engines.sequence import Sequence
+from omni_actors.worker.engines.sequence import Sequence as Tokens
 
 
 class Choice:
@@ -22,7 +23,7 @@ class Choice:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: Tokens,
         row: Row,
         stream: TextStream | None,
         sampling: Sampling,
@@ -44,6 +45,14 @@ class Choice:
         self._ready_logprobs: list[TokenLogprob] = []
         self.handed_on = 0
         """Tokens of the sequence, from the first, whose side vectors have gone to the next stage."""
+        self.replayed: str | None = None
+        """Text that an earlier attempt has told the client; the next stages get it again. ``None`` once they have, and
+        for a choice that is not resumed."""
+        self.told = False
+        """Whether an earlier attempt has told the client that this choice is over."""
+        self.closed = False
+        """Whether all of it has been handed out."""
+        self._unscored = 0
 
     @property
     def certain(self) -> int:
@@ -55,6 +64,30 @@ class Choice:
         """Put the prompt before the answer."""
         self._text += text
         self._ready_logprobs += logprobs
+
+    def resume(self, token_ids: Iterable[int]) -> None:
+        """Take tokens that an earlier attempt sampled and reported. The choice is then as it was there: what was held
+        back of its text is held back still, and nothing of the rest is told again. Log-probabilities of tokens whose
+        text is held back are wanted anew (``sequence.score``, :meth:`scored`).
+
+        Raises :class:`ValueError` for a token behind the choice's end."""
+        for token_id in token_ids:
+            if self.finish_reason is not None:
+                raise ValueError("a choice is resumed behind its end")
+            self.push(token_id, None)
+        self.told = self.finish_reason is not None
+        self.replayed, self._text, self._token_ids, self._ready_logprobs = self._text, "", [], []
+        if self._stream is not None and not self.told and self._sampling.logprobs is not None:
+            self._released = self._stream.released_tokens
+            self._unscored = self.certain
+            self.sequence.score = range(self.certain, len(self.sequence.tokens))
+
+    def scored(self, place: int, logprobs: Sequence[TokenLogprob]) -> None:
+        """Log-probabilities of resumed tokens, from this place of the sequence on; those that came before are
+        ignored."""
+        new = logprobs[max(0, self._unscored - place) :]
+        self._logprobs += new
+        self._unscored += len(new)
 
     def push(self, token_id: int, logprob: TokenLogprob | None) -> None:
         """Take the token that was sampled. The choice is over when ``finish_reason`` is set."""
@@ -83,8 +116,8 @@ class Choice:
             self._ready_logprobs.append(self._logprobs.popleft())
 
     def end(self, reason: str) -> None:
-        """Nothing is to be sampled."""
-        self.finish_reason = reason
+        """Nothing is to be sampled any more; a choice that has ended already keeps its reason."""
+        self.finish_reason = self.finish_reason or reason
 
     def take(self, key: int) -> TextDelta:
         """What there is since the last call."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from omni_actors.connectors.payload import Payload, text_payload
-from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.engine import Work
@@ -170,9 +170,10 @@ class Release:
 class AutoregressiveAdapter(ABC):
     """A model family's side of an autoregressive stage. One thread calls everything.
 
-    What a method raises that is called for one request fails that request alone: :class:`OmniError` as it says,
-    anything else with a 500 that names the stage. :meth:`sampled` and the decoder are called for all of a step: what
-    they raise ends the worker.
+    What a method raises fails one request: :class:`OmniError` as it says, anything else with a 500 that names the
+    stage. :meth:`sampled` and the decoder are called for all of a step. When they raise they are called again, for
+    fewer requests, until it is known whose fault it is (:mod:`omni_actors.worker.isolation`): they change nothing that
+    a request has before they are sure to return.
     """
 
     decoder: Decoder
@@ -214,6 +215,16 @@ class AutoregressiveAdapter(ABC):
     def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
         """Tokens were chosen: make of them what the next step needs (a talker's residual codes). Called once a step, in
         inference mode, before :meth:`output`."""
+
+    def record(self, key: int) -> bytes:
+        """What must be known, beside their tokens, of what was drawn of a request since the last call, to go on behind
+        it in another process (a talker's residual codes): as :meth:`restore` gets it back, piece behind piece."""
+        return b""
+
+    def restore(self, key: int, prefix: Prefix) -> None:
+        """An earlier attempt of the request, elsewhere, has got so far: make of it what :meth:`sampled` has made of the
+        same there. Called once, when the prompt is complete. What later stages had of it is theirs to have again: the
+        next :meth:`output` gives all of it."""
 
     def output(self, release: Release) -> Payload | None:
         """What the request's edges get of this step, if it has any."""

@@ -35,7 +35,7 @@ class ModelRunner:
             tokens += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
         rows: list[int] = []
         for start, chunk in zip(starts, chunks, strict=True):
-            rows += range(start, start + chunk.scored)
+            rows += (start + place - 1 - chunk.start for place in chunk.scored)
             if chunk.sample:
                 rows.append(start + chunk.count - 1)
         positions = np.concatenate([np.arange(extents[i].start, extents[i].end) for i in order])

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from omni_actors.connectors.payload import Payload
 from omni_actors.worker.engines.paged_cache import BlockPool, block_hash
 
+NOTHING = range(0)
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -27,8 +29,9 @@ class Sequence:
     """What the prompt holds beside its tokens, as part of the blocks' names (empty: tokens are all there is)."""
     reuse: bool = True
     """Whether computed blocks of others may stand in for its own."""
-    score: bool = False
-    """Whether the prompt's own log-probabilities are wanted: logits after each of its tokens."""
+    score: range = NOTHING
+    """Places of the tokens whose log-probabilities are wanted although they are not sampled (a prompt's own, or those
+    of a resumed answer's tokens): logits before each."""
     computed: int = 0
     cached: int | None = None
     """Prompt tokens found in the cache when it first ran; ``None`` before."""
@@ -95,13 +98,15 @@ class Chunk:
         return max(0, min(self.start + self.count, known) - self.start)
 
     @property
-    def scored(self) -> int:
-        """How many of its tokens, from the first, are followed by a prompt token whose log-probability is wanted."""
-        if not self.sequence.score:
-            return 0
-        return max(0, min(self.start + self.count, self.sequence.prompt_len - 1) - self.start)
+    def scored(self) -> range:
+        """Places of the tokens whose log-probabilities are wanted by the logits before them, which this computes."""
+        wanted = self.sequence.score
+        if not wanted:
+            return wanted
+        return range(max(wanted.start, self.start + 1), min(wanted.stop, self.start + self.count + 1))
 
     @property
     def rows(self) -> int:
-        """How many of its tokens' logits are wanted: the scored ones', then the last one's if it samples."""
-        return self.scored + self.sample
+        """How many of its tokens' logits are wanted: those before the scored ones, then the last one's if it
+        samples."""
+        return len(self.scored) + self.sample
