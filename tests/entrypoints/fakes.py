@@ -15,7 +15,7 @@ from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.entrypoints.server import serve
+from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.pipelines.declaration import Pipeline, Task
@@ -195,12 +195,14 @@ async def served(
     settings = plan.media.options if plan.media is not None else {}
     room = Room(**settings)
     media = MediaService(room.query, limits=read_limits(settings)) if plan.media is not None else None
+    options = options or ServerOptions()
     app = build_app(orchestrator, media, plan, options)
     stop = trio.Event()
+    run = partial(serve, limits=options.limits) if options.server == "builtin" else hypercorn.serve
     async with trio.open_nursery() as nursery:
         if media is not None:
             nursery.start_soon(media.run)
-        urls = await nursery.start(partial(serve, app, "127.0.0.1", 0, grace_s=grace_s, shutdown=stop.wait))
+        urls = await nursery.start(partial(run, app, "127.0.0.1", 0, grace_s=grace_s, shutdown=stop.wait))
         async with httpx.AsyncClient(base_url=urls[0], timeout=20) as client:
             yield Server(urls[0], orchestrator, room, client, stop)
         stop.set()

@@ -134,7 +134,8 @@ async def test_a_refused_body_is_not_waited_for_when_its_sender_waits() -> None:
 
 async def test_a_refusal_over_http2_does_not_come_before_the_body() -> None:
     """Whatever the client says of waiting: data behind an answer would end Hypercorn, and with it the server."""
-    async with served(answer, "limits.max_body_bytes=1000") as server:
+    hypercorn = ServerOptions(server="hypercorn")
+    async with served(answer, "limits.max_body_bytes=1000", options=hypercorn) as server:
         async with httpx.AsyncClient(base_url=server.url, http1=False, http2=True, timeout=10) as client:
             headers = {"Expect": "100-continue"}
             response = await client.post("/v1/completions", content=bytes(300_000), headers=headers)

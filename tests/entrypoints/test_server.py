@@ -10,8 +10,8 @@ import pytest
 import trio
 from tests.entrypoints.fakes import RATE, FakeOrchestrator, message, served
 
-from omni_actors.entrypoints import server as server_module
-from omni_actors.entrypoints.server import serve
+from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.server import Limits, serve
 from omni_actors.protocol.request import Completed, MediaChunk, TextDelta
 
 
@@ -58,11 +58,11 @@ async def test_after_the_grace_requests_are_cancelled() -> None:
         assert server.orchestrator.cancelled == 1
 
 
-async def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection would stay as long as it likes: the server's send knows no end."""
-    monkeypatch.setattr(server_module, "READER_S", 0.5)
+async def test_a_client_that_does_not_read_is_disconnected() -> None:
+    """Its connection would stay as long as it likes."""
+    options = ServerOptions(limits=Limits(write_s=0.5))
     chunk = MediaChunk(0, "audio", {"sample_rate": RATE, "channels": 1}, bytes(1 << 20))
-    async with served(lambda request: [chunk] * 40) as server:
+    async with served(lambda request: [chunk] * 40, options=options) as server:
         body = b'{"input":"Hello.","response_format":"pcm"}'
         host, port = server.url.removeprefix("http://").split(":")
         with trio.socket.socket() as client:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+from omni_actors.entrypoints.server.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +15,15 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes a free port."""
+    unix_path: str | None = None
+    """A unix socket to listen on, instead of host and port."""
+    tls_certificate: str | None = None
+    """File of the certificate chain (PEM). With one, only TLS is spoken."""
+    tls_key: str | None = None
+    """File of its private key, where that is not in the same one."""
+    server: Literal["builtin", "hypercorn"] = "builtin"
+    limits: Limits = field(default_factory=Limits)
+    """What one client may take of the connections. Hypercorn has limits of its own."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Without one, no key is asked for."""
     cors_origins: tuple[str, ...] = ("*",)

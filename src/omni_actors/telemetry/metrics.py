@@ -50,6 +50,11 @@ class Metrics:
             "http_requests", "HTTP exchanges by route, method and status.", "route", "method", "status"
         )
         self._http_open = gauge("http_requests_in_flight", "HTTP exchanges under way.")
+        self._connections = counter("http_connections", "Connections accepted.")
+        self._connections_open = gauge("http_connections_open", "Connections now.")
+        self._connections_closed = counter("http_connections_closed", "Connections ended, by reason.", "reason")
+        self._websockets_open = gauge("http_websockets_open", "WebSockets now.")
+        self._paused = counter("http_accepting_paused", "Times that no connection could be let in, by cause.", "cause")
         self._requests = counter("requests", "Requests by task and outcome.", "task", "outcome")
         self._running = gauge("num_requests_running", "Requests between arrival and their last event.", "task")
         self._queue = histogram(
@@ -77,6 +82,25 @@ class Metrics:
             self._http_open.dec()
             status = str(record.status) if record.status else "client_gone"
             self._http.labels(record.route, method if method in _METHODS else "other", status).inc()
+
+    def connection_opened(self) -> None:
+        self._connections.inc()
+        self._connections_open.inc()
+
+    def connection_closed(self, reason: str) -> None:
+        self._connections_open.dec()
+        self._connections_closed.labels(reason).inc()
+
+    def accepting_paused(self, cause: str) -> None:
+        self._paused.labels(cause).inc()
+
+    @contextmanager
+    def websocket(self) -> Iterator[None]:
+        self._websockets_open.inc()
+        try:
+            yield
+        finally:
+            self._websockets_open.dec()
 
     @contextmanager
     def request(self, task: str) -> Iterator[RequestMetrics]:

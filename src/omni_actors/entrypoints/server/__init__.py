@@ -1,0 +1,79 @@
+"""The front door: an HTTP/1.1 and WebSocket server on trio, under the application and beside it.
+
+One task per connection, whose failure is its own. A request is an :class:`Exchange` to whoever answers it: a direct
+route, or the ASGI application behind an adapter. Its handler is cancelled when its client leaves: closes its end (a
+half-closed connection is one that was left: nothing tells the two apart, and a model's time is dear), resets the
+connection, or stops reading. :class:`Limits` bounds everything that a client may take.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+
+import trio
+
+from omni_actors.entrypoints.server import listeners
+from omni_actors.entrypoints.server.asgi import Adapter, ASGIApp
+from omni_actors.entrypoints.server.connection import Application, Handler, Server
+from omni_actors.entrypoints.server.departures import Departures
+from omni_actors.entrypoints.server.http1 import Exchange
+from omni_actors.entrypoints.server.limits import Limits
+from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
+from omni_actors.telemetry.metrics import Metrics
+
+__all__ = ["ASGIApp", "Exchange", "Handler", "Limits", "SocketClosed", "WebSocket", "serve"]
+
+
+async def serve(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    direct: Mapping[tuple[str, str], Handler] | None = None,
+    limits: Limits | None = None,
+    metrics: Metrics | None = None,
+    unix_path: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    grace_s: float = 30.0,
+    shutdown: Callable[[], Awaitable[None]] | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an ASGI application until ``shutdown`` returns (or this is cancelled). One that is an :class:`Application`
+    too is asked directly, and as ASGI only for its lifespan.
+
+    ``direct`` maps (method, path) to who answers it instead of ``app``. With ``unix_path`` it listens there, and not at
+    ``host`` and ``port``. ``task_status`` gets the URLs once connections are accepted; ``port`` 0 takes a free one.
+
+    After ``shutdown`` no connection is accepted, idle ones are closed, WebSockets are closed with 1001, and answers
+    under way have ``grace_s`` seconds; then their handlers are cancelled, whatever their clients do.
+    Raises ``OSError`` when the address cannot be bound.
+    """
+    opened = [listeners.open_unix(unix_path)] if unix_path is not None else await listeners.open_tcp(host, port)
+    departures = Departures()
+    try:
+        name = opened[0].getsockname()
+        address = (unix_path, None) if unix_path is not None else (name[0], name[1])
+        adapter = Adapter(app)
+        answers = app if isinstance(app, Application) else adapter
+        server = Server(answers, direct or {}, limits or Limits(), metrics or Metrics(), address, departures, tls)
+        async with adapter.lifespan(), trio.open_nursery() as watching:
+            watching.start_soon(departures.run)
+            async with trio.open_nursery() as connections:
+                door = listeners.Door(server, connections)
+                async with trio.open_nursery() as accepting:
+                    for listener in opened:
+                        accepting.start_soon(door.accept, listener)
+                    task_status.started([listeners.url_of(listener, tls) for listener in opened])
+                    await (trio.sleep_forever if shutdown is None else shutdown)()
+                    accepting.cancel_scope.cancel()
+                server.drain()
+                for listener in opened:
+                    door.sweep(listener)
+                    listeners.close(listener)
+                connections.cancel_scope.deadline = trio.current_time() + grace_s
+            watching.cancel_scope.cancel()
+    finally:
+        for listener in opened:
+            listeners.close(listener)
+        departures.close()

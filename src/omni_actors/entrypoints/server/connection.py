@@ -1,0 +1,378 @@
+"""One connection: its requests, one after the other, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import trio
+
+from omni_actors.entrypoints.openai.errors import error_body, http_error
+from omni_actors.entrypoints.server.departures import Departures
+from omni_actors.entrypoints.server.http1 import BadRequest, DateLine, Exchange, RequestParser, error_response
+from omni_actors.entrypoints.server.limits import Limits
+from omni_actors.entrypoints.server.transport import Stalled, TlsTransport, Transport
+from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
+from omni_actors.telemetry.metrics import Metrics
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+log = logging.getLogger("omni_actors.server")
+
+
+@runtime_checkable
+class Application(Protocol):
+    """Who answers. A handler's failure is logged, and answered 500 (1011 on a WebSocket)."""
+
+    async def http(self, exchange: Exchange) -> None: ...
+
+    async def websocket(self, socket: WebSocket) -> None: ...
+
+
+@dataclass(slots=True)
+class Server:
+    """What the connections of one server share."""
+
+    application: Application
+    direct: Mapping[tuple[str, str], Handler]
+    """(method, path) → who answers it instead of the application."""
+    limits: Limits
+    metrics: Metrics
+    address: tuple[str, int | None]
+    departures: Departures
+    tls: ssl.SSLContext | None = None
+    date_line: DateLine = field(default_factory=DateLine)
+    connections: dict[Connection, None] = field(default_factory=dict)
+    """The idle ones are in the order in which they became idle."""
+    freed: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+    """Who waits for a connection to end."""
+    handshakes: trio.CapacityLimiter = field(init=False)
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.handshakes = trio.CapacityLimiter(self.limits.handshakes)
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls is None else "https"
+
+    def drain(self) -> None:
+        """Idle connections end now, the others behind the answer they are at."""
+        self.draining = True
+        for connection in list(self.connections):
+            connection.drain()
+
+    def shed(self, number: int) -> int:
+        """Close the connections that have been idle for longest. Returns how many there were."""
+        idle = [connection for connection in self.connections if connection.idle][:number]
+        for connection in idle:
+            connection.end("shed")
+        return len(idle)
+
+
+class Connection:
+    """A client's connection, in one task.
+
+    Its scope is cancelled when the client leaves or has to: that ends whatever answers it, wherever it is. ``reason``
+    says then why. Nothing is read ahead: while a request is being answered, what follows it waits in the kernel, and
+    at most one segment of it here.
+    """
+
+    __slots__ = (
+        "_exchange",
+        "_parser",
+        "_pending",
+        "_refusal",
+        "_served",
+        "client",
+        "idle",
+        "reason",
+        "scope",
+        "server",
+        "socket",
+        "transport",
+    )
+
+    def __init__(self, server: Server, transport: Transport, client: tuple[str, int] | None) -> None:
+        self.server = server
+        self.transport = transport
+        self.client = client
+        self.idle = False
+        self.reason: str | None = None
+        self.scope = trio.CancelScope()
+        self.socket: WebSocket | None = None
+        self._exchange: Exchange | None = None
+        self._refusal: BadRequest | None = None
+        self._parser = RequestParser(server.limits)
+        self._pending = b""
+        self._served = False
+
+    async def run(self) -> None:
+        """Serve the connection until it is over. Raises nothing, cancellation from outside excepted."""
+        server = self.server
+        server.connections[self] = None
+        server.metrics.connection_opened()
+        try:
+            server.departures.watch(self.transport.socket, self.depart)
+            with self.scope:
+                if await self._handshake():
+                    await self._requests()
+            await self._part()
+        except Exception:
+            self.reason = "failed"
+            log.exception("a connection failed")
+        finally:
+            if self.reason is None:
+                self._cut_short()
+            del server.connections[self]
+            server.departures.forget(self.transport.socket)
+            self.transport.close(reset=self._is_cut())
+            server.metrics.connection_closed(self.reason or "failed")
+            server.freed.unpark_all()
+
+    def turn_away(self) -> None:
+        """Instead of :meth:`run`: its client has too many connections."""
+        self.server.metrics.connection_opened()
+        self.transport.close(reset=True)
+        self.server.metrics.connection_closed("too_many")
+
+    # --- ends
+
+    def end(self, reason: str) -> None:
+        """Cancel what the connection is at, and close it."""
+        if self.reason is None:
+            self.reason = reason
+        self.scope.cancel()
+
+    def depart(self) -> None:
+        """The client has closed its end, or reset the connection."""
+        if self.idle:
+            self.end("done")
+        elif self.socket is None or not self.socket.departs():
+            self.end("client_left")
+
+    def drain(self) -> None:
+        if self.idle:
+            self.end("drained")
+        elif self.socket is not None:
+            self.socket.drain()
+
+    async def _part(self) -> None:
+        """Say what is left to say, and let the client read it: a socket that is closed with unread bytes in it resets
+        the connection, and with it an answer that is under way."""
+        if self.scope.cancelled_caught and self.reason is None:
+            if self.idle:
+                self.reason = "idle"
+            else:
+                self.reason = "head_timeout"
+                self._refusal = BadRequest(408, "The request's head did not arrive in time.")
+        if self.reason == "drained" and self.transport.has_bytes():  # a request that crossed the drain
+            self._refusal = BadRequest(503, "The server is shutting down.")
+        if self._refusal is not None and (self._exchange is None or not self._exchange.started):
+            self.transport.send_last(error_response(self._refusal))
+        elif self.reason != "done" or (self._parser.complete and not self._parser.keep_alive and not self._pending):
+            return
+        if self._is_cut():
+            return
+        await self.transport.end_writing()
+        with trio.move_on_after(self.server.limits.linger_s):
+            while await self.transport.receive():
+                pass
+
+    def _cut_short(self) -> None:
+        """The server's end, and nothing may be waited for."""
+        self.reason = "shutdown"
+        if self.socket is not None:
+            self.socket.say_goodbye()
+        elif self._exchange is not None and not self._exchange.started:
+            self.transport.send_last(error_response(BadRequest(503, "The server is shutting down.")))
+
+    def _is_cut(self) -> bool:
+        """Whether the client has to see an error where it would take the connection's end for the answer's."""
+        if self.transport.torn or self.reason == "write_stalled":
+            return True
+        exchange = self._exchange
+        return exchange is not None and exchange.started and not exchange.finished and exchange.ends_with_connection
+
+    # --- bytes
+
+    async def send(self, data: bytes) -> None:
+        """Cancelled when the client is gone, or stops reading."""
+        try:
+            await self.transport.send(data)
+        except trio.BrokenResourceError:
+            self.end("client_left")
+        except Stalled:
+            self.end("write_stalled")
+        else:
+            return
+        await trio.lowlevel.checkpoint()
+
+    async def fill(self) -> None:
+        """Read on in the present request. Cancelled when the client is gone, or breaks the protocol."""
+        data = self._pending or await self.transport.receive()
+        self._pending = b""
+        if not data:
+            self.end("client_left")
+        else:
+            try:
+                self._pending = self._parser.feed(data)
+            except BadRequest as error:
+                self._refusal = error
+                self.end("bad_request")
+            else:
+                return
+        await trio.lowlevel.checkpoint()
+
+    async def _handshake(self) -> bool:
+        server = self.server
+        if not isinstance(self.transport, TlsTransport):
+            return True
+        with trio.move_on_after(server.limits.handshake_s):
+            try:
+                async with server.handshakes:
+                    await self.transport.handshake()
+                return True
+            except trio.BrokenResourceError:
+                self.reason = "handshake_failed"
+                return False
+        self.reason = "handshake_timeout"
+        return False
+
+    # --- requests
+
+    async def _requests(self) -> None:
+        while await self._head():
+            exchange = self._exchange = Exchange(self, self._parser)
+            if self._parser.upgrade:
+                await self._websocket(exchange)
+                return
+            await self._answer(exchange)
+            if self.reason is not None:
+                return
+            if not self._parser.complete:
+                await self._discard()
+            if not (self._parser.complete and exchange.keep_alive):
+                self.reason = "done"
+                return
+            self._exchange = None
+            self._parser.next()
+
+    async def _head(self) -> bool:
+        """Read a request's head. ``False`` when there is none."""
+        parser = self._parser
+        limits = self.server.limits
+        data = self._pending.lstrip(b"\r\n")
+        if not data:
+            if self.server.draining:
+                self.reason = "drained"
+                return False
+            data = await self._first_bytes()
+            if not data:
+                return False
+        self.scope.deadline = trio.current_time() + limits.head_s if not _whole(data) else math.inf
+        while True:
+            try:
+                self._pending = parser.feed(data)
+            except BadRequest as error:
+                self.reason, self._refusal = "bad_request", error
+                return False
+            if parser.head_complete:
+                self.scope.deadline = math.inf
+                return True
+            data = await self.transport.receive()
+            if not data:
+                self.reason = "client_left"
+                return False
+
+    async def _first_bytes(self) -> bytes:
+        """Of the next request; ``b""`` when the client closes instead."""
+        connections = self.server.connections
+        connections[self] = connections.pop(self)  # behind those that have been idle for longer
+        self.idle = True
+        limits = self.server.limits
+        self.scope.deadline = trio.current_time() + (limits.keep_alive_s if self._served else limits.head_s)
+        self._served = True
+        data = b""
+        while not data:
+            data = await self.transport.receive()
+            if not data:
+                self.reason = "done"
+                return b""
+            data = data.lstrip(b"\r\n")  # some clients send an empty line behind a body
+        self.idle = False
+        return data
+
+    async def _answer(self, exchange: Exchange) -> None:
+        server = self.server
+        handler = server.direct.get((exchange.method, exchange.path), server.application.http)
+        failure: BaseException | None = None
+        try:
+            if server.draining:
+                await _refuse(exchange, 503, "The server is shutting down.")
+            else:
+                await handler(exchange)
+        except Exception as error:
+            failure = error
+        except BaseExceptionGroup as group:
+            failure, rest = group.split(Exception)
+            if rest is not None:
+                if failure is not None:
+                    log.debug("a handler failed while it was cancelled", exc_info=failure)
+                raise rest from None
+        if failure is not None:
+            log.error("unexpected failure of %s %r", exchange.method, exchange.path, exc_info=failure)
+        if not exchange.started:
+            await _refuse(exchange, 500, "Internal error.")
+        elif not exchange.finished:
+            self.reason = "unfinished"
+
+    async def _discard(self) -> None:
+        """What is left of a request's body behind its answer."""
+        if self._parser.expects:
+            return  # it waits for a go-ahead that does not come
+        with trio.move_on_after(self.server.limits.linger_s):
+            while not self._parser.complete:
+                self._parser.body.clear()
+                await self.fill()
+
+    async def _websocket(self, exchange: Exchange) -> None:
+        early, self._pending = self._pending, b""
+        try:
+            self.socket = socket = WebSocket(self, exchange, early)
+        except BadRequest as error:
+            self.reason, self._refusal = "bad_request", error
+            return
+        failed = False
+        with self.server.metrics.websocket():
+            try:
+                await socket.serve(self.server.application.websocket)
+            except SocketClosed:
+                pass
+            except Exception as error:
+                failed = True
+                log.error("unexpected failure of WebSocket %r", exchange.path, exc_info=error)
+            except BaseExceptionGroup as group:
+                _, rest = group.split(Exception)
+                if rest is not None:
+                    raise rest from None
+            if not exchange.started:
+                await _refuse(exchange, 500 if failed else 403, "Internal error." if failed else "Not accepted.")
+            else:
+                await socket.part(1011 if failed else 1000)
+        if self.reason is None:
+            self.reason = "done"
+
+
+def _whole(data: bytes) -> bool:
+    return b"\r\n\r\n" in data
+
+
+async def _refuse(exchange: Exchange, status: int, message: str) -> None:
+    exchange.keep_alive = False
+    body = error_body(http_error(status, message))
+    await exchange.respond(status, [(b"content-type", b"application/json")], body)

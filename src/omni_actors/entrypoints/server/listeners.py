@@ -1,0 +1,191 @@
+"""Where clients connect: addresses, unix sockets, TLS, and how many are let in."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+from collections import Counter
+
+import trio
+
+from omni_actors.entrypoints.server.connection import Connection, Server
+from omni_actors.entrypoints.server.transport import TlsTransport, Transport
+
+BACKLOG = 1024
+
+PAUSE_S = 0.1
+"""How long accepting pauses when the process has no descriptor left and no connection ends."""
+
+BATCH = 64
+"""So many connections are accepted before others run."""
+
+KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
+"""The kernel asks a silent client every 15 s after a minute: one that has vanished is gone after two."""
+
+_FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+log = logging.getLogger("omni_actors.server")
+
+
+async def open_tcp(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets on every address of ``host``. Raises ``OSError``."""
+    found = await trio.socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
+    )
+    opened: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            opened.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if port == 0 and len(opened) > 1:  # one port for all
+                address = (address[0], opened[0].getsockname()[1], *address[2:])
+            listener.bind(address)
+            _listen(listener)
+    except OSError:
+        for listener in opened:
+            listener.close()
+        raise
+    return opened
+
+
+def open_unix(path: str) -> socket.socket:
+    """A listening unix socket. One that a process has left behind is replaced. Raises ``OSError``."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            listener.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _is_left_behind(path):
+                raise
+            os.unlink(path)
+            listener.bind(path)
+        _listen(listener)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def close(listener: socket.socket) -> None:
+    if listener.family == socket.AF_UNIX:
+        try:
+            os.unlink(listener.getsockname())
+        except OSError:
+            pass
+    listener.close()
+
+
+def url_of(listener: socket.socket, tls: ssl.SSLContext | None) -> str:
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
+    return f"{'http' if tls is None else 'https'}://{host}:{name[1]}"
+
+
+class Door:
+    """Lets connections in, each in a task of its own, as far as the limits allow."""
+
+    def __init__(self, server: Server, connections: trio.Nursery) -> None:
+        self._server = server
+        self._nursery = connections
+        self._clients: Counter[str] = Counter()
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Runs until it is cancelled. No failure of a client's or of the kernel's ends it."""
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            for _ in range(BATCH):
+                await self._room()
+                if not await self._accept_one(listener):
+                    break
+            await trio.lowlevel.checkpoint()
+
+    def sweep(self, listener: socket.socket) -> None:
+        """Take whoever stands at the door already, once the server drains: they are told so."""
+        for _ in range(BACKLOG):
+            try:
+                self._begin(*listener.accept())
+            except OSError:
+                return
+
+    async def _room(self) -> None:
+        server = self._server
+        while len(server.connections) >= server.limits.connections:
+            server.metrics.accepting_paused("connections")
+            server.shed(1)
+            await server.freed.park()
+
+    async def _accept_one(self, listener: socket.socket) -> bool:
+        """``False`` when nobody waits any more (or nobody can be let in)."""
+        try:
+            connection, address = listener.accept()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in _FULL:
+                return True  # the client's: it has gone already
+            log.warning("accepting pauses: %s", error.strerror)
+            self._server.metrics.accepting_paused("descriptors")
+            self._server.shed(BATCH)
+            with trio.move_on_after(PAUSE_S):
+                await self._server.freed.park()
+            return False
+        self._begin(connection, address)
+        return True
+
+    def _begin(self, connection: socket.socket, address: object) -> None:
+        server = self._server
+        connection.setblocking(False)
+        client: tuple[str, int] | None = None
+        if isinstance(address, tuple):
+            client = (address[0], address[1])
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEPALIVE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        stall_s = server.limits.write_s
+        if server.tls is None:
+            transport = Transport(connection, stall_s)
+        else:
+            transport = TlsTransport(connection, stall_s, server.tls)
+        self._nursery.start_soon(self._serve, Connection(server, transport, client))
+
+    async def _serve(self, connection: Connection) -> None:
+        limit = self._server.limits.connections_per_client
+        host = connection.client[0] if connection.client is not None and limit else None
+        if host is None:
+            await connection.run()
+            return
+        if self._clients[host] >= limit:
+            connection.turn_away()
+            return
+        self._clients[host] += 1
+        try:
+            await connection.run()
+        finally:
+            self._clients[host] -= 1
+            if not self._clients[host]:
+                del self._clients[host]
+
+
+def _listen(listener: socket.socket) -> None:
+    listener.setblocking(False)
+    listener.listen(BACKLOG)
+
+
+def _is_left_behind(path: str) -> bool:
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return False
+    except FileNotFoundError:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == errno.ECONNREFUSED

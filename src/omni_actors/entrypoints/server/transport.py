@@ -1,0 +1,165 @@
+"""What carries a connection's bytes: a socket, or TLS over one."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+
+import trio
+
+SEGMENT = 65_536
+"""Most bytes that are taken from the kernel at once."""
+
+STEPS = 16
+"""A task that finds its socket ready so often in a row lets others run: together about 0.2 ms."""
+
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: close at once, and tell the peer by a reset."""
+
+
+class Stalled(Exception):
+    """The peer takes nothing of what waits for it."""
+
+
+class Transport:
+    """A connected socket. Reading and writing first try without waiting; only a socket that is not ready is waited for.
+
+    :meth:`receive` and :meth:`send` can be cancelled. A cancelled (or failed) send may have sent a part: the transport
+    is ``torn`` then, and good for nothing but its end. One task may receive while another sends.
+    """
+
+    __slots__ = ("_stall_s", "_steps", "socket", "torn")
+
+    def __init__(self, connection: socket.socket, stall_s: float) -> None:
+        self.socket = connection
+        self.torn = False
+        self._stall_s = stall_s
+        self._steps = 0
+
+    async def receive(self) -> bytes:
+        """What has come, as soon as something has; ``b""`` once the peer will send no more, or is gone."""
+        while True:
+            try:
+                data = self.socket.recv(SEGMENT)
+            except BlockingIOError:
+                self._steps = 0
+                await trio.lowlevel.wait_readable(self.socket)
+                continue
+            except OSError:
+                return b""
+            self._steps += 1
+            if self._steps >= STEPS:
+                self._steps = 0
+                await trio.lowlevel.checkpoint()
+            return data
+
+    async def send(self, data: bytes) -> None:
+        """Hand all of it to the kernel.
+
+        Raises :class:`Stalled` when the peer takes nothing for ``stall_s``, :class:`trio.BrokenResourceError` when it
+        is gone. Not a checkpoint every time, but at least every :data:`STEPS` times.
+        """
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.torn = True
+            raise trio.BrokenResourceError("the client is gone") from error
+        if sent < len(data):
+            await self._send_rest(memoryview(data)[sent:])
+        self._steps += 1
+        if self._steps >= STEPS:
+            self._steps = 0
+            await trio.lowlevel.checkpoint()
+
+    async def _send_rest(self, rest: memoryview) -> None:
+        self.torn = True
+        with trio.move_on_after(self._stall_s) as patience:
+            while rest:
+                await trio.lowlevel.wait_writable(self.socket)
+                try:
+                    rest = rest[self.socket.send(rest) :]
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    raise trio.BrokenResourceError("the client is gone") from error
+                patience.deadline = trio.current_time() + self._stall_s
+        if rest:
+            raise Stalled
+        self.torn = False
+
+    def send_last(self, data: bytes) -> None:
+        """A last word to a peer that nobody waits for: it is lost where there is no room for it."""
+        if not self.torn:
+            try:
+                self.socket.send(data)
+            except OSError:
+                pass
+
+    def has_bytes(self) -> bool:
+        """Whether something has come that nobody has read."""
+        try:
+            return bool(self.socket.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+    async def end_writing(self) -> None:
+        """The peer sees the end behind what it was sent."""
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        await trio.lowlevel.checkpoint()
+
+    def close(self, *, reset: bool = False) -> None:
+        """``reset``: what waits for the peer is thrown away, and it sees an error instead of an end."""
+        if reset:
+            try:
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            except OSError:
+                pass
+        trio.lowlevel.notify_closing(self.socket)
+        self.socket.close()
+
+
+class TlsTransport(Transport):
+    """TLS over a connected socket. Its last word is lost: encryption needs to wait for room."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, connection: socket.socket, stall_s: float, context: ssl.SSLContext) -> None:
+        super().__init__(connection, stall_s)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        self._stream = trio.SSLStream(stream, context, server_side=True)
+
+    async def handshake(self) -> None:
+        """Raises :class:`trio.BrokenResourceError` when it fails."""
+        await self._stream.do_handshake()
+
+    async def receive(self) -> bytes:
+        try:
+            return bytes(await self._stream.receive_some(SEGMENT))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+
+    async def send(self, data: bytes) -> None:
+        self.torn = True
+        for at in range(0, len(data), SEGMENT):
+            with trio.move_on_after(self._stall_s) as patience:
+                await self._stream.send_all(data[at : at + SEGMENT])
+            if patience.cancelled_caught:
+                raise Stalled
+        self.torn = False
+
+    def send_last(self, data: bytes) -> None:
+        return
+
+    async def end_writing(self) -> None:
+        try:
+            with trio.move_on_after(self._stall_s):
+                await self._stream.unwrap()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            pass
+        await super().end_writing()

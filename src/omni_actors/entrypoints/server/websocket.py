@@ -1,0 +1,297 @@
+"""One WebSocket (RFC 6455), to whoever serves it. Framing and the close handshake are websockets' own, without I/O."""
+
+from __future__ import annotations
+
+import codecs
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+from websockets import datastructures
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from omni_actors.entrypoints.server.http1 import BadRequest, Exchange, Headers
+
+if TYPE_CHECKING:
+    from omni_actors.entrypoints.server.connection import Connection
+
+SLICE = 4096
+"""So much is parsed in one go: a segment full of tiny frames would take tens of milliseconds."""
+
+REASON = 123
+"""Most bytes of a close reason."""
+
+_protocol_log = logging.getLogger("omni_actors.server.websocket")
+
+
+class SocketClosed(Exception):
+    """The WebSocket is closed, by ``code``. 1006 says that the client left without one."""
+
+    def __init__(self, code: int, reason: str = "") -> None:
+        super().__init__(f"closed with {code} {reason}".rstrip())
+        self.code = code
+        self.reason = reason
+
+
+class WebSocket:
+    """A request for a WebSocket, and after :meth:`accept` the WebSocket.
+
+    One task may receive while others send. Pings are answered while one waits in :meth:`receive`. When the client
+    leaves, a waiting receiver gets what it had sent before; where none waits, the handler is cancelled at once. It is
+    cancelled, too, when the client stops reading.
+    """
+
+    def __init__(self, connection: Connection, exchange: Exchange, early: bytes) -> None:
+        """``early`` is what came behind the request. Raises :class:`BadRequest` where that is no proper handshake."""
+        self.path = exchange.path
+        self.target = exchange.target
+        self.query = exchange.query
+        self.headers = exchange.headers
+        self.client = exchange.client
+        self.server = exchange.server
+        self.scheme = "wss" if exchange.scheme == "https" else "ws"
+        self.accepted = False
+        self._connection = connection
+        self._exchange = exchange
+        self._limits = connection.server.limits
+        self._unparsed = early
+        self._messages: deque[str | bytes] = deque()
+        self._kind: Opcode | None = None
+        self._parts = bytearray()
+        self._text: list[str] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._turn = trio.Lock()
+        self._reading = False
+        self._left = False
+        self._heard = trio.current_time()
+        self._pinged = False
+        self._closed: SocketClosed | None = None
+        self._busy = 0
+        self._draining = False
+        self._protocol = ServerProtocol(max_size=self._limits.message, logger=_protocol_log)
+        self._response = self._handshake()
+
+    @property
+    def subprotocols(self) -> list[str]:
+        """Which of them the client would speak, in its order."""
+        offers = [value for name, value in self.headers if name == b"sec-websocket-protocol"]
+        return [offer.strip() for line in offers for offer in line.decode("latin-1").split(",") if offer.strip()]
+
+    async def accept(self, headers: Headers | None = None, subprotocol: str | None = None) -> None:
+        response = self._response
+        if subprotocol is not None:
+            response.headers["Sec-WebSocket-Protocol"] = subprotocol
+        for name, value in headers or ():
+            response.headers[name.decode("latin-1")] = value.decode("latin-1")
+        self.accepted = self._exchange.started = True
+        self._protocol.send_response(response)
+        if self._connection.server.draining:
+            self.drain()
+        await self._flush()
+
+    async def reject(self, status: int, headers: Headers, body: bytes = b"") -> None:
+        """Answer with HTTP instead."""
+        self._exchange.keep_alive = False
+        await self._exchange.respond(status, headers, body)
+
+    async def receive(self) -> str | bytes:
+        """The next message. Raises :class:`SocketClosed`."""
+        while not self._messages:
+            if self._closed is not None:
+                raise self._closed
+            await self._read()
+        return self._messages.popleft()
+
+    async def send(self, message: str | bytes) -> None:
+        """Returns when the kernel has it, which is as fast as the client reads. Raises :class:`SocketClosed`."""
+        if self._closed is not None:
+            await trio.lowlevel.checkpoint()
+            raise self._closed
+        if isinstance(message, str):
+            self._protocol.send_text(message.encode())
+        else:
+            self._protocol.send_binary(message)
+        await self._flush()
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Nothing is received or sent after it. The client's answer is waited for once the handler has returned."""
+        if self._closed is None:
+            self._end(code, reason)
+            await self._flush()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """A block that a shutdown lets end (within its grace) before it closes this socket with 1001."""
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            if self._draining and not self._busy:
+                self._go_away()
+
+    # --- for the connection
+
+    async def serve(self, handler: Callable[[WebSocket], Awaitable[None]]) -> None:
+        if not self._limits.ping_s:
+            await handler(self)
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_alive)
+            await handler(self)
+            nursery.cancel_scope.cancel()
+
+    async def part(self, code: int) -> None:
+        """Close with ``code`` where nobody has, and wait for the client to say so too."""
+        if not self.accepted:
+            return
+        with trio.move_on_after(self._limits.close_s):
+            await self.close(code)
+            while not self._protocol.eof_sent:  # that is when both sides have closed
+                await self._read()
+
+    def departs(self) -> bool:
+        """Whether somebody reads, and so will come to the client's end by itself."""
+        self._left = True
+        if self._protocol.eof_sent:
+            return True
+        if self._reading:
+            self._connection.scope.deadline = trio.current_time() + self._limits.close_s
+        return self._reading
+
+    def drain(self) -> None:
+        self._draining = True
+        if not self._busy:
+            self._go_away()
+
+    def say_goodbye(self) -> None:
+        """The last word, without waiting."""
+        if self.accepted and self._closed is None:
+            self._end(1001, "The server is shutting down.")
+            self._post()
+
+    # --- inside
+
+    def _handshake(self) -> Response:
+        exchange = self._exchange
+        if not exchange.received:
+            raise BadRequest(400, "A request for a WebSocket has no body.")
+        lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in exchange.headers]
+        request = Request("/", datastructures.Headers(lines), exchange.method, f"HTTP/{exchange.http_version}")
+        response = self._protocol.accept(request)
+        if response.status_code != 101:
+            raise BadRequest(response.status_code, response.body.decode().partition("\n")[0])
+        return response
+
+    async def _read(self) -> None:
+        """Take in the next bytes, and answer what the protocol itself answers."""
+        if not self._unparsed:
+            self._reading = True
+            try:
+                self._unparsed = await self._connection.transport.receive()
+            finally:
+                self._reading = False
+            self._heard = trio.current_time()
+            self._pinged = False
+        protocol = self._protocol
+        if self._unparsed:
+            piece, self._unparsed = self._unparsed[:SLICE], self._unparsed[SLICE:]
+            protocol.receive_data(piece)
+            for frame in protocol.events_received():
+                if self._closed is None and isinstance(frame, Frame):
+                    self._take(frame)
+        else:
+            protocol.receive_eof()
+        if self._closed is None and protocol.state is not State.OPEN:
+            closed = protocol.close_rcvd or protocol.close_sent
+            self._closed = SocketClosed(1006) if closed is None else SocketClosed(closed.code, closed.reason)
+        await self._flush()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    def _take(self, frame: Frame) -> None:
+        opcode = frame.opcode
+        if opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            return
+        if opcode is not Opcode.CONT:
+            self._kind = opcode
+            if opcode is Opcode.BINARY and frame.fin:
+                self._messages.append(bytes(frame.data))
+                return
+        if self._kind is Opcode.BINARY:
+            self._parts += frame.data
+            if frame.fin:
+                self._messages.append(bytes(self._parts))
+                self._parts = bytearray()
+            return
+        try:
+            text = self._decoder.decode(frame.data, frame.fin)
+        except UnicodeDecodeError:
+            self._end(1007, "A text message has to be UTF-8.", fail=True)
+            return
+        if not frame.fin:
+            if text:
+                self._text.append(text)
+            return
+        if self._text:
+            text, self._text = "".join([*self._text, text]), []
+        self._messages.append(text)
+
+    def _end(self, code: int, reason: str, *, fail: bool = False) -> None:
+        """Close from this side. ``fail``: the client has broken the protocol, and is listened to no longer."""
+        short = reason.encode()[:REASON].decode(errors="ignore")
+        self._closed = SocketClosed(code, reason)
+        if fail:
+            self._protocol.fail(code, short)
+        else:
+            self._protocol.send_close(code, short)
+
+    def _go_away(self) -> None:
+        if self.accepted and self._closed is None:
+            self._end(1001, "The server is shutting down.")
+            self._post()
+            self._connection.scope.deadline = trio.current_time() + self._limits.close_s
+
+    async def _flush(self) -> None:
+        """Send what the protocol has to send. Frames leave whole, in their order."""
+        if not self._protocol.writes:
+            return
+        try:
+            self._turn.acquire_nowait()
+        except trio.WouldBlock:
+            await self._turn.acquire()
+        try:
+            while data := b"".join(self._protocol.data_to_send()):
+                await self._connection.send(data)
+        finally:
+            self._turn.release()
+
+    def _post(self) -> None:
+        """Like :meth:`_flush`, without waiting. A task that is sending takes it along."""
+        if not self._turn.locked():
+            self._connection.transport.send_last(b"".join(self._protocol.data_to_send()))
+
+    async def _keep_alive(self) -> None:
+        """Nothing heard for ``ping_s``: ask. Nothing heard for as long again: close. Only who listens can tell."""
+        silence = self._limits.ping_s
+        while True:
+            await trio.sleep_until(self._heard + silence)
+            now = trio.current_time()
+            if now < self._heard + silence:
+                continue
+            if self._closed is not None or not self.accepted:
+                return
+            if self._pinged and self._reading:
+                self._end(1011, "No answer to a ping.")
+                self._post()
+                self._connection.end("ping_timeout")
+                return
+            self._heard = now
+            self._pinged = True
+            self._protocol.send_ping(b"")
+            await self._flush()
