@@ -58,7 +58,7 @@ def test_json_is_json_and_complete() -> None:
 
 
 def test_the_text_has_the_graph_and_the_values() -> None:
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(as_text(PLAN))
     text = console.export_text()
     console.file.close()

@@ -31,6 +31,7 @@ from omni_actors.pipelines.plan import (
 from omni_actors.pipelines.refine import describe, refined, without
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
+from omni_actors.pipelines.sizing import sized
 from omni_actors.pipelines.strategy import Strategy, refusals
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.threads import share_threads
@@ -145,14 +146,15 @@ def resolve(
         settings.provenance["platform"] = Origin("command line", f"--platform {platform}")
 
     stages = _stages((*running.stages, *([media] if media else [])), folder, device_platform, settings)
+    edges = _edges(running, settings)
     plan = Plan(
         name=chosen.name,
         pipeline=chosen,
         model=folder,
         served_model_name=name,
         platform=device_platform.name,
-        stages=stages,
-        edges=_edges(running, settings),
+        stages=sized(stages, edges),
+        edges=edges,
         tasks=MappingProxyType({task.name: task for task in running.tasks}),
         voices=chosen.voices,
         sample_rate=chosen.sample_rate,

@@ -10,13 +10,18 @@ from omni_actors.pipelines.declaration import Stage
 
 @dataclass(frozen=True, slots=True)
 class StageLimit:
-    """``default`` is a whole number of at least 1; names that end in ``_bytes`` are bytes."""
+    """``default`` is a whole number of at least 1, or ``None``: then the limit may be left open. Names that end in
+    ``_bytes`` are bytes."""
 
-    default: int
+    default: int | None
     doc: str
 
 
 _COMMON = {
+    "max_inflight": StageLimit(
+        None, "Requests admitted to it at once; by default what it can batch, and a little more."
+    ),
+    "max_inflight_tokens": StageLimit(None, "Estimated tokens of those requests; by default as many as come."),
     "arena_bytes": StageLimit(256 << 20, "Shared memory for payloads on their way to other workers."),
 }
 

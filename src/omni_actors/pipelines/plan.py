@@ -75,6 +75,7 @@ class DeploymentLimits:
     resume_wait_s: float = limit(60.0, "What a request waits for a live replica to be resumed on; then 503.")
     restart_delay_s: float = limit(0.1, "Pause before a dead worker's first restart; doubles with each failure.")
     restart_delay_max_s: float = limit(10.0, "Longest pause between two restarts of a worker.")
+    restart_reset_s: float = limit(60.0, "After a life that was ready for so long, failures are counted anew.")
 
     @classmethod
     def docs(cls) -> dict[str, str]:
@@ -108,7 +109,8 @@ class StagePlan:
     balancer: Balancer
     strategy: Strategy
     options: Mapping[str, Any]
-    limits: Mapping[str, int]
+    limits: Mapping[str, int | None]
+    """Of each replica; ``None`` for one that is left open."""
     start_timeout_s: float
     """From process start to Ready; loading shows progress but does not extend it."""
     step_budget_s: float
@@ -243,7 +245,7 @@ class Plan:
             dtype=it.dtype,
             threads=it.threads,
             options=dict(it.options),
-            limits=dict(it.limits),
+            limits={name: limit for name, limit in it.limits.items() if limit is not None},
             inputs=tuple(e.spec() for e in self.edges if e.target == it.name),
             outputs=tuple(e.spec() for e in self.edges if e.source == it.name),
             host=it.host,

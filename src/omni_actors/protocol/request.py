@@ -28,6 +28,8 @@ class Request(msgspec.Struct, kw_only=True):
     ``id`` is the caller's label for logs and echoes; identity inside is never taken from it.
     ``deadline_s`` is the whole budget in seconds from admission; ``None`` takes the deployment's default.
     ``affinity`` keeps requests with the same value on the same replicas while those live.
+    ``priority`` decides who is admitted first when not all can be: the lower the earlier.
+    ``tenant`` is on whose behalf it is made, an opaque name: tenants share what there is evenly, within their limit.
     """
 
     task: str
@@ -38,6 +40,8 @@ class Request(msgspec.Struct, kw_only=True):
     id: str | None = None
     deadline_s: float | None = None
     affinity: str | None = None
+    priority: int = 0
+    tenant: str = ""
 
 
 class Usage(msgspec.Struct, omit_defaults=True, kw_only=True):

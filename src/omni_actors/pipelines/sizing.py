@@ -1,0 +1,61 @@
+"""How many requests a stage is given at once where nobody has said it: what its engines can work on, and little more.
+
+What waits in a worker cannot be ordered by priority, shared out fairly or taken back cheaply, and makes everybody's
+answer late; what waits to be admitted can. So a stage gets
+
+* for an autoregressive engine its batch and an eighth of that, to take the place of what ends without a round trip;
+* for a one-shot engine two batches: one runs while the next one is made up;
+* for any other engine as many as come, if none feeds it whose number is known;
+
+and where other stages feed it, at least what those are given: a request is in all stages of its subgraph from its
+admission on, and would otherwise be kept from the first one by a last one that has nothing to do yet. Behind an edge
+that hands on only at the end (``full``) the two are added: one works when the other has finished.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from types import MappingProxyType
+
+from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, StagePlan
+
+
+def sized(stages: Iterable[StagePlan], edges: Iterable[EdgePlan]) -> tuple[StagePlan, ...]:
+    """The stages with ``limits["max_inflight"]`` filled in where it is open and there is a number for it."""
+    by_name = {stage.name: stage for stage in stages}
+    inner = [edge for edge in edges if edge.source != MEDIA_STAGE]
+    totals: dict[str, int] = {}
+
+    def total(name: str) -> int:
+        if name not in totals:
+            stage = by_name[name]
+            own = found = _own(stage) * stage.replicas
+            for edge in inner:
+                if edge.target == name:
+                    above = total(edge.source)
+                    found = max(found, own + above if edge.mode == "full" else above)
+            totals[name] = found
+        return totals[name]
+
+    return tuple(_with(stage, total(stage.name)) for stage in by_name.values())
+
+
+def _own(stage: StagePlan) -> int:
+    """What one replica is to be given at once, for its own sake; 0 where nobody knows."""
+    given = stage.limits.get("max_inflight")
+    if given is not None:
+        return given
+    batch = stage.options.get("max_batch")
+    if batch is not None:
+        return int(batch) + max(1, int(batch) // 8)
+    return 2 * (stage.limits.get("max_batch") or 0)
+
+
+def _with(stage: StagePlan, total: int) -> StagePlan:
+    if stage.limits.get("max_inflight") is not None or not total:
+        return stage
+    each = math.ceil(total / stage.replicas)
+    most = stage.limits.get("max_requests") or each
+    return replace(stage, limits=MappingProxyType({**stage.limits, "max_inflight": min(each, most)}))
