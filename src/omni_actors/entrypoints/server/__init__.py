@@ -9,7 +9,7 @@ connection, or stops reading. :class:`Limits` bounds everything that a client ma
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -22,7 +22,7 @@ from omni_actors.entrypoints.server.limits import Limits
 from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
 from omni_actors.telemetry.metrics import Metrics
 
-__all__ = ["ASGIApp", "Exchange", "Handler", "Limits", "SocketClosed", "WebSocket", "serve"]
+__all__ = ["ASGIApp", "Application", "Exchange", "Limits", "SocketClosed", "WebSocket", "serve"]
 
 
 async def serve(
@@ -30,7 +30,6 @@ async def serve(
     host: str,
     port: int,
     *,
-    direct: Mapping[tuple[str, str], Handler] | None = None,
     limits: Limits | None = None,
     metrics: Metrics | None = None,
     unix_path: str | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -19,11 +18,10 @@ from omni_actors.entrypoints.server.transport import Stalled, TlsTransport, Tran
 from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
 from omni_actors.telemetry.metrics import Metrics
 
-Handler = Callable[[Exchange], Awaitable[None]]
-
 log = logging.getLogger("omni_actors.server")
 
 
+@runtime_checkable
 @runtime_checkable
 class Application(Protocol):
     """Who answers. A handler's failure is logged, and answered 500 (1011 on a WebSocket)."""
@@ -38,8 +36,6 @@ class Server:
     """What the connections of one server share."""
 
     application: Application
-    direct: Mapping[tuple[str, str], Handler]
-    """(method, path) → who answers it instead of the application."""
     limits: Limits
     metrics: Metrics
     address: tuple[str, int | None]
@@ -309,13 +305,12 @@ class Connection:
 
     async def _answer(self, exchange: Exchange) -> None:
         server = self.server
-        handler = server.direct.get((exchange.method, exchange.path), server.application.http)
         failure: BaseException | None = None
         try:
             if server.draining:
                 await _refuse(exchange, 503, "The server is shutting down.")
             else:
-                await handler(exchange)
+                await server.application.http(exchange)
         except Exception as error:
             failure = error
         except BaseExceptionGroup as group:
