@@ -21,7 +21,7 @@ import trio
 from omni_actors.actors.background import background
 from omni_actors.actors.process import Launcher, open_launcher
 from omni_actors.actors.ref import ActorRef
-from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
+from omni_actors.actors.supervisor import Supervisor, open_supervisor
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
 from omni_actors.orchestrator.recovery import Recovery
@@ -43,6 +43,7 @@ from omni_actors.protocol.frames import Submit, Unlinked
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import Request
 from omni_actors.stages.control import Control
+from omni_actors.stages.lives import restarts
 from omni_actors.stages.pool import StageHealth, StagePool
 from omni_actors.stages.replica import StageReplica
 
@@ -354,15 +355,8 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
     """Start every stage of the plan, side by side, and give the orchestrator at once: await
     :meth:`Orchestrator.wait_ready` before the first request. Leaving the block stops every worker: by message, then
     SIGTERM, then SIGKILL; when it is cancelled the workers are killed. Nothing is left in any case."""
-    limits = plan.limits
-    # Pools never give up: a stage that cannot live is retried for ever, while the others serve.
-    restarts = Restarts(
-        limit=None,
-        first_s=limits.restart_delay_s,
-        cap_s=limits.restart_delay_max_s,
-        healthy_s=limits.restart_reset_s,
-    )
-    async with open_launcher() as launcher, open_supervisor("omni", restarts=restarts) as root:
+    policy = restarts(plan.limits)
+    async with open_launcher() as launcher, open_supervisor("omni", restarts=policy) as root:
         orchestrator = Orchestrator(plan, launcher, root, log_level=log_level)
         async with background() as tasks:
             tasks.start_soon(orchestrator.deadlines.run, name="deadlines")
@@ -370,7 +364,7 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
             tasks.start_soon(orchestrator.recovery.overdue.run, name="deadlines of resumes")
             lives: dict[StageReplica, ActorRef[Never]] = {}
             for name, pool in orchestrator.pools.items():
-                supervisor = root.supervisor(name, restarts=restarts)
+                supervisor = root.supervisor(name, restarts=policy)
                 for replica in pool.replicas:
                     lives[replica] = supervisor.start(replica.begin, name=f"{name}#{replica.index}")
             try:

@@ -73,6 +73,16 @@ class Wiring:
             self._anew[frozenset((replica, other))] = (trio.current_time(), pause_s)
             self._link(replica, other)
 
+    def unlinked_of(self, pool: StagePool) -> tuple[str, ...]:
+        """The neighbour stages that are live, and that no live replica of this stage has a link to."""
+        live = [replica for replica in pool.replicas if replica.live]
+        linked = {name for replica in live for name, _index in replica.links}
+        return tuple(
+            name
+            for name in sorted(self._neighbours[pool.stage.name] - linked)
+            if live and any(other.live for other in self._pools[name].replicas)
+        )
+
     def _link(self, one: StageReplica, two: StageReplica) -> None:
         link = next(self._ids)
         for source, target in ((one, two), (two, one)):

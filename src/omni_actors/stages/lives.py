@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 import trio
 
+from omni_actors.actors.supervisor import Restarts
+from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.protocol.errors import ErrorInfo
 
 Cause = Literal["start", "crash", "stuck", "protocol", "unreleased", "killed", "replaced"]
@@ -82,13 +84,23 @@ class Lives:
             error = msgspec.structs.replace(self.last.error, message=f"{self.last.error.message} ({death})")
             self.last = replace(self.last, error=error)
 
-    def expected_s(self, restart_at: float | None) -> float:
-        """Seconds until it is likely to be ready: 0 when it is; what is left of the pause before its next life, and
-        what a start took the last time."""
+    def expected_s(self, pause_s: float) -> float:
+        """Seconds until it is likely to be ready: 0 when it is; ``pause_s``, if it is between two lives, and what a
+        start took the last time."""
         if self.ready is not None:
             return 0.0
-        now = trio.current_time()
         start_s = UNKNOWN_START_S if self.start_s is None else self.start_s
         if self.born is not None:
-            return max(0.0, self.born + start_s - now)
-        return start_s + (0.0 if restart_at is None else max(0.0, restart_at - now))
+            return max(0.0, self.born + start_s - trio.current_time())
+        return pause_s + start_s
+
+
+def restarts(limits: DeploymentLimits) -> Restarts:
+    """When a worker is restarted. Pools never give up: a stage that cannot live is retried for ever, while the others
+    serve."""
+    return Restarts(
+        limit=None,
+        first_s=limits.restart_delay_s,
+        cap_s=limits.restart_delay_max_s,
+        healthy_s=limits.restart_reset_s,
+    )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import trio
 
 from omni_actors.pipelines.plan import StagePlan
-from omni_actors.protocol.errors import ErrorInfo, stage_unavailable
+from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_unavailable
+from omni_actors.stages.lives import Cause, End
 from omni_actors.stages.replica import StageReplica
 
 _MAX_AFFINITIES = 4096
@@ -23,6 +27,18 @@ class StageHealth:
     restarts: int
     progress: str
     last_error: ErrorInfo | None
+    replacing: bool = False
+    """Whether a replica is being replaced by command: new requests wait for it if no other one is live."""
+    down_s: float | None = None
+    """For how long no replica has been ready; ``None`` if one is."""
+    next_s: float | None = None
+    """Seconds until one is likely to be."""
+    ends: Mapping[Cause, int] = field(default_factory=dict)
+    """Lives that ended, by cause."""
+    last_end: End | None = None
+    """How the last life that ended came to its end."""
+    unlinked: tuple[str, ...] = ()
+    """Neighbour stages that live, and that no live replica of this one has a link to."""
 
 
 class StagePool:
@@ -31,8 +47,23 @@ class StagePool:
     def __init__(self, stage: StagePlan, replicas: tuple[StageReplica, ...]) -> None:
         self.stage = stage
         self.replicas = replicas
+        self.changing: set[StageReplica] = set()
+        """Replicas that are being replaced by command."""
         self._turn = 0
         self._affinities: dict[str, StageReplica] = {}
+
+    @property
+    def replacing(self) -> bool:
+        """Whether a replica is being replaced by command: a request that finds none waits, and is not refused."""
+        return bool(self.changing)
+
+    def expected_s(self) -> float:
+        """Seconds until a replica is likely to be ready: 0 if one is."""
+        return min(replica.expected_s() for replica in self.replicas)
+
+    def unavailable(self) -> OmniError:
+        """The refusal (503) of a request that finds no replica, with the time after which there may be one."""
+        return stage_unavailable(self.stage.name, max(1.0, self.expected_s()))
 
     def bind(self, affinity: str | None = None, sources: Sequence[StageReplica] = ()) -> StageReplica:
         """A live replica, if there are several one that ``sources``, which will feed it, have links to: the one that
@@ -52,12 +83,12 @@ class StagePool:
     def _choose(self, sources: Sequence[StageReplica]) -> StageReplica:
         replicas = self.replicas
         if len(replicas) == 1:  # the common case, for each stage of each request
-            if not replicas[0].live:
-                raise stage_unavailable(self.stage.name)
+            if not replicas[0].takes:
+                raise self.unavailable()
             return replicas[0]
         live = [replica for replica in replicas if _can_take(replica, sources)]
         if not live:
-            raise stage_unavailable(self.stage.name)
+            raise self.unavailable()
         self._turn += 1
         if self.stage.balancer == "round_robin":
             return live[self._turn % len(live)]
@@ -65,19 +96,33 @@ class StagePool:
         start = self._turn % len(live)
         return min(live[start:] + live[:start], key=lambda replica: len(replica.requests))
 
-    def health(self) -> StageHealth:
+    def health(self, unlinked: tuple[str, ...] = ()) -> StageHealth:
+        """``unlinked`` are the neighbours that it lacks links to."""
+        replicas, now = self.replicas, trio.current_time()
+        live = sum(replica.live and not replica.drained for replica in replicas)
+        ends: Counter[Cause] = Counter()
+        for replica in replicas:
+            ends.update(replica.lives.ends)
+        lasts = [replica.lives.last for replica in replicas if replica.lives.last is not None]
+        downs = [replica.lives.down_since for replica in replicas if replica.lives.down_since is not None]
         return StageHealth(
             stage=self.stage.name,
-            live=sum(replica.live for replica in self.replicas),
-            wanted=len(self.replicas),
-            states=tuple(replica.state.value for replica in self.replicas),
-            restarts=sum(max(0, replica.incarnation - 1) for replica in self.replicas),
-            progress=next((replica.progress for replica in self.replicas if not replica.live), "ready"),
-            last_error=next((r.last_error for r in self.replicas if r.last_error is not None), None),
+            live=live,
+            wanted=len(replicas),
+            states=tuple(replica.state.value for replica in replicas),
+            restarts=sum(max(0, replica.incarnation - 1) for replica in replicas),
+            progress=next((replica.progress for replica in replicas if not replica.live), "ready"),
+            last_error=next((r.last_error for r in replicas if r.last_error is not None), None),
+            replacing=self.replacing,
+            down_s=None if live else now - max(downs, default=now),
+            next_s=None if live else self.expected_s(),
+            ends=ends,
+            last_end=max(lasts, key=lambda end: end.at, default=None),
+            unlinked=unlinked,
         )
 
 
 def _can_take(replica: StageReplica, sources: Sequence[StageReplica]) -> bool:
     """A link by TCP may be broken, and not made anew yet, while both its ends live."""
     place = replica.stage.name, replica.index
-    return replica.live and all(place in source.links for source in sources)
+    return replica.takes and all(place in source.links for source in sources)

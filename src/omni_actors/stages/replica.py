@@ -1,8 +1,9 @@
 """StageReplica: the actor that stands for a worker in the serving process.
 
-:class:`StageReplica` is its address, which outlives the worker's incarnations; :class:`Incarnation` is one life, an
-actor under the pool's supervisor. A reader advances the requests' records synchronously: no task, channel or nursery
-per stage of a request. A worker's death is a value: every request in it is told, and the next life begins.
+:class:`StageReplica` is its address, which outlives the worker's incarnations; an
+:class:`~omni_actors.stages.incarnation.Incarnation` is one life, an actor under the pool's supervisor. Its reader
+advances the requests' records synchronously: no task, channel or nursery per stage of a request. A worker's death is a
+value: every request in it is told, and the next life begins.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from typing import Any, Never, Protocol
 import msgspec
 import trio
 
-from omni_actors.actors.actor import Actor
-from omni_actors.actors.errors import ProcessDied
-from omni_actors.actors.process import ChildProcess, Death, Launcher, python_module
+from omni_actors.actors.process import ChildProcess, Death, Launcher
+from omni_actors.actors.ref import ActorRef
 from omni_actors.pipelines.plan import Plan, StagePlan
-from omni_actors.protocol.codec import FrameTooLarge, ProtocolError, frame, up_reader
+from omni_actors.protocol.codec import FrameTooLarge, ProtocolError, frame
 from omni_actors.protocol.errors import (
     ErrorInfo,
     OmniError,
     deadline_exceeded,
     stage_died,
+    stage_replaced,
     stage_unavailable,
     too_large,
 )
 from omni_actors.protocol.frames import (
     PROTOCOL_VERSION,
     Abort,
-    Fatal,
+    Ledger,
     Progress,
     Query,
     Ready,
@@ -49,19 +50,24 @@ from omni_actors.protocol.frames import (
 from omni_actors.protocol.request import MediaChunk, StageDone, TextDelta
 from omni_actors.protocol.states import ReplicaState, advance
 from omni_actors.stages.channel import Channel
+from omni_actors.stages.incarnation import Incarnation
+from omni_actors.stages.liveness import Watch
+from omni_actors.stages.lives import Cause, Lives, restarts
 
 log = logging.getLogger("omni_actors.stages")
 
 
 class Participant(Protocol):
-    """A request as the replicas that serve it see it. Everything here is synchronous and never raises."""
+    """A request as the replicas that serve it see it. Everything here is synchronous and never raises. What belongs to
+    an attempt (``key``) that is over changes nothing but what is left to release."""
 
-    def on_text(self, delta: TextDelta) -> None: ...
-    def on_media(self, chunk: MediaChunk) -> None: ...
+    def on_text(self, replica: StageReplica, delta: TextDelta) -> None: ...
+    def on_media(self, replica: StageReplica, chunk: MediaChunk) -> None: ...
+    def on_ledger(self, replica: StageReplica, entry: Ledger) -> None: ...
     def on_done(self, replica: StageReplica, done: StageDone) -> None: ...
-    def on_failed(self, replica: StageReplica, error: ErrorInfo) -> None: ...
-    def on_released(self, replica: StageReplica) -> None: ...
-    def on_fed(self, count: int) -> None: ...
+    def on_failed(self, replica: StageReplica, key: int, error: ErrorInfo) -> None: ...
+    def on_released(self, replica: StageReplica, key: int) -> None: ...
+    def on_fed(self, key: int, count: int) -> None: ...
 
 
 class _Pending:
@@ -103,11 +109,28 @@ class StageReplica:
         self.address: tuple[str, int] | None = None
         """Where its worker is called for links by TCP."""
         self.requests: dict[int, Participant] = {}
+        self.casualties = 0
+        """How many requests were in its last life when that ended."""
+        self.reserved = False
+        """Whether it takes only suspects of a worker's death (:mod:`omni_actors.orchestrator.recovery`)."""
         self.pid: int | None = None
-        self._launcher = launcher
+        self.lives = Lives()
+        self.drained = False
+        """Whether an operator wants it to take no new requests."""
+        self.renewing = False
+        """Whether its worker is being ended for another one to begin."""
+        self.sentence: tuple[Cause, ErrorInfo] | None = None
+        """Why its worker is being killed, if it is."""
+        self.watch: Watch | None = None
+        self.actor: ActorRef[Never] | None = None
+        """The actor of its lives, once there was one."""
+        self.changed = trio.lowlevel.ParkingLot()
+        """Woken when its state or progress changes, and when a drained replica has become empty."""
+        self.launcher = launcher
+        self.on_unlinked = on_unlinked
+        self._restarts = restarts(plan.limits)
         self._log_level = log_level
         self._on_ready = on_ready
-        self._on_unlinked = on_unlinked
         self._on_change = on_change
         self._channel: Channel | None = None
         self._child: ChildProcess | None = None
@@ -123,11 +146,40 @@ class StageReplica:
     def live(self) -> bool:
         return self.state is ReplicaState.READY
 
+    @property
+    def takes(self) -> bool:
+        """Whether new requests may be bound to it."""
+        return self.state is ReplicaState.READY and not self.drained and not self.reserved
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of anybody is in it."""
+        return not self.requests and not self._queries
+
+    @property
+    def questions(self) -> int:
+        """Questions that wait for their answers."""
+        return len(self._queries)
+
+    def has_work(self) -> bool:
+        """Whether its worker has something to do, and should be seen to do it."""
+        return self.state is ReplicaState.READY and not self.empty
+
+    def expected_s(self) -> float:
+        """Seconds until it is likely to be ready."""
+        actor, pause_s = self.actor, 0.0
+        if actor is not None and self.lives.born is None and not self.renewing:
+            at = actor.restart_at  # not known yet in the moment of a death
+            pause_s = self._restarts.delay(actor.failures + 1) if at is None else at - trio.current_time()
+        return self.lives.expected_s(pause_s)
+
     # ---- requests
 
     def submit(self, key: int, participant: Participant, data: bytes, *, later: bool) -> None:
         """Send an encoded Submit and have the participant told what becomes of it. The replica must be live."""
         assert self._channel is not None
+        self._work_begins()
+        self.lives.served += 1
         self.requests[key] = participant
         self._channel.send(data, later=later)
 
@@ -164,8 +216,9 @@ class StageReplica:
         """Ask the worker. Raises its typed error, ``stage_unavailable`` without a live worker, ``stage_died`` when it
         dies meanwhile, ``deadline_exceeded`` after ``timeout_s`` (default: the plan's ``query_timeout_s``)."""
         if self._channel is None or self.state is not ReplicaState.READY:
-            raise stage_unavailable(self.stage.name)
+            raise stage_unavailable(self.stage.name, max(1.0, self.expected_s()))
         id = next(self._query_ids)
+        self._work_begins()
         pending = self._queries[id] = _Pending()
         try:
             try:
@@ -176,6 +229,7 @@ class StageReplica:
                 await pending.event.wait()
         finally:
             self._queries.pop(id, None)
+            self._look_empty()
         if not pending.event.is_set():
             raise deadline_exceeded(f"Stage '{self.stage.name}' did not answer '{what}' in time.")
         if pending.reply is None:
@@ -191,7 +245,9 @@ class StageReplica:
         self.incarnation += 1
         self.state = advance(self.state, ReplicaState.STARTING)
         self.progress = "starting"
-        self._on_change()
+        self.renewing, self.sentence, self.watch = False, None, None
+        self.lives.begin()
+        self._changed()
         return Incarnation(self)
 
     async def stop(self) -> None:
@@ -209,47 +265,74 @@ class StageReplica:
         with contextlib.suppress(trio.TooSlowError):  # logged by the launcher, and left to the warden
             await child.stop(message_s=grace_s, term_s=grace_s)
 
-    def kill(self) -> None:
-        """End this life now, as a crash: another one begins."""
+    def drain(self, drained: bool) -> None:
+        """Whether it is to take no new requests."""
+        self.drained = drained
+        self._changed()
+
+    async def renew(self) -> None:
+        """End this life for another one to begin at once, which is no failure: as :meth:`stop` does. Requests in it are
+        told that their worker was replaced. Nothing happens between two lives. The next one is not drained."""
+        if self._child is not None and self.state is not ReplicaState.DRAINING:
+            self.renewing, self.drained = True, False
+            await self.stop()
+
+    def kill(self, cause: Cause | None = None, why: str = "") -> None:
+        """End this life now, as a crash: another one begins. ``cause`` and ``why`` are kept as the reason, if its
+        worker itself has none."""
         if self._child is not None:
+            if cause is not None and self.sentence is None:
+                self.sentence = cause, ErrorInfo(message=why, stage=self.stage.name)
             self._child.kill()
 
-    def _open(self, channel: Channel, child: ChildProcess) -> None:
+    def opened(self, channel: Channel, child: ChildProcess) -> None:
         self._channel = channel
         self._child = child
         self.pid = child.pid
         channel.send(frame(self.plan.hello(self.stage.name, self.index, self.incarnation, log_level=self._log_level)))
 
-    def _ended(self, error: ErrorInfo | None) -> None:
-        """This life is over: tell everybody who waits for it. Idempotent."""
+    def ended(self, cause: Cause | None, error: ErrorInfo | None) -> None:
+        """This life is over: tell everybody who waits for it. Idempotent. No ``cause``: with the whole deployment."""
         if self.state is ReplicaState.DEAD:
             return
+        # Who is ended in the midst of being drained has done nothing wrong, nor have its requests.
+        gone = stage_replaced if self.state is ReplicaState.DRAINING else stage_died
+        if self.state is ReplicaState.DRAINING and not self.renewing:
+            cause = error = None
+        self.lives.end(cause, error)
         self.state = advance(self.state, ReplicaState.DEAD)
-        self._child = None
-        self.pid = None
+        self._child = self.watch = self.pid = None
         self.last_error = error or self.last_error
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         self.links.clear()
         requests, self.requests = self.requests, {}
-        died = stage_died(self.stage.name).info
-        for participant in requests.values():
-            participant.on_failed(self, died)
-            participant.on_released(self)
+        info = gone(self.stage.name, max(1.0, self.expected_s())).info
+        self.casualties = len(requests)
+        for key, participant in requests.items():
+            participant.on_failed(self, key, info)
+            participant.on_released(self, key)
         queries, self._queries = self._queries, {}
         for pending in queries.values():
             pending.event.set()
-        self._on_change()
+        self._changed()
 
-    def _handle(self, message: Up) -> None:
+    def tell_death(self, death: Death) -> None:
+        """How the process of the life that has ended came to its end, for those who look."""
+        if self.last_error is not None and str(death) not in self.last_error.message:
+            message = f"{self.last_error.message} ({death})"
+            self.last_error = msgspec.structs.replace(self.last_error, message=message)
+        self.lives.add(str(death))
+
+    def handle(self, message: Up) -> None:
         match message:
             case Welcome():
                 if message.version != PROTOCOL_VERSION:
                     raise ProtocolError(f"the worker speaks protocol {message.version}")
             case Progress():
                 self.progress = message.text
-                self._on_change()
+                self._changed()
             case Ready() if self.state is ReplicaState.STARTING:
                 self.info = message.info
                 self.address = message.address
@@ -257,9 +340,10 @@ class StageReplica:
                 self.progress = "ready"
                 self.was_ready = True
                 self.last_error = None
+                self.lives.become_ready()
                 log.info("%s is ready (pid %s)", self.name, self.pid)
                 self._on_ready(self)
-                self._on_change()
+                self._changed()
             case Reply():
                 pending = self._queries.get(message.id)
                 if pending is not None:
@@ -270,117 +354,40 @@ class StageReplica:
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
-    def _step(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         requests = self.requests
         for delta in step.texts:
             if (it := requests.get(delta.key)) is not None:
-                it.on_text(delta)
+                it.on_text(self, delta)
+        for entry in step.ledger:
+            if (it := requests.get(entry.key)) is not None:
+                it.on_ledger(self, entry)
         for chunk in step.media:
             if (it := requests.get(chunk.key)) is not None:
-                it.on_media(chunk)
+                it.on_media(self, chunk)
         for done in step.done:
             if (it := requests.get(done.key)) is not None:
                 it.on_done(self, done)
         for failed in step.failed:
             if (it := requests.get(failed.key)) is not None:
-                it.on_failed(self, failed.error)
+                it.on_failed(self, failed.key, failed.error)
         for key, count in step.fed:
             if (it := requests.get(key)) is not None:
-                it.on_fed(count)
+                it.on_fed(key, count)
         for key in step.released:
             if (it := requests.pop(key, None)) is not None:
-                it.on_released(self)
+                it.on_released(self, key)
+        if step.released:
+            self._look_empty()
 
+    def _work_begins(self) -> None:
+        if self.watch is not None and self.empty:
+            self.watch.work_begins()
 
-class Incarnation(Actor[Never]):
-    """One life of a replica: from the spawn of a worker to its end.
+    def _look_empty(self) -> None:
+        if self.drained and self.empty:
+            self.changed.unpark_all()
 
-    Setup returns when the worker is ready, within the stage's start timeout. When the worker ends, by whatever cause,
-    the life ends with :class:`WorkerEnded`, and the pool's supervisor starts the next one after a pause.
-    """
-
-    def __init__(self, replica: StageReplica) -> None:
-        self._replica = replica
-        self._child: ChildProcess
-        self._settled = trio.Event()
-        """Set when the worker is ready, or will never be."""
-        self._last_word: ErrorInfo | None = None
-
-    async def setup(self) -> None:
-        replica = self._replica
-        stage = replica.stage
-        environment = {**os.environ, **stage.environment_of(replica.index)}
-        try:
-            self._child = replica._launcher.spawn(
-                python_module("omni_actors.worker"), name=replica.name, env=environment
-            )
-        except OSError as error:
-            replica._ended(ErrorInfo(message=f"the worker could not be started: {error}", stage=stage.name))
-            raise
-        try:
-            channel = Channel(self._child.sock)
-            self.start_soon(channel.run_writer)
-            self.start_soon(self._read, channel)
-            replica._open(channel, self._child)
-            with trio.move_on_after(stage.start_timeout_s):
-                await self._settled.wait()
-            if not self._settled.is_set():
-                self._last_word = ErrorInfo(message=f"not ready after {stage.start_timeout_s:g} s", stage=stage.name)
-                raise WorkerEnded(self._last_word, await self._end())
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self._end()
-            raise
-
-    async def teardown(self) -> None:
-        await self._replica.stop()
-        await self._end()
-
-    async def _read(self, channel: Channel) -> None:
-        """Read the channel until its end, and say how the worker ended."""
-        replica = self._replica
-        reader = up_reader()
-        try:
-            while self._last_word is None and (data := await channel.receive()):
-                for message in reader.feed(data):
-                    if type(message) is Step:
-                        replica._step(message)
-                    elif type(message) is Fatal:
-                        self._last_word = message.error
-                    elif type(message) is Unlinked:
-                        self.start_soon(replica._on_unlinked, replica, message)
-                    else:
-                        replica._handle(message)
-                if replica.state is ReplicaState.READY:
-                    self._settled.set()
-        except ProtocolError as broken:
-            self._last_word = ErrorInfo(message=f"protocol error: {broken}", stage=replica.stage.name)
-        if replica.state is ReplicaState.DRAINING:
-            self._settled.set()
-            return  # it was asked to
-        error = self._last_word or ErrorInfo(message="the worker ended without a word", stage=replica.stage.name)
-        # First those who wait are told: the end of the whole group may take a moment.
-        replica._ended(error)
-        raise WorkerEnded(error, await self._end())
-
-    async def _end(self) -> Death | None:
-        """Make sure that the worker is gone; idempotent. ``None`` if not even SIGKILL helped."""
-        replica = self._replica
-        death = None
-        try:
-            death = await self._child.stop(message_s=0.0, term_s=0.0)
-        except trio.TooSlowError:
-            pass  # logged by the launcher, and left to the warden
-        finally:
-            replica._ended(None if replica.state is ReplicaState.DRAINING else self._last_word)
-        if death is not None and replica.last_error is not None:
-            message = f"{replica.last_error.message} ({death})"
-            replica.last_error = msgspec.structs.replace(replica.last_error, message=message)
-        return death
-
-
-class WorkerEnded(ProcessDied):
-    """A worker's life ended, in its own words where it had any."""
-
-    def __init__(self, error: ErrorInfo, death: Death | None) -> None:
-        Exception.__init__(self, error.message if death is None else f"{error.message} ({death})")
+    def _changed(self) -> None:
+        self.changed.unpark_all()
+        self._on_change()
