@@ -15,7 +15,7 @@ import trio
 
 from omni_actors.entrypoints.server import listeners
 from omni_actors.entrypoints.server.asgi import Adapter, ASGIApp
-from omni_actors.entrypoints.server.connection import Application, Handler, Server
+from omni_actors.entrypoints.server.connection import Application, Server
 from omni_actors.entrypoints.server.departures import Departures
 from omni_actors.entrypoints.server.http1 import Exchange
 from omni_actors.entrypoints.server.limits import Limits
@@ -41,8 +41,7 @@ async def serve(
     """Serve an ASGI application until ``shutdown`` returns (or this is cancelled). One that is an :class:`Application`
     too is asked directly, and as ASGI only for its lifespan.
 
-    ``direct`` maps (method, path) to who answers it instead of ``app``. With ``unix_path`` it listens there, and not at
-    ``host`` and ``port``. ``task_status`` gets the URLs once connections are accepted; ``port`` 0 takes a free one.
+    With ``unix_path`` it listens there, and not at ``host`` and ``port``. ``task_status`` gets the URLs once connections are accepted; ``port`` 0 takes a free one.
 
     After ``shutdown`` no connection is accepted, idle ones are closed, WebSockets are closed with 1001, and answers
     under way have ``grace_s`` seconds; then their handlers are cancelled, whatever their clients do.
@@ -55,7 +54,7 @@ async def serve(
         address = (unix_path, None) if unix_path is not None else (name[0], name[1])
         adapter = Adapter(app)
         answers = app if isinstance(app, Application) else adapter
-        server = Server(answers, direct or {}, limits or Limits(), metrics or Metrics(), address, departures, tls)
+        server = Server(answers, limits or Limits(), metrics or Metrics(), address, departures, tls)
         async with adapter.lifespan(), trio.open_nursery() as watching:
             watching.start_soon(departures.run)
             async with trio.open_nursery() as connections:
