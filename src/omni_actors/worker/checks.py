@@ -24,6 +24,10 @@ class OutputError(ValueError):
         self.stage = stage
 
 
+class InputError(OutputError):
+    """A payload that came is not what the stage takes. ``stage`` is its producer, once that is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """What a tensor must be: numpy's dtype name (or ``bfloat16``; ``float`` is any floating type) and a shape in which
@@ -56,6 +60,20 @@ def check_payload(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
             _check_spec(tensor, dtype, spec, where)
         if not finite(tensor, dtype):
             raise OutputError(f"{where} is not finite")
+
+
+def check_input(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
+    """Raise :class:`InputError` unless the payload has these tensors, as they are declared. Whether its numbers are
+    finite its producer has seen."""
+    for name, spec in specs.items():
+        where = f"tensor '{name}' of payload '{payload.kind}'"
+        tensor = payload.tensors.get(name)
+        if tensor is None:
+            raise InputError(f"payload '{payload.kind}' lacks tensor '{name}'")
+        try:
+            _check_spec(tensor, payload.dtypes.get(name, tensor.dtype.name), spec, where)
+        except OutputError as error:
+            raise InputError(str(error)) from None
 
 
 def _check_spec(tensor: np.ndarray[Any, Any], dtype: str, spec: TensorSpec, where: str) -> None:

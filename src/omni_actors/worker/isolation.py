@@ -5,8 +5,9 @@ fail, each with an error of its own, and the others go on as if the former had n
 several requests at once must be repeatable: it changes no request's state before it is sure to return.
 
 A worker ends by an exception of its model in two cases only. The platform says that the device is lost to this process
-(:attr:`~omni_actors.platforms.platform.Fault.DEVICE`). Or nothing of a step came through, and then an input of the
-engine's own, one that it has computed when it loaded, raises too: so it is not the inputs (:class:`BrokenModel`).
+(:attr:`~omni_actors.platforms.platform.Fault.DEVICE`). Or nothing comes through any more (a whole step of an
+autoregressive engine, two items in a row of a one-shot engine), and then an input of the engine's own, one that it has
+computed when it loaded, raises too: so it is not the inputs (:class:`BrokenModel`).
 """
 
 from __future__ import annotations
@@ -68,6 +69,14 @@ class Faults:
         self.stage = hello.stage
         self.platform: OmniPlatform = pkgutil.resolve_name(hello.platform)()
 
+    def prove(self, known: Callable[[], None], error: Exception) -> None:
+        """Nothing comes through any more, the last time because of ``error``: raise :class:`BrokenModel` if what is
+        ``known`` to be computable is not, either."""
+        try:
+            known()
+        except Exception as again:
+            raise BrokenModel(f"the model fails on its warm-up input too ({again!r}), after {error!r}") from again
+
     def weigh(self, error: Exception) -> bool:
         """Whether this exception is about memory; then what can be freed is free on return. What it kept alive (the
         tensors of the frames that it came through) is let go. Raises it again if the device is lost."""
@@ -83,13 +92,14 @@ class Faults:
         return self.platform.fault(error) is Fault.MEMORY
 
     def explain(self, error: Exception, request_id: str) -> ErrorInfo:
-        """What the client learns. What only the operator may know goes to the log."""
+        """What the client learns. What only the operator may know goes to the log. Raises it again if the device is
+        lost."""
         if isinstance(error, OmniError):
             if error.info.status >= 500:
                 log.error("request failed: %s", error.info.message, extra={"request": request_id})
             return error.info
         log.error("request failed", exc_info=error, extra={"request": request_id})
-        if self.about_memory(error):
+        if self.weigh(error):
             return out_of_memory(self.stage).info
         if isinstance(error, OutputError):
             return stage_failed(error.stage or self.stage, f"Bad output: {error}.").info

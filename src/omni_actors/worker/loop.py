@@ -39,8 +39,10 @@ from omni_actors.protocol.frames import (
 from omni_actors.protocol.liveness import FIRST_STEPS, HEARTBEAT_S, Activity
 from omni_actors.protocol.params import SECTIONS
 from omni_actors.worker.bridge import Bridge, Identity
+from omni_actors.worker.checks import InputError
 from omni_actors.worker.control import Control, Hangup
 from omni_actors.worker.engine import Engine, Work
+from omni_actors.worker.isolation import Faults
 from omni_actors.worker.jobs import Job, Route, Source
 from omni_actors.worker.links import Links
 from omni_actors.worker.liveness import Liveness
@@ -69,6 +71,7 @@ class Worker:
         self._liveness = liveness or Liveness()
         self._liveness.enter(Activity.WAITING)
         self._steps = 0
+        self._faults = Faults(hello)
         self._engine = engine
         self._bridges = bridges
         self._inputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.inputs}
@@ -237,13 +240,10 @@ class Worker:
             self._out.feed_consumed(job)
 
     def _fail(self, job: Job, error: Exception) -> None:
-        """One request fails alone: the client's mistake as it is, anything else named after the stage."""
+        """One request fails alone: the client's mistake as it is, anything else named after the stage, or after the one
+        whose payload it is."""
         self._engine.abort(job.key)
-        if isinstance(error, OmniError):
-            self._out.fail(job.key, error.info)
-        else:
-            log.exception("request failed", exc_info=error, extra={"request": job.request_id})
-            self._out.fail(job.key, stage_failed(self._stage).info)
+        self._out.fail(job.key, self._faults.explain(error, job.request_id))
 
     # ---- links
 
@@ -299,6 +299,8 @@ class Worker:
             if end and not items:
                 self._engine.feed(key, source.edge.port, None, True)
         except Exception as error:
+            if isinstance(error, InputError):
+                error.stage = source.edge.source
             self._fail(job, error)
             return
         source.marks.append((chunk.seq, source.fed))

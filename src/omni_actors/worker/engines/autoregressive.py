@@ -42,7 +42,7 @@ from omni_actors.worker.engines.model_runner import ModelRunner
 from omni_actors.worker.engines.paged_cache import BlockPool
 from omni_actors.worker.engines.sampling import resolve, validate
 from omni_actors.worker.engines.sequence import Chunk, Sequence
-from omni_actors.worker.isolation import BrokenModel, Faults
+from omni_actors.worker.isolation import Faults
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +270,7 @@ class AutoregressiveEngine(Engine):
         for key, error in computed.failed.items():
             self._condemn(key, error, out)
         if output is None:
-            self._prove(*computed.failed.values())
+            self._faults.prove(self._warm_up, next(iter(computed.failed.values())))
             return True
         due = self._advance(chunks, output, out)
         if exports is not None:
@@ -447,13 +447,6 @@ class AutoregressiveEngine(Engine):
         self._totals["failures"] += 1
         self._remove(key)
         out.fail(key, info)
-
-    def _prove(self, error: Exception, *_: Exception) -> None:
-        """Nothing of a step came through. Raises :class:`BrokenModel` if what does at every start does not, either."""
-        try:
-            self._warm_up()
-        except Exception as again:
-            raise BrokenModel(f"the model fails on its warm-up input too ({again!r}), after {error!r}") from again
 
     # ---- halves of a split stage
 

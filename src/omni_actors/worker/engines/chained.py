@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
-from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_failed
+from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.outputs import add_usage
+from omni_actors.worker.isolation import Faults
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class ChainedEngine(Engine):
         for link in self._links:
             own = msgspec.structs.replace(hello, stage=link.name, engine=link.engine, adapter=link.adapter)
             self._engines.append(pkgutil.resolve_name(link.engine)(own))
+        self._faults = Faults(hello)
         self._requests: dict[int, _Request] = {}
         self._failed: dict[int, ErrorInfo] = {}
 
@@ -130,11 +132,8 @@ class ChainedEngine(Engine):
         try:
             if not self._engines[place + 1].feed(key, self._links[place + 1].port, payload, end):
                 request.waiting[place + 1] += payload is not None
-        except OmniError as error:
-            self._failed[key] = error.info
-        except Exception:
-            log.exception("request failed", extra={"request": request.work.request_id})
-            self._failed[key] = stage_failed(self.hello.stage).info
+        except Exception as error:
+            self._failed[key] = self._faults.explain(error, request.work.request_id)
 
     def consumed(self, place: int, key: int, port: str, out: Outbox) -> None:
         request = self._requests.get(key)

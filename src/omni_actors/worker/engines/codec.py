@@ -148,6 +148,9 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         self._context = self.sufficient_context if context is None else context
         self._blank = self.remember() if context is None else None
 
+    def prove(self) -> None:
+        self._measure()
+
     @torch.inference_mode()
     def _measure(self) -> None:
         """How many samples the decoder leaves out at the end. Raises when that is no constant: each cut would be

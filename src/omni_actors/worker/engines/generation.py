@@ -6,7 +6,8 @@ fill: what can run now runs now. Requests take turns, so that one of a hundred s
 by one item. Within a request items start, and their outputs leave, in order.
 
 An item starts only when its request has a credit on every edge. A batch that raises is run again item by item, and only
-the items that raise alone fail. A batch that runs out of memory is run again in halves.
+the items that raise alone fail. A batch that runs out of memory is run again in halves. (See
+:mod:`omni_actors.worker.isolation`.)
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.protocol.errors import ErrorInfo, OmniError, overloaded, stage_failed
+from omni_actors.protocol.errors import OmniError, overloaded
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.checks import OutputError, Specs
+from omni_actors.worker.checks import InputError, OutputError, Specs, check_input
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.outputs import Piece, Result, add_usage, check_piece
+from omni_actors.worker.isolation import BatchLimit, Faults
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +36,6 @@ DEFAULT_MAX_BATCH = 8
 
 DEFAULT_MAX_REQUESTS = 256
 """Requests in the engine at once (``limits["max_requests"]``); one more is refused with 429."""
-
-RECOVERY_BATCHES = 64
-"""So many batches in a row without running out of memory raise a halved batch limit by one."""
 
 S = TypeVar("S")
 I = TypeVar("I")  # noqa: E741
@@ -49,6 +48,8 @@ class GenerationAdapter(ABC, Generic[S, I]):
     with its traceback and becomes a 500 that names the stage. Neither touches another request.
     """
 
+    takes: Specs = {}
+    """What payloads must hold that come on a port, by port and tensor name: who made one that does not is at fault."""
     tensors: ClassVar[Specs] = {}
     """What emitted payloads must hold, by kind and tensor name. Every float tensor must be finite, declared or not."""
 
@@ -84,6 +85,10 @@ class GenerationAdapter(ABC, Generic[S, I]):
     def finish(self, state: S) -> Sequence[Piece]:
         """What follows the last output, when input has ended and every item is through."""
         return ()
+
+    def prove(self) -> None:
+        """Run an input of its own that it has run when it loaded, and raise what that raises. Called when items of all
+        requests fail: is it the model?"""
 
     def counters(self) -> dict[str, float]:
         """The family's own, beside the engine's (:meth:`~omni_actors.worker.engine.Engine.counters`)."""
@@ -134,8 +139,9 @@ class GenerationEngine(Engine):
         super().__init__(hello)
         self.max_batch = max(1, hello.limits.get("max_batch", DEFAULT_MAX_BATCH))
         self.max_requests = hello.limits.get("max_requests", DEFAULT_MAX_REQUESTS)
-        self._batch_limit = self.max_batch
-        self._good_batches = 0
+        self._faults = Faults(hello)
+        self._limit = BatchLimit(self.max_batch)
+        self._failed_in_a_row = 0
         self._requests: dict[int, _Request] = {}
         # Those of them with something to do, in the order of their turns. One that waits for input is not here.
         self._active: dict[int, _Request] = {}
@@ -156,7 +162,7 @@ class GenerationEngine(Engine):
             state, items = self._adapter.open(work)
         except Exception as error:
             self._totals["failures"] += 1
-            raise OmniError(self._explain(work, error)) from error
+            raise OmniError(self._faults.explain(error, work.request_id)) from error
         request = _Request(work, state, set(work.ports))
         self._requests[work.key] = request
         log.debug("admitted with %d items", len(items), extra=_of(work))
@@ -170,10 +176,15 @@ class GenerationEngine(Engine):
         try:
             if port not in request.open_ports:
                 raise RuntimeError(f"port {port!r} is not open")
+            if payload is not None:
+                check_input(payload, self._adapter.takes.get(port, {}))
             items = self._adapter.feed(request.state, port, _own(payload), end)
+        except InputError:
+            self._give_up(request)
+            raise
         except Exception as error:
             self._give_up(request)
-            raise OmniError(self._explain(request.work, error)) from error
+            raise OmniError(self._faults.explain(error, request.work.request_id)) from error
         if end:
             request.open_ports.discard(port)
         self._enqueue(request, items, None if payload is None else port)
@@ -280,7 +291,8 @@ class GenerationEngine(Engine):
         except Exception as error:
             self._after_failed_batch(batch, error, out)
             return True
-        self._recover()
+        self._limit.fine()
+        self._failed_in_a_row = 0
         for request, result in zip(batch, results, strict=True):
             queued = request.items.popleft()
             self._totals["items"] += 1
@@ -316,7 +328,7 @@ class GenerationEngine(Engine):
             elif head.alone or head.batch_key != batch_key:
                 continue
             batch.append(request)
-            if head.alone or len(batch) >= self._batch_limit:
+            if head.alone or len(batch) >= self._limit.now:
                 break
         return batch
 
@@ -324,45 +336,29 @@ class GenerationEngine(Engine):
 
     def _after_failed_batch(self, batch: list[_Request], error: Exception, out: Outbox) -> None:
         """A lone item fails; of several, each gets another try: alone, or (memory) in a smaller batch."""
-        memory = _out_of_memory(error)
+        memory = self._faults.weigh(error)
         if memory:
             self._totals["out_of_memory"] += 1
             if len(batch) > 1:  # a lone item too large says nothing about batches
-                self._good_batches = 0
-                self._batch_limit = len(batch) // 2
-                log.warning("out of memory: batches of at most %d items now", self._batch_limit)
+                self._limit.short(len(batch) // 2)
         if len(batch) == 1:
             self._fail(batch[0], error, out)
+            if not isinstance(error, (OmniError, OutputError)):
+                self._failed_in_a_row += 1
+                if self._failed_in_a_row > 1:
+                    self._faults.prove(self._adapter.prove, error)
         elif not memory:
             log.warning("a batch of %d items failed; each runs alone now", len(batch), exc_info=error)
             for request in batch:
                 request.items[0].alone = True
 
-    def _recover(self) -> None:
-        if self._batch_limit < self.max_batch:
-            self._good_batches += 1
-            if self._good_batches >= RECOVERY_BATCHES:
-                self._good_batches = 0
-                self._batch_limit += 1
-
     def _fail(self, request: _Request, error: Exception, out: Outbox) -> None:
         self._give_up(request)
-        out.fail(request.work.key, self._explain(request.work, error))
+        out.fail(request.work.key, self._faults.explain(error, request.work.request_id))
 
     def _give_up(self, request: _Request) -> None:
         self._totals["failures"] += 1
         self._remove(request)
-
-    def _explain(self, work: Work, error: Exception) -> ErrorInfo:
-        """What the client learns; what only we may know goes to the log."""
-        if isinstance(error, OmniError):
-            return error.info
-        log.error("the request failed", exc_info=error, extra=_of(work))
-        if _out_of_memory(error):
-            return stage_failed(self.hello.stage, "Not enough memory for this input.").info
-        if isinstance(error, OutputError):
-            return stage_failed(self.hello.stage, f"Bad output: {error}.").info
-        return stage_failed(self.hello.stage).info
 
     # -- the tables
 
@@ -371,7 +367,7 @@ class GenerationEngine(Engine):
             self._queue(request, items, port)
         except Exception as error:
             self._give_up(request)
-            raise OmniError(self._explain(request.work, error)) from error
+            raise OmniError(self._faults.explain(error, request.work.request_id)) from error
         if request.items or request.drained:
             self._active.setdefault(request.work.key, request)
 
@@ -405,12 +401,3 @@ def _own(payload: Payload | None) -> Payload | None:
     if payload is None:
         return None
     return Payload(payload.kind, payload.meta, {n: t.copy() for n, t in payload.tensors.items()}, payload.dtypes)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    # By name and message: frameworks have their own types, and none of them is imported here.
-    return (
-        isinstance(error, MemoryError)
-        or any(c.__name__ == "OutOfMemoryError" for c in type(error).__mro__)
-        or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
-    )
