@@ -1,4 +1,7 @@
-"""``kill -9`` of every worker of a served demo in turn, and of the server, over real HTTP."""
+"""``kill -9`` of every worker of a served demo in turn, and of the server, over real HTTP.
+
+Requests are not resumed here (test_resume.py): what a death itself does is seen.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ pytestmark = [pytest.mark.weights, pytest.mark.slow, pytest.mark.deadline(180)]
 
 @pytest.fixture(scope="module")
 def server(demo_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("kills"), "--set", "limits.restart_delay_s=0.5") as it:
+    with serving(
+        tmp_path_factory.mktemp("kills"), "--set", "limits.restart_delay_s=0.5", "--set", "limits.max_resumes=0"
+    ) as it:
         yield it
 
 
