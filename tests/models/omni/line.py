@@ -19,7 +19,7 @@ import torch
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.pipelines.declaration import Pipeline, Stage
 from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello
+from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello, Ledger, Prefix
 from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Work
@@ -39,26 +39,39 @@ Array = np.ndarray[Any, Any]
 @dataclass(frozen=True)
 class Ask:
     """One request; without a prompt one of task "speech". ``media`` are payloads as the media process delivers them, in
-    order. ``sampling`` are fields of the thinker's section beside those of :data:`GREEDY`."""
+    order. ``sampling`` are fields of the thinker's section beside those of :data:`GREEDY`. ``shown`` says that the
+    client wants the text too. ``prefixes`` (by stage) and ``delivered`` (of the last one) are what an earlier attempt
+    left."""
 
     prompt: Prompt | None
     media: Sequence[Payload] = ()
     max_tokens: int = 16
     speech: Speech | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    shown: bool = True
+    prefixes: Mapping[str, Prefix] = field(default_factory=dict)
+    delivered: int = 0
 
 
 @dataclass
 class Answer:
-    """What each stage made of it. ``logits`` by stage and position: of the token at that position, before sampling."""
+    """What each stage made of it. ``ledger`` has, by stage, the tokens of each step and what was reported beside them.
+    ``logits`` by stage and position: of the token at that position, before sampling."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     payloads: dict[str, list[Payload]] = field(default_factory=lambda: defaultdict(list))
+    ledger: dict[str, list[Ledger]] = field(default_factory=lambda: defaultdict(list))
     logits: dict[str, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))
     usage: dict[str, Usage] = field(default_factory=dict)
     error: ErrorInfo | None = None
+
+    def prefix(self, stage: str, steps: int | None = None) -> Prefix:
+        """What a new attempt is told after so many steps of a stage."""
+        entries = self.ledger[stage][:steps]
+        tokens = tuple(token for entry in entries for token in entry.tokens)
+        return Prefix((tokens,), b"".join(entry.data for entry in entries))
 
     def joined(self, stage: str, tensor: str) -> Array:
         """A tensor of all the stage's payloads, one after the other."""
@@ -137,7 +150,16 @@ class Line:
             ports = frozenset({"media"} if name == "encoder" else fed)
             params = {section: sections[section] for section in stage.sections if section in sections}
             routed = any(target in route for target, _ in self.targets[name])
-            work = Work(key, f"r{key}", params, ports, visible=name == "thinker", routed=routed or name == self.last)
+            work = Work(
+                key,
+                f"r{key}",
+                params,
+                ports,
+                visible=name == "thinker" and ask.shown,
+                routed=routed or name == self.last,
+                prefix=ask.prefixes.get(name),
+                delivered=ask.delivered if name == self.last else 0,
+            )
             self._guard(key, answer, lambda name=name, work=work: self.engines[name].admit(work))  # type: ignore[misc]
             if key not in self._busy:
                 return
@@ -233,9 +255,10 @@ class _Outbox:
         answer.text += delta.text
         answer.tokens += delta.token_ids
         answer.finish_reason = delta.finish_reason
+        answer.ledger[self.stage].append(Ledger(delta.key, delta.index, delta.token_ids))
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
-        pass
+        self.line.answers[key].ledger[self.stage].append(Ledger(key, index, tokens, data))
 
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("the last stage's samples are taken as payloads")

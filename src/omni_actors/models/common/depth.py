@@ -88,6 +88,14 @@ class DepthDecoder:
                 cos, sin = (table[i + 2 : i + 3] for table in (self._cos, self._sin))
         return torch.stack(codes, 1), total
 
+    def embed(self, residuals: torch.Tensor) -> torch.Tensor:
+        """The sum [frames, width] of the embeddings of residual codes int64 [frames, residuals], as they are summed
+        when the codes are chosen."""
+        total = torch.zeros_like(F.embedding(residuals[:, 0], self._embeddings[0]))
+        for i, embeddings in enumerate(self._embeddings):
+            total += F.embedding(residuals[:, i], embeddings)
+        return total
+
     def _uniform(self, draws: Sequence[Draw], device: torch.device) -> torch.Tensor | None:
         """The numbers in [0, 1) that decide the residual codes of each frame; none if all are greedy."""
         if all(draw.sampling.greedy for draw in draws):

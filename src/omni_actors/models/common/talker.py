@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -20,7 +21,7 @@ from omni_actors.models.common.depth import DepthDecoder, DepthSampling, Draw
 from omni_actors.models.common.features import Features, multi_axis_positions
 from omni_actors.models.common.layers import Layers
 from omni_actors.models.common.rotary import Rotary
-from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
@@ -78,7 +79,7 @@ class Speaking:
 
     ``prompt`` [n, width] is the embedded prompt. ``text`` are the pieces of text to be heard, the end mark among them
     when ``ended``; ``pending`` those that are not projected yet. ``frames`` are the sums of each frame's embeddings,
-    ``unsent`` frames' codes.
+    ``unsent`` frames' codes; ``unrecorded`` are those of new frames, if each has several.
     """
 
     seed: int
@@ -89,6 +90,7 @@ class Speaking:
     ended: bool = False
     frames: Rows = field(default_factory=Rows)
     unsent: list[torch.Tensor] = field(default_factory=list)
+    unrecorded: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
@@ -241,6 +243,36 @@ class Talker(AutoregressiveAdapter):
         for i, s in enumerate(requests):
             s.frames.append(total[i])
             s.unsent.append(codes[i])
+            if self.depth is not None:
+                s.unrecorded.append(codes[i])
+
+    def record(self, key: int) -> bytes:
+        """Whole frames, all their codes, int32 little-endian [frames, codes]; nothing where a frame has one code, which
+        is its token."""
+        s = self.requests[key]
+        if not s.unrecorded:
+            return b""
+        data: bytes = torch.stack(s.unrecorded).numpy().astype("<i4").tobytes()
+        s.unrecorded.clear()
+        return data
+
+    @torch.inference_mode()
+    def restore(self, key: int, prefix: Prefix) -> None:
+        firsts = [token for token in prefix.tokens[0] if token not in self.eos]
+        if not firsts:
+            return
+        codes = torch.tensor(firsts).unsqueeze(1)
+        if self.depth is not None:
+            codes = torch.from_numpy(np.frombuffer(prefix.data, "<i4").astype(np.int64)).view(len(firsts), -1)
+            if codes[:, 0].tolist() != firsts:
+                raise ValueError("frames that are not those of their tokens")
+        there = codes.to(self.decoder.device)
+        total = F.embedding(there[:, 0], self.decoder.embeddings)
+        if self.depth is not None:
+            total = total + self.depth.embed(there[:, 1:])
+        s = self.requests[key]
+        s.frames.extend(total)
+        s.unsent += codes
 
     def output(self, release: Release) -> Payload | None:
         s = self.requests[release.key]

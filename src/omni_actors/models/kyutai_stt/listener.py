@@ -25,7 +25,7 @@ from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.models.common.text import Text, context_length, give_memory_back, sampling_defaults
 from omni_actors.protocol.errors import invalid_request
-from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling, Transcription
 from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.engine import Work
@@ -170,6 +170,9 @@ class Decoder(AutoregressiveAdapter):
     def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
         for token in drawn:
             self._requests[token.key].computed = token.position + 1
+
+    def restore(self, key: int, prefix: Prefix) -> None:
+        self._requests[key].computed = len(prefix.tokens[0])
 
     def shown(self, delta: TextDelta) -> TextDelta:
         """The clip's end is the answer's own end: nothing was cut off."""
