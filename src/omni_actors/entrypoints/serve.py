@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import ssl
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.loading import show_loading
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.entrypoints.server import serve
+from omni_actors.entrypoints.server import hypercorn, serve
+from omni_actors.entrypoints.server.listeners import tls_context
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.orchestrator import Orchestrator, open_orchestrator
@@ -76,6 +79,7 @@ async def _signals(ending: _Ending) -> None:
 
 async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
     started = trio.current_time()
+    tls = _tls(options)
     async with open_orchestrator(plan, log_level=options.log_level) as orchestrator:
         media = None
         if plan.media is not None:
@@ -84,13 +88,20 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
         async with trio.open_nursery() as nursery:
             if media is not None:
                 nursery.start_soon(media.run)
-            nursery.start_soon(_drain, orchestrator, plan, ending, nursery.cancel_scope)
+            patient = None if options.server == "builtin" else nursery.cancel_scope
+            nursery.start_soon(_drain, orchestrator, plan, ending, patient)
 
             async def to_the_end(*, task_status: trio.TaskStatus[list[str]]) -> None:
-                grace_s = plan.limits.drain_s + TAIL_S
-                shutdown = ending.asked.wait
-                await serve(
-                    app, options.host, options.port, grace_s=grace_s, shutdown=shutdown, task_status=task_status
+                ours = partial(serve, limits=options.limits, metrics=app.services.metrics)
+                await (ours if options.server == "builtin" else hypercorn.serve)(
+                    app,
+                    options.host,
+                    options.port,
+                    unix_path=options.unix_path,
+                    tls=tls,
+                    grace_s=plan.limits.drain_s + TAIL_S,
+                    shutdown=ending.asked.wait,
+                    task_status=task_status,
                 )
                 nursery.cancel_scope.cancel()
 
@@ -104,14 +115,26 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
             print(f"Serving {plan.served_model_name} on {urls[0]} (ready in {took:.1f} s)", flush=True)
 
 
-async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, serving: trio.CancelScope) -> None:
-    """The server would wait for idle connections too; once no request is in flight there is nothing to wait for."""
+async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, patient: trio.CancelScope | None) -> None:
+    """``patient`` is a server that waits for idle connections too: once no request is in flight it need not."""
     await ending.asked.wait()
     await orchestrator.drain(plan.limits.drain_s)
-    await trio.sleep(TAIL_S)
-    serving.cancel()
+    if patient is not None:
+        await trio.sleep(TAIL_S)
+        patient.cancel()
+
+
+def _tls(options: ServerOptions) -> ssl.SSLContext | None:
+    if options.tls_certificate is None:
+        return None
+    try:
+        return tls_context(options.tls_certificate, options.tls_key)
+    except OSError as error:
+        message = f"Cannot use the certificate {options.tls_certificate}: {error.strerror or error}."
+        raise OmniError(ErrorInfo(message=message, type="configuration_error", code="bad_certificate")) from None
 
 
 def _cannot_listen(options: ServerOptions, error: OSError) -> OmniError:
-    message = f"Cannot listen on {options.host}:{options.port}: {error.strerror or error}."
+    where = options.unix_path or f"{options.host}:{options.port}"
+    message = f"Cannot listen on {where}: {error.strerror or error}."
     return OmniError(ErrorInfo(message=message, type="configuration_error", code="cannot_listen"))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any, Literal
+
 import click
 
 from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
 from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.server.limits import Limits
+from omni_actors.pipelines.validate import nearest
 from omni_actors.telemetry import logs
 
 
@@ -13,6 +18,32 @@ from omni_actors.telemetry import logs
 @click.argument("model", required=False)
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 is every one of this machine.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes a free port and says which.")
+@click.option("--uds", "unix_path", type=click.Path(), help="Listen on this unix socket instead of host and port.")
+@click.option(
+    "--ssl-certfile",
+    "tls_certificate",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Certificate chain (PEM). With it, only TLS is spoken.",
+)
+@click.option(
+    "--ssl-keyfile",
+    "tls_key",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Its private key, where that is not in the same file.",
+)
+@click.option(
+    "--server",
+    type=click.Choice(("builtin", "hypercorn")),
+    default="builtin",
+    help="What speaks HTTP. Hypercorn speaks HTTP/2 too, and has none of the limits: for clients that one trusts.",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What one client may take of the connections (see README, Limits of connections). Repeatable.",
+)
 @click.option(
     "--api-key",
     "api_keys",
@@ -45,6 +76,11 @@ def serve(
     deployment: Deployment,
     host: str,
     port: int,
+    unix_path: str | None,
+    tls_certificate: str | None,
+    tls_key: str | None,
+    server: Literal["builtin", "hypercorn"],
+    limits: tuple[str, ...],
     api_keys: tuple[str, ...],
     cors_origins: tuple[str, ...],
     model_aliases: tuple[str, ...],
@@ -67,10 +103,19 @@ def serve(
     logs.configure(log_level)
     if not all(key.strip() for key in api_keys):
         raise click.UsageError("--api-key is empty")
+    if tls_key is not None and tls_certificate is None:
+        raise click.UsageError("--ssl-keyfile needs --ssl-certfile")
+    if limits and server != "builtin":
+        raise click.UsageError("--limit is the builtin server's")
     plan = ready_plan(deployment)
     options = ServerOptions(
         host=host,
         port=port,
+        unix_path=unix_path,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        server=server,
+        limits=_limits(limits),
         api_keys=api_keys,
         cors_origins=_origins(cors_origins),
         model_aliases=model_aliases,
@@ -79,6 +124,25 @@ def serve(
     from omni_actors.entrypoints.serve import run_server
 
     run_server(plan, options)
+
+
+def _limits(given: tuple[str, ...]) -> Limits:
+    kinds: dict[str, type[int] | type[float]] = {
+        field.name: int if field.type == "int" else float for field in fields(Limits)
+    }
+    values: dict[str, Any] = {}
+    for one in given:
+        name, _, value = one.partition("=")
+        if name not in kinds:
+            raise click.UsageError(f"--limit {name}: there is no such limit; {nearest(name, kinds)}")
+        try:
+            values[name] = kinds[name](value)
+        except ValueError:
+            raise click.UsageError(f"--limit {name} takes a number, not {value!r}") from None
+    try:
+        return Limits(**values)
+    except ValueError as error:
+        raise click.UsageError(f"--limit {error}") from None
 
 
 def _origins(given: tuple[str, ...]) -> tuple[str, ...]:

@@ -41,13 +41,14 @@ async def serve(
     """Serve an ASGI application until ``shutdown`` returns (or this is cancelled). One that is an :class:`Application`
     too is asked directly, and as ASGI only for its lifespan.
 
-    With ``unix_path`` it listens there, and not at ``host`` and ``port``. ``task_status`` gets the URLs once connections are accepted; ``port`` 0 takes a free one.
+    With ``unix_path`` it listens there, and not at ``host`` and ``port``. ``task_status`` gets the URLs once
+    connections are accepted; ``port`` 0 takes a free one.
 
     After ``shutdown`` no connection is accepted, idle ones are closed, WebSockets are closed with 1001, and answers
     under way have ``grace_s`` seconds; then their handlers are cancelled, whatever their clients do.
     Raises ``OSError`` when the address cannot be bound.
     """
-    opened = [listeners.open_unix(unix_path)] if unix_path is not None else await listeners.open_tcp(host, port)
+    opened = await listeners.listen(host, port, unix_path)
     departures = Departures()
     try:
         name = opened[0].getsockname()

@@ -22,7 +22,6 @@ log = logging.getLogger("omni_actors.server")
 
 
 @runtime_checkable
-@runtime_checkable
 class Application(Protocol):
     """Who answers. A handler's failure is logged, and answered 500 (1011 on a WebSocket)."""
 
@@ -250,9 +249,9 @@ class Connection:
             await self._answer(exchange)
             if self.reason is not None:
                 return
-            if not self._parser.complete:
+            if exchange.keep_alive and not self._parser.complete:
                 await self._discard()
-            if not (self._parser.complete and exchange.keep_alive):
+            if not (exchange.keep_alive and self._parser.complete):
                 self.reason = "done"
                 return
             self._exchange = None
@@ -328,8 +327,6 @@ class Connection:
 
     async def _discard(self) -> None:
         """What is left of a request's body behind its answer."""
-        if self._parser.expects:
-            return  # it waits for a go-ahead that does not come
         with trio.move_on_after(self.server.limits.linger_s):
             while not self._parser.complete:
                 self._parser.body.clear()

@@ -1,9 +1,11 @@
-"""The seam between the application and what serves it. Today that is Hypercorn's trio worker."""
+"""Hypercorn's trio worker in the place of our own server. It speaks HTTP/2 as well, and has none of our limits: it
+belongs behind a proxy that one trusts."""
 
 from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -15,15 +17,15 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from hypercorn.utils import repr_socket_addr, wrap_app
+from hypercorn.utils import wrap_app
+
+from omni_actors.entrypoints.server import listeners
 
 KEEP_ALIVE_S = 75.0
 """How long an idle connection is kept for the client's next request."""
 
 READER_S = 30.0
 """A client that reads nothing for so long of what waits for it is disconnected."""
-
-BACKLOG = 1024
 
 log = logging.getLogger("omni_actors.server")
 
@@ -63,18 +65,18 @@ async def serve(
     host: str,
     port: int,
     *,
+    unix_path: str | None = None,
+    tls: ssl.SSLContext | None = None,
     grace_s: float = 30.0,
     shutdown: Callable[[], Awaitable[None]] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an ASGI application until ``shutdown`` returns (or this is cancelled).
+    """Like :func:`omni_actors.entrypoints.server.serve`, for any ASGI application.
 
-    ``task_status`` gets the URLs once connections are accepted; ``port`` 0 takes a free one. After ``shutdown`` no new
-    connection is accepted, and requests under way have ``grace_s`` seconds before they are cancelled.
-    Raises ``OSError`` when the address cannot be bound.
+    After ``shutdown`` no new connection is accepted, and what is connected (idle connections too) has ``grace_s``
+    seconds before it is cancelled.
     """
     config = Config()
-    config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
     config.accesslog = None
     config.errorlog = log
     config.loglevel = "WARNING"
@@ -83,38 +85,41 @@ async def serve(
     config.include_server_header = False
     if not log.level:
         log.setLevel(logging.WARNING)  # Hypercorn's announcements are not ours
-    listeners, urls = _listen(config)
+    opened = await listeners.listen(host, port, unix_path)
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
     state: dict[str, Any] = {}
     lifespan = Lifespan(wrapped, config, state)
     context = WorkerContext(None)
     connection = partial(_Connection, wrapped, config, context, ConnectionState(state.copy()))
-    async with trio.open_nursery() as application:
-        await application.start(lifespan.handle_lifespan)
-        await lifespan.wait_for_startup()
-        async with trio.open_nursery() as connections:
-            async with trio.open_nursery() as accepting:
-                accepting.start_soon(partial(trio.serve_listeners, connection, listeners, handler_nursery=connections))
-                task_status.started(urls)
-                if shutdown is None:
-                    await trio.sleep_forever()
-                else:
-                    await shutdown()
-                accepting.cancel_scope.cancel()
-            await context.terminated.set()
-            connections.cancel_scope.deadline = trio.current_time() + grace_s
-        await lifespan.wait_for_shutdown()
-        application.cancel_scope.cancel()
+    try:
+        async with trio.open_nursery() as application:
+            await application.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            async with trio.open_nursery() as connections:
+                async with trio.open_nursery() as accepting:
+                    doors = [_door(listener, tls) for listener in opened]
+                    accepting.start_soon(partial(trio.serve_listeners, connection, doors, handler_nursery=connections))
+                    task_status.started([listeners.url_of(listener, tls) for listener in opened])
+                    await (trio.sleep_forever if shutdown is None else shutdown)()
+                    accepting.cancel_scope.cancel()
+                for listener in opened:
+                    listeners.close(listener)
+                await context.terminated.set()
+                connections.cancel_scope.deadline = trio.current_time() + grace_s
+            await lifespan.wait_for_shutdown()
+            application.cancel_scope.cancel()
+    finally:
+        for listener in opened:
+            listeners.close(listener)
 
 
-def _listen(config: Config) -> tuple[list[trio.SocketListener], list[str]]:
-    """Bound and listening sockets, and their URLs. Connections inherit what their listener has: the kernel ends those
-    of clients that do not read. Hypercorn itself waits for them for ever, in a shielded send that holds up its own end
-    too."""
-    listeners, urls = [], []
-    for bound in config.create_sockets().insecure_sockets:
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(READER_S * 1000))
-        bound.listen(BACKLOG)
-        listeners.append(trio.SocketListener(trio.socket.from_stdlib_socket(bound)))
-        urls.append(f"http://{repr_socket_addr(bound.family, bound.getsockname())}")
-    return listeners, urls
+def _door(listener: socket.socket, tls: ssl.SSLContext | None) -> trio.abc.Listener[trio.abc.Stream]:
+    """Connections inherit what their listener has: the kernel ends those of clients that do not read. Hypercorn itself
+    waits for them for ever, in a shielded send that holds up its own end too."""
+    if listener.family != socket.AF_UNIX:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(READER_S * 1000))
+    plain = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+    if tls is None:
+        return plain
+    tls.set_alpn_protocols(["h2", "http/1.1"])
+    return trio.SSLListener(plain, tls, https_compatible=True)

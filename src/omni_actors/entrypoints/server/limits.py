@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,13 @@ class Limits:
     again. 0 sends none."""
     close_s: float = 5.0
     """How long a WebSocket's client has for its answer to a close; then the connection is closed."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not 0 < value < math.inf and not (value == 0 and limit.name in _OPEN):
+                raise ValueError(f"{limit.name} takes a positive number")
+
+
+_OPEN = frozenset({"connections_per_client", "ping_s"})
+"""Where 0 means that there is none."""

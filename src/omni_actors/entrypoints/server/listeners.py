@@ -31,8 +31,20 @@ _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 log = logging.getLogger("omni_actors.server")
 
 
-async def open_tcp(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address of ``host``. Raises ``OSError``."""
+async def listen(host: str, port: int, unix_path: str | None = None) -> list[socket.socket]:
+    """Listening sockets at a path, or else on every address of ``host``. Raises ``OSError``."""
+    return [_listen_unix(unix_path)] if unix_path is not None else await _listen_tcp(host, port)
+
+
+def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
+    """Raises ``OSError`` (``ssl.SSLError`` is one) where the files are not what they should be."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
     found = await trio.socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
     )
@@ -55,8 +67,8 @@ async def open_tcp(host: str, port: int) -> list[socket.socket]:
     return opened
 
 
-def open_unix(path: str) -> socket.socket:
-    """A listening unix socket. One that a process has left behind is replaced. Raises ``OSError``."""
+def _listen_unix(path: str) -> socket.socket:
+    """One that a process has left behind is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
