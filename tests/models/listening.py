@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -14,7 +14,7 @@ from tests.worker.engines.ar_pair import Pair, half
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.protocol.errors import ErrorInfo
-from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello, Prefix
 from omni_actors.protocol.params import Prompt, Sampling, Transcription
 from omni_actors.protocol.request import TextDelta, Usage
 from omni_actors.worker.engine import Work
@@ -47,6 +47,7 @@ def hello(folder: Path, stage: str, adapter: str, **options: Any) -> Hello:
 class Said:
     """An Outbox that keeps what the decoder says, by request."""
 
+    deltas: dict[int, list[TextDelta]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     texts: dict[int, str] = field(default_factory=lambda: defaultdict(str))
     metas: dict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
@@ -58,6 +59,7 @@ class Said:
         return True
 
     def text(self, delta: TextDelta) -> None:
+        self.deltas[delta.key].append(delta)
         self.tokens[delta.key] += delta.token_ids
         self.texts[delta.key] += delta.text
         self.metas[delta.key] |= delta.meta or {}
@@ -114,11 +116,11 @@ class Hearing:
         ports = frozenset(("features",)) if asked.clips else frozenset[str]()
         return Work(key, f"request-{key}", params, ports, visible=True)
 
-    def run(self, requests: Sequence[Asked]) -> Said:
-        """All at the same time, to the end."""
+    def run(self, requests: Sequence[Asked], prefix: Prefix | None = None) -> Said:
+        """All at the same time, to the end; behind what earlier attempts have said."""
         out = Said()
         for key, asked in enumerate(requests):
-            self.engine.admit(self.work(key, asked))
+            self.engine.admit(replace(self.work(key, asked), prefix=prefix))
             payloads = self.features(asked.clips)
             for payload in payloads:
                 self.engine.feed(key, "features", self.wire(payload), payload is payloads[-1])
@@ -140,3 +142,17 @@ class Hearing:
         pair.assert_idle()
         assert not pair.out.errors
         return [pair.out.answers[key][0].token_ids for key in range(len(requests))]
+
+
+def check_every_cut(run: Callable[[Prefix | None], Said]) -> list[TextDelta]:
+    """A request that is interrupted behind any delta goes on with the next one. ``run`` runs it, as request 0, behind
+    what it is given. Returns the undisturbed one's deltas."""
+    whole = run(None)
+    assert not whole.errors
+    for cut in range(1, len(whole.deltas[0]) + 1):
+        before = whole.deltas[0][:cut]
+        rest = run(Prefix((tuple(token for delta in before for token in delta.token_ids),)))
+        assert not rest.errors
+        assert rest.deltas[0] == whole.deltas[0][cut:], f"cut behind delta {cut}"
+        assert rest.usage[0].completion_tokens == whole.usage[0].completion_tokens
+    return whole.deltas[0]

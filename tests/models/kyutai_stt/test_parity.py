@@ -14,12 +14,13 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.models.kyutai_stt.encoder import Encoder
 from omni_actors.models.kyutai_stt.listener import Decoder
 from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.frames import Prefix
 from omni_actors.protocol.params import Transcription
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.outputs import Result
 
-from ..listening import Said, Samples, hello
+from ..listening import Said, Samples, check_every_cut, hello
 
 RATE = 24_000
 
@@ -54,12 +55,12 @@ class Room:
         assert isinstance(result, Result)
         return [piece.payload for piece in result.pieces if piece.payload is not None]
 
-    def run(self, clips: Sequence[Samples], asked: Transcription | None = None) -> Said:
-        """All at the same time, to the end."""
+    def run(self, clips: Sequence[Samples], asked: Transcription | None = None, prefix: Prefix | None = None) -> Said:
+        """All at the same time, to the end; behind what earlier attempts have said."""
         out = Said()
         for key, samples in enumerate(clips):
             params = {"transcription": asked or Transcription()}
-            self.engine.admit(Work(key, f"request-{key}", params, frozenset(("codes",)), visible=True))
+            self.engine.admit(Work(key, f"request-{key}", params, frozenset(("codes",)), visible=True, prefix=prefix))
             payloads = self.codes(samples)
             for payload in payloads:
                 self.engine.feed(key, "codes", payload, payload is payloads[-1])
@@ -174,3 +175,9 @@ def test_nothing_is_left(room: Room) -> None:
     room.run(CLIPS[:2])
     assert not room.decoder.decoder.heard
     assert not room.decoder._requests
+
+
+def test_a_transcription_goes_on_behind_another_attempt(room: Room) -> None:
+    said = check_every_cut(lambda prefix: room.run([CLIPS[0]], prefix=prefix))
+    assert said[-1].finish_reason == "stop"
+    assert len(said) > 8

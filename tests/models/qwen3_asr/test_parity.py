@@ -15,7 +15,7 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Prompt, Transcription
 from omni_actors.worker.engine import Work
 
-from ..listening import Asked, Hearing, Said, Samples, noise
+from ..listening import Asked, Hearing, Said, Samples, check_every_cut, noise
 
 FAMILY = "omni_actors.models.qwen3_asr"
 TOKENS = 24
@@ -165,3 +165,11 @@ def test_a_chat_is_refused(hearing: Hearing) -> None:
     with pytest.raises(OmniError) as refused:
         hearing.run([Asked([], Prompt(text="hello"))])
     assert refused.value.info.status == 400
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=["any language", "asked language"])
+def test_a_transcription_goes_on_behind_another_attempt(hearing: Hearing, case: tuple[Samples, Transcription]) -> None:
+    """The language is told once, and its name is no part of the transcript."""
+    samples, asked = case
+    said = check_every_cut(lambda prefix: hearing.run([Asked([samples], asked)], prefix))
+    assert len(said) > 8

@@ -14,7 +14,7 @@ from tests.models.qwen3_tts.room import folder_of
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload
 from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello, Ledger, Prefix
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Work
@@ -34,6 +34,7 @@ class Out:
     audio: dict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     usage: dict[int, Usage] = field(default_factory=dict)
     errors: dict[int, ErrorInfo] = field(default_factory=dict)
+    told: dict[int, list[Ledger]] = field(default_factory=lambda: defaultdict(list))
 
     def ready(self, key: int) -> bool:
         return True
@@ -42,7 +43,12 @@ class Out:
         raise AssertionError("nothing is written here")
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
-        pass
+        self.told[key].append(Ledger(key, index, tokens, data))
+
+    def prefix(self, key: int, steps: int) -> Prefix:
+        """What another attempt of the request is told after so many steps."""
+        told = self.told[key][:steps]
+        return Prefix((tuple(token for it in told for token in it.tokens),), b"".join(it.data for it in told))
 
     def media(self, chunk: MediaChunk) -> None:
         assert chunk.meta["sample_rate"] == 24000
@@ -143,13 +149,16 @@ def hear(engine: GenerationEngine, ask: Ask, key: int = 0) -> Payload:
     return heard
 
 
-def submit(engine: Engine, key: int, ask: Ask, *, visible: bool = False) -> None:
+def submit(
+    engine: Engine, key: int, ask: Ask, *, visible: bool = False, prefix: Prefix | None = None, delivered: int = 0
+) -> None:
     """To a talker, with what the voice stage heard of the clip; or to what has both."""
     params: Mapping[str, Any] = {"speech": ask.speech}
     port = None if ask.clip is None else "reference" if isinstance(engine, ChainedEngine) else "voice"
     ports = frozenset() if port is None else frozenset({port})
     heard = hear(shared_voice(), ask) if port == "voice" else None
-    engine.admit(Work(key, f"request-{key}", params, ports, visible=visible, routed=not visible))
+    there = {"visible": visible, "routed": not visible}
+    engine.admit(Work(key, f"request-{key}", params, ports, **there, prefix=prefix, delivered=delivered))
     if heard is not None:
         assert engine.feed(key, "voice", heard, True)
     elif ask.clip is not None:
