@@ -12,32 +12,42 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any, cast
 
 import trio
-from quart import Response, request
+from quart import Response, has_request_context, request, websocket
 from quart.wrappers.request import Body
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import HTTPException
 
-from omni_actors.entrypoints import probes
+from omni_actors.entrypoints import admin, probes
 from omni_actors.entrypoints.asgi import AsgiExchange, Message, Receive, Send
-from omni_actors.entrypoints.guard import OPEN_PATHS, Guard, Guarded
+from omni_actors.entrypoints.guard import Guard, Guarded, new_context, normal_path, refusal
 from omni_actors.entrypoints.http import BrokenStream, Call, Exchange, Reply, RequestContext
 from omni_actors.entrypoints.openai import chat, completions, models, speech, transcriptions
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.server.asgi import Adapter
+from omni_actors.entrypoints.server.websocket import WebSocket
 from omni_actors.entrypoints.services import Orchestration, Services
 from omni_actors.media.client import MediaService
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.telemetry.logs import current_request
 from omni_actors.telemetry.metrics import Metrics
 
 Handler = Callable[..., Awaitable[Reply]]
 Route = tuple[str, str, Handler]
 """Method, path (with Quart's placeholders), handler."""
 
+SocketHandler = Callable[[Services, WebSocket], Awaitable[None]]
+SocketRoute = tuple[str, SocketHandler]
+"""Path and handler of a WebSocket."""
+
+CONTEXT = "omni_actors.request"
+"""Key of the :class:`RequestContext` in the ASGI scope of what goes through Quart."""
+
 GUARDED = "omni_actors.exchange"
-"""Key of the :class:`Guarded` exchange in the ASGI scope of what goes through Quart."""
+"""Key of the :class:`Guarded` exchange there; a WebSocket has none."""
 
 log = logging.getLogger("omni_actors.http")
 
@@ -51,6 +61,8 @@ ROUTES: tuple[Route, ...] = (
     ("GET", "/v1/audio/models", models.audio_models),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/<path:name>", models.one_model),
+    ("GET", "/admin/replicas", admin.replicas),
+    ("POST", "/admin/replicas", admin.command),
     ("GET", "/live", probes.live),
     ("GET", "/ready", probes.ready),
     ("GET", "/health", probes.health),
@@ -74,13 +86,14 @@ class Application:
     closed, in the same task, once its answer is sent.
     """
 
-    def __init__(self, services: Services, routes: Iterable[Route]) -> None:
+    def __init__(self, services: Services, routes: Iterable[Route], sockets: Iterable[SocketRoute] = ()) -> None:
         self.services = services
         self.quart = _App(__name__, static_folder=None)
         """Where an embedder registers routes of its own. They stand behind the guard like the others."""
         self.quart.config.update(RESPONSE_TIMEOUT=None, BODY_TIMEOUT=None, MAX_CONTENT_LENGTH=None)
         self.quart.register_error_handler(Exception, _render)
         self._direct: dict[tuple[str, str], Handler] = {}
+        self._sockets = dict(sockets)
         self._guard = Guard(services.options, services.plan.limits.max_body_bytes, services.metrics)
         for method, path, handler in routes:
             self.quart.add_url_rule(path, f"{method} {path}", _view(services, handler), methods=[method])
@@ -91,6 +104,26 @@ class Application:
         """Answer one request."""
         await self._guard.run(exchange, self._answer)
 
+    async def websocket(self, socket: WebSocket) -> None:
+        """Serve one WebSocket."""
+        path, context = normal_path(socket.path), new_context()
+        token = current_request.set(context.id)
+        try:
+            info = self._guard.admit(path, dict(reversed(socket.headers)), context)
+            if info is not None:
+                await socket.reject(*refusal(info))
+            elif (handler := self._sockets.get(path)) is not None:
+                await handler(self.services, socket)
+            else:
+
+                async def app(scope: Message, receive: Receive, send: Send) -> None:
+                    scope["path"], scope[CONTEXT] = path, context
+                    await self.quart.asgi_app(scope, receive, send)  # type: ignore[arg-type]
+
+                await Adapter(app).websocket(socket)
+        finally:
+            current_request.reset(token)
+
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """As an ASGI application."""
         if scope["type"] == "lifespan":
@@ -98,7 +131,7 @@ class Application:
         elif scope["type"] == "http":
             await AsgiExchange(scope, receive, send).run(self.http)
         else:
-            await self._websocket(scope, receive, send)
+            await self._asgi_websocket(scope, receive, send)
 
     async def _answer(self, exchange: Guarded) -> None:
         handler = self._direct.get((exchange.method, exchange.path))
@@ -109,50 +142,40 @@ class Application:
             await _direct(self.services, exchange, handler)
 
     async def _through_quart(self, exchange: Guarded) -> None:
-        inner = exchange.inner
-        scope = dict(cast(AsgiExchange, inner).scope)
-        scope["path"] = exchange.path
-        scope[GUARDED] = exchange
-        began = False
-        status, headers = 0, []
-
-        async def send(message: Message) -> None:
-            nonlocal began, status, headers
-            if message["type"] == "http.response.start":
-                status, headers = message["status"], message["headers"]
-                return
-            body, more = message.get("body", b""), message.get("more_body", False)
-            if not began:
-                began = True
-                if not more:
-                    await exchange.respond(status, headers, body)
-                    return
-                await exchange.start(status, headers)
-            if body:
-                await exchange.write(body)
-            if not more:
-                await exchange.finish()
+        async def app(scope: Message, receive: Receive, send: Send) -> None:
+            scope[CONTEXT], scope[GUARDED] = exchange.context, exchange
+            await self.quart.asgi_app(scope, receive, send)  # type: ignore[arg-type]
 
         try:
-            await self.quart.asgi_app(scope, trio.sleep_forever, send)  # type: ignore[arg-type]
+            await Adapter(app).http(cast(Any, exchange))
         except BrokenStream:
             return
 
-    async def _websocket(self, scope: Message, receive: Receive, send: Send) -> None:
-        """There are no WebSocket routes yet."""
-        await receive()
-        headers = dict(scope["headers"])
-        context = RequestContext(id="", label=None, started=trio.current_time())
-        info = None if scope["path"] in OPEN_PATHS else self._guard.check(context, "GET", scope["path"], headers)
-        info = info or http_error(404, "No such WebSocket route.", code="not_found")
-        if "websocket.http.response" not in scope.get("extensions", {}):
-            await send({"type": "websocket.close", "code": 1008, "reason": info.message})
-            return
-        body = error_body(info)
-        heads = [(name.encode(), value.encode("latin-1")) for name, value in error_headers(info)]
-        heads.append((b"content-length", b"%d" % len(body)))
-        await send({"type": "websocket.http.response.start", "status": info.status, "headers": heads})
-        await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
+    async def _asgi_websocket(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Under another server, Quart has all WebSockets."""
+        path, context = normal_path(scope["path"]), new_context()
+        headers = {name.lower(): value for name, value in reversed(scope["headers"])}
+        token = current_request.set(context.id)
+        try:
+            info = self._guard.admit(path, headers, context)
+            if info is None:
+                scope["path"], scope[CONTEXT] = path, context
+                await self.quart.asgi_app(scope, receive, send)  # type: ignore[arg-type]
+            else:
+                await _refuse_websocket(scope, receive, send, info)
+        finally:
+            current_request.reset(token)
+
+
+async def _refuse_websocket(scope: Message, receive: Receive, send: Send, info: ErrorInfo) -> None:
+    await receive()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": info.message})
+        return
+    status, headers, body = refusal(info)
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
 
 
 async def _direct(services: Services, exchange: Guarded, handler: Handler) -> None:
@@ -263,5 +286,6 @@ def _response(reply: Reply) -> Response:
 
 
 async def _render(error: Exception) -> Response:
-    exchange: Guarded = cast(dict[str, Any], request.scope)[GUARDED]
-    return _response(_failed(error, exchange.context, request.method, request.path))
+    asked = request if has_request_context() else websocket
+    context: RequestContext = cast(dict[str, Any], asked.scope)[CONTEXT]
+    return _response(_failed(error, context, getattr(asked, "method", "GET"), asked.path))

@@ -36,14 +36,33 @@ class AsgiExchange:
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.headers: Headers = [(name.lower(), value) for name, value in scope["headers"]]
-        self.received = False
+        self.received = self.started = self.finished = False
         # Who waits for a go-ahead sends nothing before it is asked for. Over HTTP/2 data may be under way all the same;
         # Hypercorn does not survive it behind an answer.
         self._comes = scope["http_version"].startswith("2") or not any(it[0] == b"expect" for it in self.headers)
         self._receive = receive
         self._send = send
         self._pieces_in, self._pieces = trio.open_memory_channel[bytes](_PIECES)
-        self._ending = False
+
+    @property
+    def http_version(self) -> str:
+        return str(self.scope["http_version"])
+
+    @property
+    def scheme(self) -> str:
+        return str(self.scope["scheme"])
+
+    @property
+    def target(self) -> bytes:
+        return bytes(self.scope["raw_path"])
+
+    @property
+    def client(self) -> Any:
+        return self.scope["client"]
+
+    @property
+    def server(self) -> Any:
+        return self.scope["server"]
 
     async def run(self, answer: Callable[[AsgiExchange], Awaitable[None]]) -> None:
         """Answer it, in a scope that the client's leaving cancels."""
@@ -57,7 +76,7 @@ class AsgiExchange:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                if not self._ending:
+                if not self.finished:
                     leaving.cancel()
                 return
             if more and (data := message.get("body", b"")):
@@ -82,6 +101,7 @@ class AsgiExchange:
 
     async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
         await self._discard()
+        self.started = True
         if not self.received:
             headers = [*headers, (b"connection", b"close")]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -92,7 +112,7 @@ class AsgiExchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, last: bytes = b"") -> None:
-        self._ending = True
+        self.finished = True
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _discard(self) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import trio
 
@@ -61,15 +62,16 @@ class Guard:
         own status, if the answer has not begun; one that has begun is left unfinished."""
         headers = dict(reversed(exchange.headers))  # of several of a name the first
         method, path = exchange.method, normal_path(exchange.path)
-        context = RequestContext(id=f"req-{os.urandom(16).hex()}", label=None, started=trio.current_time())
+        context = new_context()
+        context.peer = exchange.client[0] if exchange.client else None
         guarded = Guarded(self, exchange, context, path, headers)
         token = current_request.set(context.id)
         try:
             with self._metrics.http(context, method):
                 try:
-                    refusal = self.check(context, method, path, headers)
-                    if refusal is not None:
-                        await guarded.refuse(refusal)
+                    info = self.check(context, method, path, headers)
+                    if info is not None:
+                        await guarded.refuse(info)
                     elif method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers:
                         await guarded.respond(204, _preflight(headers), b"")
                     else:
@@ -85,6 +87,13 @@ class Guard:
                         log.debug("%s %r: %s after %.1f ms", method, path, context.status or "client gone", took)
         finally:
             current_request.reset(token)
+
+    def admit(self, path: str, headers: Mapping[bytes, bytes], context: RequestContext) -> ErrorInfo | None:
+        """The same for a WebSocket, before it is accepted. None of them is for probes."""
+        context.route = "websocket"
+        if path in OPEN_PATHS:
+            return http_error(404, f"No such WebSocket route: {path}.", code="not_found")
+        return self.check(context, "GET", path, headers)
 
     def check(
         self, context: RequestContext, method: str, path: str, headers: Mapping[bytes, bytes]
@@ -162,10 +171,9 @@ class Guarded:
         self._exchange = exchange
         self._room = guard.max_body
 
-    @property
-    def inner(self) -> Exchange:
-        """The exchange itself, for what a server adds to it (addresses, scheme)."""
-        return self._exchange
+    def __getattr__(self, name: str) -> Any:
+        """What a server's own exchange has besides: addresses, scheme, target."""
+        return getattr(self._exchange, name)
 
     @property
     def received(self) -> bool:
@@ -214,8 +222,7 @@ class Guarded:
         """Answer with an error, unless the answer has begun."""
         if self.context.status:
             return
-        body = error_body(info)
-        await self.respond(info.status, [(n.encode(), v.encode("latin-1")) for n, v in error_headers(info)], body)
+        await self.respond(*refusal(info))
 
     def _head(self, status: int, headers: Headers) -> Headers:
         context = self.context
@@ -224,6 +231,16 @@ class Guarded:
         made = [*headers, (b"x-request-id", label.encode("latin-1"))]
         origin = self.fields.get(b"origin")
         return made if origin is None else made + self._guard.cors(origin)
+
+
+def new_context() -> RequestContext:
+    """Of what has just arrived."""
+    return RequestContext(id=f"req-{os.urandom(16).hex()}", label=None, started=trio.current_time())
+
+
+def refusal(info: ErrorInfo) -> tuple[int, Headers, bytes]:
+    """An error as status, headers and body."""
+    return info.status, [(n.encode(), v.encode("latin-1")) for n, v in error_headers(info)], error_body(info)
 
 
 def _preflight(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
