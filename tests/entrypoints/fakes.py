@@ -22,6 +22,8 @@ from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta, TokenLogprob, Usage
+from omni_actors.stages.control import Control
+from omni_actors.stages.lives import End
 
 RATE = 24_000
 WORDS = ["Paris", " is", " the", " capital", " of", " France", "."]
@@ -91,6 +93,15 @@ class Stage:
     live: int = 1
     wanted: int = 1
     progress: str = "ready"
+    states: tuple[str, ...] = ("ready",)
+    restarts: int = 0
+    replacing: bool = False
+    down_s: float | None = None
+    attempt_s: float | None = None
+    next_s: float | None = None
+    ends: dict[str, int] = field(default_factory=dict)
+    last_end: End | None = None
+    unlinked: tuple[str, ...] = ()
 
 
 @dataclass
@@ -108,6 +119,7 @@ class FakeOrchestrator:
 
     def __post_init__(self) -> None:
         self.stages = {stage.name: Stage() for stage in self.plan.stages}
+        self.control = Control({}, self.plan.limits, lambda replica: None)
 
     @asynccontextmanager
     async def open(self, request: Request) -> AsyncIterator[FakeStream]:

@@ -45,6 +45,11 @@ class Exchange(Protocol):
     def headers(self) -> Headers: ...
 
     @property
+    def client(self) -> tuple[str, int] | None:
+        """Address of the other end, where it has one (on a unix socket it has not)."""
+        ...
+
+    @property
     def received(self) -> bool:
         """Whether the whole body has come: ``receive`` does not wait any more."""
         ...
@@ -77,6 +82,8 @@ class RequestContext:
     label: str | None
     started: float
     """Trio time at which the head arrived."""
+    peer: str | None = None
+    """IP address of the other end, if it has one. Behind a proxy it is the proxy's."""
     timeout_s: float | None = None
     """The caller's whole budget by header, in seconds from ``started``."""
     route: str = "unmatched"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
+from typing import Any
+
 import msgspec
 import trio
 
 from omni_actors.entrypoints.http import Call, Reply
-from omni_actors.entrypoints.services import Services
+from omni_actors.entrypoints.services import Services, StageState
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import OmniError
@@ -15,6 +20,11 @@ from omni_actors.version import __version__
 
 COUNTERS_S = 2.0
 """How long a scrape waits for the workers' own counters; without them it gives the rest."""
+
+PUBLIC_CHARS = 300
+"""Most of a worker's message that is shown to everybody."""
+
+_PATH = re.compile(r"(?<![\w./])/(?:[^\s'\":,;()<>]+/)+")
 
 
 async def live(services: Services, call: Call) -> Reply:
@@ -29,17 +39,25 @@ async def ready(services: Services, call: Call) -> Reply:
 
 
 async def health(services: Services, call: Call) -> Reply:
-    """200 when every stage has a live replica; else 503, naming those that have none."""
+    """200 when every stage can take requests; else 503, naming those that cannot, since when, how often they have been
+    restarted, how the last worker ended, and when the next one is likely to be ready. A stage whose only replica is
+    being replaced by command counts as well: requests wait for it. One that has lost all its links to another live
+    stage does not."""
     states = services.orchestrator.health()
-    dead = [name for name, state in states.items() if not state.live]
-    stages = {
-        name: {"live": state.live, "wanted": state.wanted, "progress": state.progress} for name, state in states.items()
-    }
-    if not dead:
+    dead = [name for name, state in states.items() if not serves(state)]
+    unlinked = {name: list(state.unlinked) for name, state in states.items() if state.unlinked}
+    stages = {name: _shown(state) for name, state in states.items()}
+    if not dead and not unlinked:
         return _json({"status": "ok", "stages": stages})
-    message = f"No live replica: {', '.join(dead)}."
-    error = {"message": message, "type": "unavailable_error", "param": None, "code": "stage_unavailable"}
-    return _json({"status": "unavailable", "error": error, "unavailable": dead, "stages": stages}, 503)
+    said = [f"No live replica: {', '.join(dead)}."] if dead else []
+    said += [f"No link: {name} with {', '.join(others)}." for name, others in unlinked.items()]
+    error = {"message": " ".join(said), "type": "unavailable_error", "param": None, "code": "stage_unavailable"}
+    body = {"status": "unavailable", "error": error, "unavailable": dead, "stages": stages}
+    if unlinked:
+        body["unlinked"] = unlinked
+    reply = _json(body, 503)
+    expected = max((states[name].next_s or 0.0 for name in dead), default=0.0)
+    return Reply(reply.body, [*reply.headers, ("retry-after", str(max(1, math.ceil(expected))))], reply.status)
 
 
 async def version(services: Services, call: Call) -> Reply:
@@ -50,15 +68,53 @@ async def metrics(services: Services, call: Call) -> Reply:
     counters = {}
     with trio.move_on_after(COUNTERS_S):
         counters = dict(await services.orchestrator.counters())
-    replicas = {name: (state.live, state.wanted) for name, state in services.orchestrator.health().items()}
+    stages = services.orchestrator.health()
+    replicas = {name: (state.live, state.wanted) for name, state in stages.items()}
     fetches = services.media.fetches if services.media is not None else None
-    return Reply(services.metrics.render(counters, replicas, fetches), [("content-type", CONTENT_TYPE)])
+    states = {name: Counter(state.states) for name, state in stages.items()}
+    ends = {name: state.ends for name, state in stages.items()}
+    body = services.metrics.render(counters, replicas, fetches, states, ends)
+    return Reply(body, [("content-type", CONTENT_TYPE)])
+
+
+def serves(state: StageState) -> bool:
+    """Whether a request that needs the stage is not refused."""
+    return bool(state.live) or state.replacing
 
 
 def served_tasks(services: Services) -> list[str]:
     """Tasks of which some combination of input and output has all its stages live."""
-    live = {name for name, state in services.orchestrator.health().items() if state.live}
+    live = {name for name, state in services.orchestrator.health().items() if serves(state)}
     return [name for name in services.plan.tasks if any(stages <= live for stages in _ways(services.plan, name))]
+
+
+def public(message: str) -> str:
+    """A worker's message as everybody may see it: its first line, and of paths only their ends."""
+    line = _PATH.sub("…/", message.strip().partition("\n")[0])
+    return line if len(line) <= PUBLIC_CHARS else f"{line[: PUBLIC_CHARS - 1]}…"
+
+
+def _shown(state: StageState) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "live": state.live,
+        "wanted": state.wanted,
+        "progress": public(state.progress),
+        "restarts": state.restarts,
+    }
+    if state.replacing:
+        shown["replacing"] = True
+    if state.down_s is not None:
+        shown["down_s"] = round(state.down_s, 3)
+    if state.attempt_s is not None:
+        shown["next_attempt_s"] = round(state.attempt_s, 3)
+    if state.next_s is not None:
+        shown["ready_in_s"] = round(state.next_s, 3)
+    if (end := state.last_end) is not None:
+        ago_s = round(trio.current_time() - end.at, 3)
+        shown["last_end"] = {"cause": end.cause, "message": public(end.error.message), "ago_s": ago_s}
+    if state.unlinked:
+        shown["unlinked"] = list(state.unlinked)
+    return shown
 
 
 def _ways(plan: Plan, name: str) -> list[set[str]]:

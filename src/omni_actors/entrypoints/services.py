@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,6 +14,8 @@ from omni_actors.media.client import MediaService
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError, invalid_request, not_found
 from omni_actors.protocol.request import Completed, Event, MediaChunk, MediaRef, Request, TextDelta
+from omni_actors.stages.control import Control
+from omni_actors.stages.lives import End
 from omni_actors.telemetry.metrics import Metrics, RequestMetrics
 
 OPENAI_VOICES = (
@@ -56,9 +58,41 @@ class StageState(Protocol):
     @property
     def progress(self) -> str: ...
 
+    @property
+    def states(self) -> Sequence[str]:
+        """Of each replica."""
+        ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    @property
+    def replacing(self) -> bool: ...
+
+    @property
+    def down_s(self) -> float | None: ...
+
+    @property
+    def attempt_s(self) -> float | None: ...
+
+    @property
+    def next_s(self) -> float | None: ...
+
+    @property
+    def ends(self) -> Mapping[Any, int]: ...
+
+    @property
+    def last_end(self) -> End | None: ...
+
+    @property
+    def unlinked(self) -> Sequence[str]: ...
+
 
 class Orchestration(Protocol):
     """What the surfaces need of an orchestrator."""
+
+    @property
+    def control(self) -> Control: ...
 
     def open(self, request: Request) -> AbstractAsyncContextManager[EventStream]: ...
 

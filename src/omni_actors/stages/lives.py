@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import trio
@@ -18,6 +18,8 @@ Cause = Literal["start", "crash", "stuck", "protocol", "unreleased", "killed", "
 """Why a life ended: it did not become ready (``start``), ended by itself (``crash``), stood still although it had work
 (``stuck``), spoke nonsense (``protocol``), did not let go of a request that was over (``unreleased``); or an operator
 had it ``killed`` or ``replaced``."""
+
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 UNKNOWN_START_S = 5.0
 """How long a start is expected to take before there was one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +9,7 @@ import trio
 
 from omni_actors.pipelines.plan import StagePlan
 from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_unavailable
-from omni_actors.stages.lives import Cause, End
+from omni_actors.stages.lives import CAUSES, Cause, End
 from omni_actors.stages.replica import StageReplica
 
 _MAX_AFFINITIES = 4096
@@ -31,6 +30,8 @@ class StageHealth:
     """Whether a replica is being replaced by command: new requests wait for it if no other one is live."""
     down_s: float | None = None
     """For how long no replica has been ready; ``None`` if one is."""
+    attempt_s: float | None = None
+    """Seconds until the next life of one begins; ``None`` if one is ready or starting."""
     next_s: float | None = None
     """Seconds until one is likely to be."""
     ends: Mapping[Cause, int] = field(default_factory=dict)
@@ -100,9 +101,10 @@ class StagePool:
         """``unlinked`` are the neighbours that it lacks links to."""
         replicas, now = self.replicas, trio.current_time()
         live = sum(replica.live and not replica.drained for replica in replicas)
-        ends: Counter[Cause] = Counter()
+        ends = dict.fromkeys(CAUSES, 0)
         for replica in replicas:
-            ends.update(replica.lives.ends)
+            for cause, count in replica.lives.ends.items():
+                ends[cause] += count
         lasts = [replica.lives.last for replica in replicas if replica.lives.last is not None]
         downs = [replica.lives.down_since for replica in replicas if replica.lives.down_since is not None]
         return StageHealth(
@@ -115,6 +117,7 @@ class StagePool:
             last_error=next((r.last_error for r in replicas if r.last_error is not None), None),
             replacing=self.replacing,
             down_s=None if live else now - max(downs, default=now),
+            attempt_s=None if live else min((r.pause_s for r in replicas if not r.live), default=0.0) or None,
             next_s=None if live else self.expected_s(),
             ends=ends,
             last_end=max(lasts, key=lambda end: end.at, default=None),

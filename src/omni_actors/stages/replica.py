@@ -167,11 +167,17 @@ class StageReplica:
 
     def expected_s(self) -> float:
         """Seconds until it is likely to be ready."""
-        actor, pause_s = self.actor, 0.0
-        if actor is not None and self.lives.born is None and not self.renewing:
-            at = actor.restart_at  # not known yet in the moment of a death
-            pause_s = self._restarts.delay(actor.failures + 1) if at is None else at - trio.current_time()
-        return self.lives.expected_s(pause_s)
+        return self.lives.expected_s(self.pause_s)
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until its next life begins; 0 unless it is between two."""
+        actor = self.actor
+        if actor is None or self.lives.born is not None or self.renewing:
+            return 0.0
+        if actor.restart_at is None:  # in the moment of a death
+            return self._restarts.delay(actor.failures + 1)
+        return max(0.0, actor.restart_at - trio.current_time())
 
     # ---- requests
 

@@ -124,11 +124,15 @@ class Metrics:
         counters: Mapping[str, Iterable[Mapping[str, float]]],
         replicas: Mapping[str, tuple[int, int]],
         fetches: Mapping[str, int] | None = None,
+        states: Mapping[str, Mapping[str, int]] | None = None,
+        ends: Mapping[str, Mapping[str, int]] | None = None,
     ) -> bytes:
         """The exposition. ``counters``: stage → counters of each replica; ``replicas``: stage → (live, wanted);
-        ``fetches``: outcome → fetches of clients' URLs, and their ``bytes``."""
+        ``fetches``: outcome → fetches of clients' URLs, and their ``bytes``; ``states``: stage → state → replicas;
+        ``ends``: stage → cause → lives of workers that ended."""
         stages = CollectorRegistry()
-        stages.register(_Families([*_stage_families(counters, replicas), *_fetch_families(fetches or {})]))
+        families = [*_stage_families(counters, replicas), *_fetch_families(fetches or {})]
+        stages.register(_Families([*families, *_life_families(states or {}, ends or {})]))
         return generate_latest(self.registry) + generate_latest(stages)
 
 
@@ -185,6 +189,20 @@ def _fetch_families(fetches: Mapping[str, int]) -> list[Metric]:
         else:
             ended.add_metric([outcome], count)
     return [ended, size] if fetches else []
+
+
+def _life_families(states: Mapping[str, Mapping[str, int]], ends: Mapping[str, Mapping[str, int]]) -> list[Metric]:
+    replicas = GaugeMetricFamily("omni_actors_stage_replicas", "Replicas by state.", labels=["stage", "state"])
+    for stage, counts in states.items():
+        for state, count in counts.items():
+            replicas.add_metric([stage, state], count)
+    restarts = CounterMetricFamily(
+        "omni_actors_stage_restarts", "Workers that ended and were followed by others.", labels=["stage", "cause"]
+    )
+    for stage, counts in ends.items():
+        for cause, count in counts.items():
+            restarts.add_metric([stage, cause], count)
+    return [replicas, restarts] if states or ends else []
 
 
 def _stage_families(

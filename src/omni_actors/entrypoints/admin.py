@@ -1,0 +1,100 @@
+"""What operators do while it serves: ``/admin/replicas``.
+
+It stands behind the guard like every route, so where the server has API keys it takes one. Without any it serves this
+machine alone: a caller must come from a loopback address, and neither by a proxy nor from a web page.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Literal
+
+import msgspec
+
+from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.openai.errors import http_error
+from omni_actors.entrypoints.services import Services
+from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.stages.control import ReplicaStatus
+
+MAX_COMMAND = 64 << 10
+"""Bytes of a command's body."""
+
+_FOREIGN = (b"origin", b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"via")
+"""Headers of web pages and proxies: behind them anybody may be."""
+
+
+class Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """``drain``: take no new requests, until ``undrain``. ``replace``: drain, then another worker. ``kill``: end the
+    worker now. ``restart``: replace all replicas of a stage (without ``stage``: of every stage), one at a time.
+    ``grace_s``: what requests in a replica get to finish before they go on in another worker."""
+
+    action: Literal["drain", "undrain", "replace", "kill", "restart"]
+    stage: str | None = None
+    index: int | None = None
+    grace_s: float | None = None
+
+
+async def replicas(services: Services, call: Call) -> Reply:
+    """Every replica as it is."""
+    _permit(services, call)
+    return _listed(services.orchestrator.control.status())
+
+
+async def command(services: Services, call: Call) -> Reply:
+    """Do it, and say how the replicas are then. ``replace`` and ``restart`` answer when the new workers are ready; a
+    client that leaves before calls off what has not begun."""
+    _permit(services, call)
+    it = await _read(call)
+    control = services.orchestrator.control
+    if it.action == "restart":
+        return _listed(await control.restart(it.stage, it.grace_s))
+    if it.stage is None or it.index is None:
+        name = "stage" if it.stage is None else "index"
+        raise invalid_request(f"'{it.action}' takes a stage and an index: '{name}' is missing.", name)
+    if it.action == "replace":
+        return _listed([await control.replace(it.stage, it.index, it.grace_s)])
+    act = {"drain": control.drain, "undrain": control.undrain, "kill": control.kill}[it.action]
+    return _listed([act(it.stage, it.index)])
+
+
+def _permit(services: Services, call: Call) -> None:
+    """Raises 403 for a stranger at a server without keys."""
+    if services.options.api_keys:
+        return  # the guard has seen one
+    if not _is_loopback(call.context.peer) or any(name in call.headers for name in _FOREIGN):
+        message = "Without an API key (serve --api-key) this is for callers on the server's own machine."
+        raise OmniError(http_error(403, message, code="forbidden"))
+
+
+def _is_loopback(peer: str | None) -> bool:
+    try:
+        address = ipaddress.ip_address(peer or "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+async def _read(call: Call) -> Command:
+    if call.content_type != "application/json":
+        raise OmniError(http_error(415, "A command is JSON: 'Content-Type: application/json'."))
+    body, whole = await call.read(MAX_COMMAND)
+    if not whole:
+        raise invalid_request("The command is too long.")
+    try:
+        it = msgspec.json.decode(body, type=Command)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid_request(f"The command is not understood: {error}.") from None
+    if it.action == "restart" and it.index is not None:
+        raise invalid_request("'restart' is for all replicas of a stage; 'replace' is for one.", "index")
+    if it.grace_s is not None:
+        if it.action not in ("replace", "restart"):
+            raise invalid_request(f"'{it.action}' takes no time: grace_s has no effect.", "grace_s")
+        if not 0 <= it.grace_s < float("inf"):
+            raise invalid_request("grace_s takes a number of seconds from 0.", "grace_s")
+    return it
+
+
+def _listed(found: list[ReplicaStatus]) -> Reply:
+    return Reply(msgspec.json.encode({"replicas": found}))
