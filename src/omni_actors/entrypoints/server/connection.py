@@ -15,7 +15,7 @@ from omni_actors.entrypoints.server.departures import Departures
 from omni_actors.entrypoints.server.http1 import BadRequest, DateLine, Exchange, RequestParser, error_response
 from omni_actors.entrypoints.server.limits import Limits
 from omni_actors.entrypoints.server.transport import Stalled, TlsTransport, Transport
-from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
+from omni_actors.entrypoints.server.websocket import WebSocket
 from omni_actors.telemetry.metrics import Metrics
 
 log = logging.getLogger("omni_actors.server")
@@ -55,6 +55,15 @@ class Server:
     def scheme(self) -> str:
         return "http" if self.tls is None else "https"
 
+    def add(self, connection: Connection) -> None:
+        self.connections[connection] = None
+        self.metrics.connection_opened()
+
+    def remove(self, connection: Connection, reason: str) -> None:
+        del self.connections[connection]
+        self.metrics.connection_closed(reason)
+        self.freed.unpark_all()
+
     def drain(self) -> None:
         """Idle connections end now, the others behind the answer they are at."""
         self.draining = True
@@ -79,6 +88,7 @@ class Connection:
 
     __slots__ = (
         "_exchange",
+        "_late",
         "_parser",
         "_pending",
         "_refusal",
@@ -101,6 +111,7 @@ class Connection:
         self.scope = trio.CancelScope()
         self.socket: WebSocket | None = None
         self._exchange: Exchange | None = None
+        self._late = "idle"
         self._refusal: BadRequest | None = None
         self._parser = RequestParser(server.limits)
         self._pending = b""
@@ -108,11 +119,9 @@ class Connection:
 
     async def run(self) -> None:
         """Serve the connection until it is over. Raises nothing, cancellation from outside excepted."""
-        server = self.server
-        server.connections[self] = None
-        server.metrics.connection_opened()
+        departures = self.server.departures
         try:
-            server.departures.watch(self.transport.socket, self.depart)
+            departures.watch(self.transport.socket, self.depart)
             with self.scope:
                 if await self._handshake():
                     await self._requests()
@@ -123,17 +132,14 @@ class Connection:
         finally:
             if self.reason is None:
                 self._cut_short()
-            del server.connections[self]
-            server.departures.forget(self.transport.socket)
-            self.transport.close(reset=self._is_cut())
-            server.metrics.connection_closed(self.reason or "failed")
-            server.freed.unpark_all()
+            departures.forget(self.transport.socket)
+            self.close(self.reason or "failed", reset=self._is_cut())
 
-    def turn_away(self) -> None:
-        """Instead of :meth:`run`: its client has too many connections."""
-        self.server.metrics.connection_opened()
-        self.transport.close(reset=True)
-        self.server.metrics.connection_closed("too_many")
+    def close(self, reason: str, *, reset: bool) -> None:
+        """At the end of :meth:`run`, or instead of it."""
+        log.debug("connection of %s: %s", self.client, reason)
+        self.transport.close(reset=reset)
+        self.server.remove(self, reason)
 
     # --- ends
 
@@ -142,6 +148,11 @@ class Connection:
         if self.reason is None:
             self.reason = reason
         self.scope.cancel()
+
+    def end_after(self, seconds: float, reason: str) -> None:
+        """:meth:`end` it then, unless another time is set before (``math.inf`` is never)."""
+        self._late = reason
+        self.scope.deadline = trio.current_time() + seconds
 
     def depart(self) -> None:
         """The client has closed its end, or reset the connection."""
@@ -160,10 +171,8 @@ class Connection:
         """Say what is left to say, and let the client read it: a socket that is closed with unread bytes in it resets
         the connection, and with it an answer that is under way."""
         if self.scope.cancelled_caught and self.reason is None:
-            if self.idle:
-                self.reason = "idle"
-            else:
-                self.reason = "head_timeout"
+            self.reason = self._late
+            if self.reason == "head_timeout":
                 self._refusal = BadRequest(408, "The request's head did not arrive in time.")
         if self.reason == "drained" and self.transport.has_bytes():  # a request that crossed the drain
             self._refusal = BadRequest(503, "The server is shutting down.")
@@ -260,7 +269,6 @@ class Connection:
     async def _head(self) -> bool:
         """Read a request's head. ``False`` when there is none."""
         parser = self._parser
-        limits = self.server.limits
         data = self._pending.lstrip(b"\r\n")
         if not data:
             if self.server.draining:
@@ -269,7 +277,7 @@ class Connection:
             data = await self._first_bytes()
             if not data:
                 return False
-        self.scope.deadline = trio.current_time() + limits.head_s if not _whole(data) else math.inf
+        late = False
         while True:
             try:
                 self._pending = parser.feed(data)
@@ -279,6 +287,9 @@ class Connection:
             if parser.head_complete:
                 self.scope.deadline = math.inf
                 return True
+            if not late:
+                late = True
+                self.end_after(self.server.limits.head_s, "head_timeout")
             data = await self.transport.receive()
             if not data:
                 self.reason = "client_left"
@@ -290,7 +301,7 @@ class Connection:
         connections[self] = connections.pop(self)  # behind those that have been idle for longer
         self.idle = True
         limits = self.server.limits
-        self.scope.deadline = trio.current_time() + (limits.keep_alive_s if self._served else limits.head_s)
+        self.end_after(limits.keep_alive_s if self._served else limits.head_s, "idle")
         self._served = True
         data = b""
         while not data:
@@ -343,8 +354,6 @@ class Connection:
         with self.server.metrics.websocket():
             try:
                 await socket.serve(self.server.application.websocket)
-            except SocketClosed:
-                pass
             except Exception as error:
                 failed = True
                 log.error("unexpected failure of WebSocket %r", exchange.path, exc_info=error)
@@ -358,10 +367,6 @@ class Connection:
                 await socket.part(1011 if failed else 1000)
         if self.reason is None:
             self.reason = "done"
-
-
-def _whole(data: bytes) -> bool:
-    return b"\r\n\r\n" in data
 
 
 async def _refuse(exchange: Exchange, status: int, message: str) -> None:

@@ -20,6 +20,7 @@ Headers = list[tuple[bytes, bytes]]
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+_BODY = frozenset({b"content-length", b"transfer-encoding"})
 _END = b"\r\n\r\n"
 _NO_BODY = frozenset({204, 304})
 
@@ -146,7 +147,7 @@ class RequestParser:
 
     def _resume(self) -> None:
         """A fresh parser stands where the body begins: llhttp takes what follows a refused upgrade for the upgraded."""
-        body = [(name, value) for name, value in self.headers if name in (b"content-length", b"transfer-encoding")]
+        body = [(name, value) for name, value in self.headers if name in _BODY]
         if not body:
             return
         self.complete = False
@@ -196,6 +197,8 @@ class RequestParser:
                 self.expects = value.lower() == b"100-continue"
             elif name == b"upgrade" and upgrades:
                 self.upgrade = value.lower() == b"websocket"
+        if self.upgrade and any(name in _BODY and value != b"0" for name, value in self.headers):
+            raise BadRequest(400, "A request for a WebSocket has no body.")
         if hosts > 1 or (not hosts and version == "1.1"):
             raise BadRequest(400, "A request has one Host.")
 

@@ -109,6 +109,7 @@ class Door:
         self._server = server
         self._nursery = connections
         self._clients: Counter[str] = Counter()
+        self._full = False
 
     async def accept(self, listener: socket.socket) -> None:
         """Runs until it is cancelled. No failure of a client's or of the kernel's ends it."""
@@ -144,12 +145,15 @@ class Door:
         except OSError as error:
             if error.errno not in _FULL:
                 return True  # the client's: it has gone already
-            log.warning("accepting pauses: %s", error.strerror)
+            if not self._full:
+                self._full = True
+                log.warning("accepting pauses: %s", error.strerror)
             self._server.metrics.accepting_paused("descriptors")
             self._server.shed(BATCH)
             with trio.move_on_after(PAUSE_S):
                 await self._server.freed.park()
             return False
+        self._full = False
         self._begin(connection, address)
         return True
 
@@ -168,7 +172,9 @@ class Door:
             transport = Transport(connection, stall_s)
         else:
             transport = TlsTransport(connection, stall_s, server.tls)
-        self._nursery.start_soon(self._serve, Connection(server, transport, client))
+        accepted = Connection(server, transport, client)
+        server.add(accepted)
+        self._nursery.start_soon(self._serve, accepted)
 
     async def _serve(self, connection: Connection) -> None:
         limit = self._server.limits.connections_per_client
@@ -177,7 +183,7 @@ class Door:
             await connection.run()
             return
         if self._clients[host] >= limit:
-            connection.turn_away()
+            connection.close("too_many", reset=True)
             return
         self._clients[host] += 1
         try:

@@ -28,6 +28,7 @@ REASON = 123
 """Most bytes of a close reason."""
 
 _protocol_log = logging.getLogger("omni_actors.server.websocket")
+_protocol_log.setLevel(logging.WARNING)  # websockets would say of each socket that it opens and closes
 
 
 class SocketClosed(Exception):
@@ -139,12 +140,14 @@ class WebSocket:
     # --- for the connection
 
     async def serve(self, handler: Callable[[WebSocket], Awaitable[None]]) -> None:
-        if not self._limits.ping_s:
-            await handler(self)
-            return
+        """Raises what the handler raises, :class:`SocketClosed` excepted."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_alive)
-            await handler(self)
+            if self._limits.ping_s:
+                nursery.start_soon(self._keep_alive)
+            try:
+                await handler(self)
+            except* SocketClosed:
+                pass
             nursery.cancel_scope.cancel()
 
     async def part(self, code: int) -> None:
@@ -162,7 +165,7 @@ class WebSocket:
         if self._protocol.eof_sent:
             return True
         if self._reading:
-            self._connection.scope.deadline = trio.current_time() + self._limits.close_s
+            self._connection.end_after(self._limits.close_s, "client_left")
         return self._reading
 
     def drain(self) -> None:
@@ -180,8 +183,6 @@ class WebSocket:
 
     def _handshake(self) -> Response:
         exchange = self._exchange
-        if not exchange.received:
-            raise BadRequest(400, "A request for a WebSocket has no body.")
         lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in exchange.headers]
         request = Request("/", datastructures.Headers(lines), exchange.method, f"HTTP/{exchange.http_version}")
         response = self._protocol.accept(request)
@@ -212,7 +213,8 @@ class WebSocket:
             closed = protocol.close_rcvd or protocol.close_sent
             self._closed = SocketClosed(1006) if closed is None else SocketClosed(closed.code, closed.reason)
         await self._flush()
-        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._unparsed:
+            await trio.lowlevel.checkpoint()
 
     def _take(self, frame: Frame) -> None:
         opcode = frame.opcode
@@ -255,7 +257,7 @@ class WebSocket:
         if self.accepted and self._closed is None:
             self._end(1001, "The server is shutting down.")
             self._post()
-            self._connection.scope.deadline = trio.current_time() + self._limits.close_s
+            self._connection.end_after(self._limits.close_s, "close_timeout")
 
     async def _flush(self) -> None:
         """Send what the protocol has to send. Frames leave whole, in their order."""
