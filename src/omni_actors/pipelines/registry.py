@@ -37,6 +37,7 @@ BUILTINS = {
     "voxtral": "omni_actors.models.voxtral.pipeline:PIPELINE",
     "kyutai-stt": "omni_actors.models.kyutai_stt.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
+    "stub-voice": "omni_actors.models.stub.voice:PIPELINE",
 }
 """Known without entry points, so that a checkout works before it is installed."""
 

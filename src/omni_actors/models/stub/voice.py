@@ -1,0 +1,47 @@
+"""A writer and a speaker without a model: what a client may ask of an omni model, answered from the words alone."""
+
+from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+
+SAMPLE_RATE = 24_000
+
+_OPTIONS = {"step_s": 0.0, "load_s": 0.0}
+_DOC = {"step_s": "Seconds that a step with work takes.", "load_s": "Seconds that loading takes."}
+
+WRITER = Stage(
+    name="writer",
+    engine="omni_actors.models.stub.engines:Writer",
+    sections=("prompt", "sampling"),
+    emits="text",
+    recovery="prefix",
+    defaults=_OPTIONS,
+    options_doc=_DOC,
+    options_least=dict.fromkeys(_OPTIONS, 0),
+    doc="Says words that follow from the prompt, one in a step.",
+)
+
+SPEAKER = Stage(
+    name="speaker",
+    engine="omni_actors.models.stub.engines:Speaker",
+    ports=(Port("words", "text", required=False, mode="chunk", doc="What is to be said."),),
+    sections=("speech",),
+    emits="audio",
+    defaults=_OPTIONS,
+    options_doc=_DOC,
+    options_least=dict.fromkeys(_OPTIONS, 0),
+    doc="Makes sound that follows from each word.",
+)
+
+PIPELINE = Pipeline(
+    name="stub-voice",
+    stages=(WRITER, SPEAKER),
+    edges=(Edge("writer", "speaker.words", "text", mode="chunk"),),
+    tasks=(
+        Task("chat", entries={"text": "writer"}, outputs={"text": "writer", "audio": "speaker"}),
+        Task("completion", entries={"text": "writer"}, outputs={"text": "writer"}),
+        Task("speech", entries={"text": "speaker"}, outputs={"audio": "speaker"}),
+    ),
+    voices=("tone",),
+    sample_rate=SAMPLE_RATE,
+    speech_fields=(),
+    doc="Chat and speech without a model: writer → speaker. For tests of what surrounds one.",
+)
