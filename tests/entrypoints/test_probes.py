@@ -7,10 +7,13 @@ import sys
 from io import StringIO
 
 import pytest
+import trio
 from prometheus_client.parser import text_string_to_metric_families
 from tests.entrypoints.fakes import message, served
 
-from omni_actors.protocol.errors import overloaded
+from omni_actors.entrypoints.probes import public
+from omni_actors.protocol.errors import ErrorInfo, overloaded
+from omni_actors.stages.lives import End
 from omni_actors.telemetry import logs
 from omni_actors.version import __version__
 
@@ -27,6 +30,55 @@ async def test_health_names_the_stage_without_a_live_replica() -> None:
         stages["llm"].wanted, stages["llm"].live = 2, 1
         stages["vocoder"].live = 1
         assert (await server.get("/health")).status_code == 200
+
+
+async def test_health_says_since_when_why_and_until_when_without_giving_paths_away() -> None:
+    async with served() as server:
+        error = ErrorInfo(message="cannot read /srv/secret/llm/x.bin: no such file\nTraceback (most recent call last):")
+        stage = server.orchestrator.stages["llm"]
+        stage.live, stage.restarts, stage.progress = 0, 3, "starting"
+        stage.down_s, stage.attempt_s, stage.next_s = 12.5, 4.0, 9.2
+        stage.last_end = End("start", error, trio.current_time() - 1, 0.0, None, 0)
+        response = await server.get("/health")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "10")
+        shown = response.json()["stages"]["llm"]
+        assert (shown["restarts"], shown["down_s"], shown["next_attempt_s"], shown["ready_in_s"]) == (3, 12.5, 4.0, 9.2)
+        assert shown["last_end"]["cause"] == "start"
+        assert shown["last_end"]["message"] == "cannot read …/x.bin: no such file"
+
+
+async def test_a_stage_that_is_being_replaced_is_no_outage() -> None:
+    async with served() as server:
+        stage = server.orchestrator.stages["llm"]
+        stage.live, stage.replacing = 0, True
+        response = await server.get("/health")
+        assert response.status_code == 200
+        assert response.json()["stages"]["llm"]["replacing"] is True
+        assert "chat" in (await server.get("/ready")).json()["tasks"]
+
+
+async def test_health_knows_links_too() -> None:
+    async with served() as server:
+        server.orchestrator.stages["llm"].unlinked = ("vocoder",)
+        response = await server.get("/health")
+        assert response.status_code == 503
+        assert response.json()["unlinked"] == {"llm": ["vocoder"]}
+        assert "No link: llm with vocoder." in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("OSError: /a/b/c.txt", "OSError: …/c.txt"),
+        ("in '/home/x y/z'", "in '…/x y/z'"),
+        ("3/4 of the layers", "3/4 of the layers"),
+        ("see http://host/path/page", "see http://host/path/page"),
+        ("first\nsecond", "first"),
+        ("x" * 400, "x" * 299 + "…"),
+    ],
+)
+def test_what_everybody_may_see_of_a_workers_message(message: str, shown: str) -> None:
+    assert public(message) == shown
 
 
 async def test_ready_is_any_task_and_live_is_the_process() -> None:

@@ -31,6 +31,10 @@ class Lazy:
 COMMANDS: Mapping[str, Lazy] = {
     "serve": Lazy("omni_actors.entrypoints.commands.serve:serve", "Serve a model over HTTP (OpenAI's API)."),
     "run": Lazy("omni_actors.entrypoints.commands.run:run", "Run one request and print or write what comes back."),
+    "replicas": Lazy(
+        "omni_actors.entrypoints.commands.replicas:replicas_group",
+        "Look at a server's workers, and replace them.",
+    ),
     "explain": Lazy("omni_actors.entrypoints.commands.explain:explain", "Show what would run, and why."),
     "models": Lazy("omni_actors.models.weights.cli:models_group", "Fetch the demo's weights; write tiny checkpoints."),
     "bench": Lazy("omni_actors.entrypoints.bench:bench_command", "Load a server and measure what clients feel."),

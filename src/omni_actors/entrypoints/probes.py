@@ -24,7 +24,7 @@ COUNTERS_S = 2.0
 PUBLIC_CHARS = 300
 """Most of a worker's message that is shown to everybody."""
 
-_PATH = re.compile(r"(?<![\w./])/(?:[^\s'\":,;()<>]+/)+")
+_PATH = re.compile(r"(?<![\w./:])/(?:[^\s'\":,;()<>]+/)+")
 
 
 async def live(services: Services, call: Call) -> Reply:

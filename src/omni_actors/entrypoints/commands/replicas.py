@@ -1,0 +1,196 @@
+"""The commands ``replicas …``: what an operator does to the workers of a server that runs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+
+PATH = "/admin/replicas"
+
+CONNECT_S = 10.0
+"""How long the server may take to answer what takes no time; to replace workers takes as long as it takes."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where the commands go, and how the answer is shown."""
+
+    url: str
+    api_key: str | None
+    as_json: bool
+
+    def ask(self, command: dict[str, Any] | None = None, *, waits: bool = False) -> list[dict[str, Any]]:
+        """The replicas that it answers with; ``waits`` says that this may take long. Raises :class:`OmniError`."""
+        parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise click.UsageError(f"--url takes an http:// or https:// URL, not {self.url!r}")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname, parts.port, timeout=CONNECT_S)
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        try:
+            connection.connect()
+            if waits:
+                connection.sock.settimeout(None)
+            if command is None:
+                connection.request("GET", PATH, headers=headers)
+            else:
+                headers["Content-Type"] = "application/json"
+                connection.request("POST", PATH, json.dumps(command), headers)
+            response = connection.getresponse()
+            status, body = response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise _failed(f"The server at {self.url} does not answer: {str(error) or type(error).__name__}.") from None
+        finally:
+            connection.close()
+        return _replicas(status, body)
+
+    def show(self, found: list[dict[str, Any]]) -> None:
+        """Print the replicas."""
+        if self.as_json:
+            click.echo(json.dumps(found, indent=2))
+        else:
+            Console().print(table(found))
+
+
+def server_options(command: F) -> F:
+    """``--url``, ``--api-key`` and ``--json``."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--api-key", envvar="OMNI_ACTORS_API_KEY", help="The server's key.  [env: OMNI_ACTORS_API_KEY]"),
+        click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server is."),
+    ):
+        command = option(command)
+    return command
+
+
+_GRACE = click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(min=0),
+    help="Seconds that requests in a worker get to finish before they go on in the new one.  [default: limits.drain_s]",
+)
+
+
+@click.group("replicas", context_settings={"max_content_width": 110})
+def replicas_group() -> None:
+    """Look at the workers of a server, drain them, replace them, restart a stage without a failed request.
+
+    \b
+    omni-actors replicas list
+    omni-actors replicas restart llm
+    omni-actors replicas restart --all --grace 60
+    omni-actors replicas drain llm 1
+
+    A server that has API keys takes one of them (--api-key); one without serves these commands to its own machine only.
+    """
+
+
+@replicas_group.command("list")
+@server_options
+def list_command(**server: Any) -> None:
+    """Every replica: its state, its worker, what is in it, and how its last worker ended."""
+    it = Server(**server)
+    it.show(it.ask())
+
+
+def _one(action: str, doc: str) -> click.Command:
+    """A command for one replica that takes no time."""
+
+    @click.command(action, help=doc)
+    @click.argument("stage")
+    @click.argument("index", type=click.IntRange(min=0))
+    @server_options
+    def command(stage: str, index: int, **server: Any) -> None:
+        it = Server(**server)
+        it.show(it.ask({"action": action, "stage": stage, "index": index}))
+
+    return command
+
+
+replicas_group.add_command(_one("drain", "Let replica INDEX of STAGE take no new requests; those in it finish."))
+replicas_group.add_command(_one("undrain", "Let it take requests again."))
+replicas_group.add_command(_one("kill", "End its worker at once, as a crash: another one is started."))
+
+
+@replicas_group.command("replace")
+@click.argument("stage")
+@click.argument("index", type=click.IntRange(min=0))
+@_GRACE
+@server_options
+def replace_command(stage: str, index: int, grace_s: float | None, **server: Any) -> None:
+    """Give replica INDEX of STAGE another worker, and wait until that is ready."""
+    it = Server(**server)
+    command = {"action": "replace", "stage": stage, "index": index}
+    it.show(it.ask(command if grace_s is None else {**command, "grace_s": grace_s}, waits=True))
+
+
+@replicas_group.command("restart")
+@click.argument("stage", required=False)
+@click.option("--all", "everything", is_flag=True, help="Of every stage.")
+@_GRACE
+@server_options
+def restart_command(stage: str | None, everything: bool, grace_s: float | None, **server: Any) -> None:
+    """Replace all replicas of STAGE, one at a time: each takes no new requests, those in it finish, a new worker is
+    loaded, and the next one follows when that is ready. Requests that find no replica meanwhile wait."""
+    if (stage is None) is not everything:
+        raise click.UsageError("give a STAGE, or --all")
+    it = Server(**server)
+    command = {"action": "restart", "stage": stage}
+    it.show(it.ask(command if grace_s is None else {**command, "grace_s": grace_s}, waits=True))
+
+
+def table(found: list[dict[str, Any]]) -> Table:
+    """A row per replica."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("stage", "#", "state", "pid", "on"):
+        made.add_column(name, no_wrap=True)
+    for name in ("requests", "served", "up", "restarts"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("last end", overflow="fold")
+    for it in found:
+        state = it["state"] if it["next_s"] is None else f"{it['state']} (ready in {it['next_s']:.0f} s)"
+        end = it["last_end"]
+        made.add_row(
+            *(Text(str(cell)) for cell in (it["stage"], it["index"], state, it["pid"] or "–", it["device"])),
+            *(str(it[name]) for name in ("requests", "served")),
+            "–" if it["uptime_s"] is None else _span(it["uptime_s"]),
+            str(it["restarts"]),
+            Text("" if end is None else f"{end['cause']}, {_span(end['ago_s'])} ago: {end['message']}"),
+        )
+    return made
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _replicas(status: int, body: bytes) -> list[dict[str, Any]]:
+    try:
+        answer = json.loads(body)
+        if status == 200:
+            found = answer["replicas"]
+            assert isinstance(found, list)
+            return found
+        message = str(answer["error"]["message"])
+    except (ValueError, LookupError, TypeError, AssertionError):
+        message = f"The server answered {status}, and not as one of this version."
+    raise _failed(message)
+
+
+def _failed(message: str) -> OmniError:
+    return OmniError(ErrorInfo(message=message, code="command_failed"))

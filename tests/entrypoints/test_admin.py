@@ -1,0 +1,186 @@
+"""/admin/replicas: who may, what it says, and what it does to a deployment of real workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from click.testing import CliRunner
+from tests.entrypoints.fakes import served
+from tests.orchestrator.spine import collect, stub, stub_orchestrator, text_of, until
+
+from omni_actors.entrypoints.admin import _is_loopback
+from omni_actors.entrypoints.app import build_app
+from omni_actors.entrypoints.cli import main
+from omni_actors.entrypoints.commands.replicas import replicas_group
+from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.server import serve
+from omni_actors.orchestrator import Orchestrator
+from omni_actors.protocol.errors import OmniError
+
+PATH = "/admin/replicas"
+
+
+@asynccontextmanager
+async def deployment(*overrides: str, **options: Any) -> AsyncIterator[tuple[Orchestrator, httpx.AsyncClient]]:
+    """The stub's workers behind the real application on a real socket."""
+    async with stub_orchestrator(*overrides) as orchestrator:
+        app = build_app(orchestrator, None, orchestrator.plan, ServerOptions(**options))
+        async with trio.open_nursery() as nursery:
+            start = partial(serve, app, "127.0.0.1", 0, grace_s=1.0)
+            (url, *_) = await nursery.start(start)
+            async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
+                yield orchestrator, client
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("peer", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("localhost", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_who_is_on_this_machine(peer: str | None, local: bool) -> None:
+    assert _is_loopback(peer) is local
+
+
+@pytest.mark.parametrize("header", ["Origin", "X-Forwarded-For", "X-Forwarded-Host", "Forwarded", "Via"])
+async def test_without_keys_web_pages_and_proxies_are_refused(header: str) -> None:
+    async with served() as server:
+        assert (await server.get(PATH)).status_code == 200
+        refused = await server.client.get(PATH, headers={header: "x"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+        assert (await server.client.post(PATH, headers={header: "x"}, json={"action": "restart"})).status_code == 403
+
+
+async def test_with_keys_a_key_is_needed_and_enough() -> None:
+    async with served(options=ServerOptions(api_keys=("secret",))) as server:
+        assert (await server.client.get(PATH)).status_code == 401
+        key = {"Authorization": "Bearer secret", "X-Forwarded-For": "1.2.3.4"}
+        assert (await server.client.get(PATH, headers=key)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"action": "drain", "index": 0}, "stage"),
+        ({"action": "kill", "stage": "b"}, "index"),
+        ({"action": "restart", "index": 0}, "index"),
+        ({"action": "drain", "stage": "b", "index": 0, "grace_s": 1}, "grace_s"),
+        ({"action": "replace", "stage": "b", "index": 0, "grace_s": -1}, "grace_s"),
+        ({"action": "explode"}, None),
+        ({"action": "drain", "stage": "b", "index": 0, "more": 1}, None),
+        ([], None),
+    ],
+)
+async def test_what_is_no_command_is_the_callers_mistake(body: Any, param: str | None) -> None:
+    async with served() as server:
+        refused = await server.client.post(PATH, json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == param
+
+
+async def test_a_command_that_a_web_form_could_send_is_refused() -> None:
+    async with served() as server:
+        refused = await server.client.post(
+            PATH, content=b'{"action": "restart"}', headers={"Content-Type": "text/plain"}
+        )
+        assert refused.status_code == 415
+
+
+async def test_replicas_are_listed_drained_replaced_and_killed() -> None:
+    async with deployment("stages.b.replicas=2") as (orchestrator, client):
+
+        async def command(**body: Any) -> dict[str, Any]:
+            answer = await client.post(PATH, json=body)
+            assert answer.status_code == 200, answer.text
+            (found,) = answer.json()["replicas"]
+            assert isinstance(found, dict)
+            return found
+
+        before = (await client.get(PATH)).json()["replicas"]
+        assert [(it["stage"], it["index"], it["state"]) for it in before] == [
+            ("a", 0, "ready"),
+            ("b", 0, "ready"),
+            ("b", 1, "ready"),
+            ("c", 0, "ready"),
+        ]
+        assert (await command(action="drain", stage="b", index=1))["state"] == "drained"
+        assert (await client.get("/health")).json()["stages"]["b"]["live"] == 1
+        assert (await command(action="undrain", stage="b", index=1))["state"] == "ready"
+        replaced = await command(action="replace", stage="b", index=0)
+        assert (replaced["state"], replaced["restarts"], replaced["last_end"]["cause"]) == ("ready", 1, "replaced")
+        assert replaced["pid"] != before[1]["pid"]
+        await command(action="kill", stage="b", index=1)
+        await until(lambda: orchestrator.pools["b"].replicas[1].incarnation == 2)
+        everybody = (await client.post(PATH, json={"action": "restart"})).json()["replicas"]
+        assert [it["restarts"] for it in everybody] == [1, 2, 2, 1]
+        metrics = (await client.get("/metrics")).text
+        assert 'omni_actors_stage_restarts_total{cause="killed",stage="b"} 1.0' in metrics
+        assert 'omni_actors_stage_restarts_total{cause="replaced",stage="b"} 3.0' in metrics
+        assert 'omni_actors_stage_restarts_total{cause="stuck",stage="b"} 0.0' in metrics
+        assert 'omni_actors_stage_replicas{stage="b",state="ready"} 2.0' in metrics
+
+
+async def test_a_stage_that_cannot_start_is_named_and_the_rest_is_served() -> None:
+    async with deployment("limits.restart_delay_s=7", "limits.restart_delay_max_s=7") as (orchestrator, client):
+        assert (await client.get("/health")).status_code == 200
+        c = orchestrator.pools["c"].replicas[0]
+        await client.post(PATH, json={"action": "kill", "stage": "c", "index": 0})
+        await until(lambda: not c.live and c.pause_s > 0)
+        answer = await client.get("/health")
+        assert answer.status_code == 503
+        assert 5 < float(answer.headers["retry-after"]) <= 9
+        body = answer.json()
+        assert body["unavailable"] == ["c"]
+        shown = body["stages"]["c"]
+        assert shown["down_s"] >= 0
+        assert 5 < shown["next_attempt_s"] <= 7
+        assert shown["ready_in_s"] > shown["next_attempt_s"]
+        assert shown["last_end"]["cause"] == "killed"
+        assert text_of(await collect(orchestrator, stub("tokens", tokens=3))) == "xxx"
+
+
+async def test_the_command_line_does_the_same() -> None:
+    async with deployment("stages.b.replicas=2") as (orchestrator, client):
+
+        async def run(*arguments: str) -> Any:
+            words = [*arguments, "--url", str(client.base_url)]
+            return await trio.to_thread.run_sync(lambda: CliRunner().invoke(replicas_group, words))
+
+        listed = await run("list", "--json")
+        places = [(it["stage"], it["index"]) for it in json.loads(listed.output)]
+        assert places == [("a", 0), ("b", 0), ("b", 1), ("c", 0)]
+        assert "ready" in (await run("list")).output
+        assert json.loads((await run("drain", "b", "1", "--json")).output)[0]["state"] == "drained"
+        assert json.loads((await run("undrain", "b", "1", "--json")).output)[0]["state"] == "ready"
+        assert json.loads((await run("replace", "a", "0", "--json")).output)[0]["restarts"] == 1
+        restarted = json.loads((await run("restart", "b", "--grace", "5", "--json")).output)
+        assert [it["restarts"] for it in restarted] == [1, 1]
+        await run("kill", "c", "0")
+        await until(lambda: orchestrator.pools["c"].replicas[0].incarnation == 2)
+        unknown = await run("drain", "x", "0")
+        assert isinstance(unknown.exception, OmniError)
+        assert "There is no stage 'x'" in str(unknown.exception)
+        assert (await run("restart")).exit_code == 2
+
+
+def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replicas", "list", "--url", "http://127.0.0.1:9"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("Error: The server at http://127.0.0.1:9 does not answer")
