@@ -134,7 +134,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_others_go_on() -> None
 
 
 async def test_over_the_bound_requests_are_refused_with_429() -> None:
-    async with stub_orchestrator("limits.max_inflight=2") as orchestrator:
+    async with stub_orchestrator("limits.max_inflight=2", "limits.max_queued=0") as orchestrator:
         async with orchestrator.open(stub(stall="a")), orchestrator.open(stub(stall="a")):
             with pytest.raises(OmniError) as full:
                 await collect(orchestrator, stub(text="x"))

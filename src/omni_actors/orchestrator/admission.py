@@ -160,7 +160,7 @@ class Admission:
 
     def stage(self, name: str, live: int, *, coming: bool) -> None:
         """How many replicas of a stage live now; ``coming``: with none of them, one is expected in a moment (it is
-        being replaced, or requests wait for it to resume), so that who needs it may wait. Otherwise they are refused.
+        being replaced), so that who needs it may wait. Otherwise they are refused.
         """
         gate = self._gates[name]
         gate.resize(live, coming=coming)
@@ -171,6 +171,11 @@ class Admission:
             for waiter in [waiter for waiter in self._line if gate in waiter.shape.gates]:
                 self._turn_away(waiter, error, "stage_unavailable")
         self._advance(trio.current_time())
+
+    def expecting(self, graph: Subgraph) -> bool:
+        """Whether a stage of it has no replica now, and is about to have one."""
+        gates = [self._gates[part.stage.name] for part in graph.parts]
+        return not any(gate.down for gate in gates) and any(not gate.limit for gate in gates)
 
     def close(self, error: ErrorInfo) -> None:
         """Nobody is admitted from now on: who waits, and who comes, gets this."""

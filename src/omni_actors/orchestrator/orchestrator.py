@@ -22,6 +22,7 @@ from omni_actors.actors.background import background
 from omni_actors.actors.process import Launcher, open_launcher
 from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.supervisor import Supervisor, open_supervisor
+from omni_actors.orchestrator.admission import Admission
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
 from omni_actors.orchestrator.recovery import Recovery
@@ -35,7 +36,6 @@ from omni_actors.protocol.errors import (
     deadline_exceeded,
     invalid_request,
     not_resumable,
-    overloaded,
     stage_unavailable,
     too_large,
 )
@@ -52,6 +52,9 @@ log = logging.getLogger("omni_actors.orchestrator")
 _BATCH_ABOVE = 4
 """With more requests than this in flight, frames of one turn of the loop share a write; below it each goes at once,
 since a wake-up more would cost a lone request more latency than the write saves."""
+
+
+_DRAINING = ErrorInfo(message="The server is shutting down.", type="unavailable_error", code="draining", status=503)
 
 
 class StartupError(OmniError):
@@ -71,7 +74,6 @@ class Orchestrator:
         """Woken whenever a replica's state or progress changes."""
         self.inflight: dict[int, RequestStream] = {}
         """Admitted and not yet released, by key."""
-        self.refused = 0
         self.admitted = 0
         self.draining = False
         self.pools: dict[str, StagePool] = {
@@ -93,10 +95,11 @@ class Orchestrator:
             )
             for stage in plan.stages
         }
+        self.admission = Admission(plan, lambda stage: self.pools[stage].unavailable())
         self._wiring = Wiring(plan, self.pools)
         self.deadlines: Deadlines[RequestStream] = Deadlines(self._expire)
         self.unreleased: Deadlines[RequestStream] = Deadlines(self._overdue)
-        self.recovery = Recovery(plan.limits, self.pools, self._attempt)
+        self.recovery = Recovery(plan.limits, self.pools, self._attempt, self._change)
         self.control = Control(self.pools, plan.limits, self.recovery.ready)
         """What an operator does to replicas."""
         self._slots: dict[int, int] = {}
@@ -116,32 +119,36 @@ class Orchestrator:
         """What a request needs. Raises the client's mistake (400)."""
         return subgraph(self.plan, request.task, request.inputs, request.outputs, self._subgraphs)
 
-    def _admit(self, record: RequestStream) -> None:
+    async def _admit(self, record: RequestStream) -> None:
+        """Wait until the request may run, and begin. No checkpoint where it may at once."""
         request = record.request
         limits = self.plan.limits
-        if self.draining:
-            raise OmniError(
-                ErrorInfo(message="The server is shutting down.", type="unavailable_error", code="draining", status=503)
-            )
-        if len(self.inflight) >= limits.max_inflight:
-            self.refused += 1
-            raise overloaded(f"{limits.max_inflight} requests are in flight already.")
         graph = self.subgraph(request)
-        now = trio.current_time()
         budget = limits.deadline_s if request.deadline_s is None else min(request.deadline_s, limits.deadline_s)
         if not budget > 0:  # NaN too
             raise deadline_exceeded()
-        record.sections = _sections(request)
-        replicas = self._bind(request, graph, {})
-        key = next(self._keys)
-        submits = _submits(record, key, graph, replicas, budget)
+        deadline = trio.current_time() + budget
+        while True:
+            seat = await self.admission.enter(request, graph, deadline)
+            try:
+                record.sections = _sections(request)
+                replicas = self._bind(request, graph, {})
+                key = next(self._keys)
+                now = trio.current_time()
+                submits = _submits(record, key, graph, replicas, max(0.0, deadline - now))
+                break
+            except BaseException as error:
+                self.admission.leave(seat)
+                # Since it was its turn a replica may have been taken away, for another one to come.
+                if not (isinstance(error, OmniError) and self.admission.expecting(graph)):
+                    raise
         # Nothing raises from here on: what is registered will be released.
-        record.admit(key, graph, now, now + budget)
+        record.admit(key, graph, seat, now, deadline)
         if request.media:
             record.media_life = replicas[MEDIA_STAGE].incarnation
         self.inflight[key] = record
         self.admitted += 1
-        self._slots[key] = self.deadlines.add(record, now + budget)
+        self._slots[key] = self.deadlines.add(record, deadline)
         log.debug("admitted key=%d task=%s", key, request.task, extra={"request": record.id})
         self._begin(record, key, replicas, submits)
 
@@ -156,6 +163,8 @@ class Orchestrator:
         key = next(self._keys)
         submits = _submits(record, key, graph, replicas, record.deadline - trio.current_time())
         log.debug("attempt key=%d", key, extra={"request": record.id})
+        assert record.seat is not None
+        self.admission.again(record.seat)
         self._begin(record, key, replicas, submits)
         record.feed_again()
 
@@ -188,6 +197,8 @@ class Orchestrator:
     def _released(self, record: RequestStream) -> None:
         self.unreleased.discard(record, self._slots.pop(record.number))
         del self.inflight[record.number]
+        assert record.seat is not None
+        self.admission.leave(record.seat)
         self.recovery.released(record)
         self.vacant.unpark()
         if self.draining and not self.inflight:
@@ -223,6 +234,10 @@ class Orchestrator:
         self.recovery.wake()
 
     def _change(self) -> None:
+        for name, pool in self.pools.items():
+            live = sum(replica.takes for replica in pool.replicas)
+            coming = pool.replacing or any(replica.live and replica.reserved for replica in pool.replicas)
+            self.admission.stage(name, live, coming=coming)
         self.changed.unpark_all()
 
     def health(self) -> dict[str, StageHealth]:
@@ -278,19 +293,23 @@ class Orchestrator:
         return await pool.bind().query(what, args, timeout_s=math.inf)
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new requests and wait until those in flight are released, at most ``grace_s``; cancel the rest."""
-        self.draining = True
+        """Refuse new requests and those that wait to be admitted, and wait until those in flight are released, at most
+        ``grace_s``; cancel the rest."""
+        self._close()
         with trio.move_on_after(grace_s):
             while self.inflight:
                 await self.changed.park()
         for record in list(self.inflight.values()):
-            record.fail(
-                ErrorInfo(message="The server is shutting down.", type="unavailable_error", code="draining", status=503)
-            )
+            record.fail(_DRAINING)
+
+    def _close(self) -> None:
+        self.draining = True
+        self.admission.close(_DRAINING)
 
     async def _stop(self, lives: Mapping[StageReplica, ActorRef[Never]]) -> None:
         """End all workers, side by side. No other life begins: also a replica that is between two of them ends."""
-        self.draining = self.recovery.stopping = True
+        self._close()
+        self.recovery.stopping = True
 
         async def stop(replica: StageReplica, actor: ActorRef[Never]) -> None:
             await replica.stop()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 import trio
 
+from omni_actors.orchestrator.admission import Seat
 from omni_actors.orchestrator.ledger import Diverged, StageLedger
 from omni_actors.orchestrator.recovery import RECOVERABLE, Casualty, Feeds
 from omni_actors.pipelines.subgraph import Subgraph
@@ -48,9 +49,9 @@ _TEXT_OVERHEAD = 64  # bytes that a small delta counts for
 class RequestStream:
     """One request: enter it to admit, iterate it for its events, leave it to be done with it.
 
-    ``async with orchestrator.open(request) as stream`` raises :class:`OmniError` when the request is refused at
-    admission. Leaving the block before the end, by whatever way, cancels what is left everywhere; that neither waits
-    nor can be interrupted.
+    ``async with orchestrator.open(request) as stream`` waits while there is no room for the request, and raises
+    :class:`OmniError` when it is refused. Leaving the block before the end, by whatever way, cancels what is left
+    everywhere; that neither waits nor can be interrupted.
     """
 
     def __init__(self, orchestrator: Orchestrator, request: Request, id: str) -> None:
@@ -65,6 +66,8 @@ class RequestStream:
         self.deadline = math.inf
         """Trio time at which it has to be over."""
         self.usage: dict[str, Usage] = {}
+        self.seat: Seat | None = None
+        """What it holds of the deployment's room."""
         self.subgraph: Subgraph | None = None
         self.replicas: dict[str, StageReplica] = {}
         """Of the present attempt."""
@@ -91,7 +94,7 @@ class RequestStream:
     # ---- the caller's side
 
     async def __aenter__(self) -> Self:
-        self._orchestrator._admit(self)
+        await self._orchestrator._admit(self)
         return self
 
     async def __aexit__(
@@ -211,6 +214,8 @@ class RequestStream:
 
     def on_released(self, replica: StageReplica, key: int) -> None:
         self._unreleased -= 1
+        if self._unreleased and key == self.key and self.seat is not None:
+            self._orchestrator.admission.leave_stage(self.seat, replica.stage.name)
         self._settle()
 
     def on_fed(self, key: int, count: int) -> None:
@@ -229,9 +234,10 @@ class RequestStream:
 
     # ---- inside
 
-    def admit(self, number: int, subgraph: Subgraph, now: float, deadline: float) -> None:
+    def admit(self, number: int, subgraph: Subgraph, seat: Seat, now: float, deadline: float) -> None:
         """It may run."""
         self.number = number
+        self.seat = seat
         self.subgraph = subgraph
         self.state = advance(self.state, RequestState.ADMITTED)
         self.admitted_at = now

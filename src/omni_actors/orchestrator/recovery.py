@@ -85,17 +85,19 @@ class _Trial:
 
 class Recovery:
     """``attempt`` begins another attempt of a record, with its stages on these replicas if given, or raises
-    ``stage_unavailable``."""
+    ``stage_unavailable``. ``returned`` is told that a replica takes everybody again."""
 
     def __init__(
         self,
         limits: DeploymentLimits,
         pools: dict[str, StagePool],
         attempt: Callable[[RequestStream, dict[str, StageReplica]], None],
+        returned: Callable[[], None],
     ) -> None:
         self._limits = limits
         self._pools = pools
         self._attempt = attempt
+        self._returned = returned
         self._waiting: dict[RequestStream, int] = {}
         """Records that wait for replicas, with their slots in ``overdue``."""
         self.overdue: Deadlines[RequestStream] = Deadlines(self._give_up)
@@ -258,4 +260,5 @@ class Recovery:
         if trial.on is None:
             place.reserved = False
             del self._trials[place.stage.name]
+            self._returned()
             self.wake()
