@@ -24,6 +24,7 @@ from tests.worker.engines.codec_driver import (
 
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Speech
+from omni_actors.worker.checks import InputError
 from omni_actors.worker.engines.codec import CodecAdapter
 from omni_actors.worker.engines.generation import GenerationEngine
 
@@ -142,7 +143,7 @@ def test_codes_that_are_none_fail_their_request_alone(bad: np.ndarray[Any, Any])
     engine = codec_engine(Convolutions)
     open_stream(engine, 1)
     open_stream(engine, 2)
-    with pytest.raises(OmniError):
+    with pytest.raises(InputError, match="tensor 'codes' of payload 'codes'"):
         engine.feed(1, PORT, payload(bad), False)
     engine.feed(2, PORT, payload(codes(9)), True)
     out = Sound()

@@ -109,6 +109,7 @@ class AudioTower(GenerationAdapter[Work, Clip]):
                 parts.append(part)
                 yield Piece()
             features = torch.cat(parts).cpu()
-            self.cache.put(digest, features, features.nbytes)
+            if features.isfinite().all():
+                self.cache.put(digest, features, features.nbytes)
         meta = {"modality": "audio", "index": clip.index, "tokens": len(features), "digest": digest}
         yield Piece(tensor_payload("features", meta, {"features": features}))

@@ -55,6 +55,19 @@ class RememberingDecoder:
         samples = self._run(codes, begins, run)
         return samples, run.memories()
 
+    @torch.inference_mode()
+    def recall(
+        self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool, last: int
+    ) -> torch.Tensor:
+        """What they remember then, without the samples. The convolutions behind the transformer see no more than
+        ``last`` frames."""
+        run = _Pass(memories, fresh)
+        x = self._attend(self._before(self._embed(codes), run).transpose(1, 2), begins, run).transpose(1, 2)
+        if x.shape[2] > last:
+            x, run.fresh = x[:, :, -last:], False
+        self._blocks(x, run)
+        return run.memories()
+
     def _run(self, codes: torch.Tensor, begins: torch.Tensor, run: _Pass) -> torch.Tensor:
         x = self._before(self._embed(codes), run)
         x = self._attend(x.transpose(1, 2), begins, run).transpose(1, 2)

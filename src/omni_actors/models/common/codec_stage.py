@@ -24,7 +24,7 @@ from omni_actors.models.common.speech import BREAK, Frames, Samples, folder_of, 
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.checks import OutputError
+from omni_actors.worker.checks import OutputError, TensorSpec, check_input
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Result, audio_piece
@@ -69,6 +69,8 @@ class CodecStage(GenerationAdapter[Decoding, Decoding]):
 
     frames: ClassVar[str]
     """The name of the payloads' one tensor, [frames, width]."""
+    frame: TensorSpec
+    """What that must be."""
 
     sample_rate: int
     samples_per_frame: int
@@ -85,7 +87,7 @@ class CodecStage(GenerationAdapter[Decoding, Decoding]):
 
     @abstractmethod
     def start(self, folder: Path) -> None:
-        """Load the codec and set :attr:`sample_rate` and :attr:`samples_per_frame`."""
+        """Load the codec and set :attr:`frame`, :attr:`sample_rate` and :attr:`samples_per_frame`."""
 
     @abstractmethod
     def stream(self) -> SampleStream:
@@ -109,6 +111,7 @@ class CodecStage(GenerationAdapter[Decoding, Decoding]):
             last.ended = True
             state.segments.append(Segment(self.stream()))
         elif payload is not None:
+            check_input(payload, {self.frames: self.frame})
             last.held.append(payload.tensors[self.frames])
         state.segments[-1].ended |= end
         return self.more(state)

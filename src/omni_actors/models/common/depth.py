@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from omni_actors.models.common.layers import Layers
 from omni_actors.models.common.rotary import Rotary
+from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engines.linear import Linear
 
 
@@ -66,19 +67,22 @@ class DepthDecoder:
         self, hidden: torch.Tensor, first: torch.Tensor, draws: Sequence[Draw]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """``hidden`` [frames, width] of the talker and ``first`` [frames, width], the embeddings of the first codes →
-        residual codes int64 [frames, residuals] and the sum [frames, width] of their embeddings."""
+        residual codes int64 [frames, residuals] and the sum [frames, width] of their embeddings. Raises
+        :class:`OutputError` for states that are not finite, of which any code could come."""
         count = len(hidden)
         layers = self._layers
         attention = _FrameAttention(layers, count, len(self._heads) + 1)
         uniform = self._uniform(draws, hidden.device)
         codes: list[torch.Tensor] = []
         total = torch.zeros_like(first)
+        sums = torch.zeros(count, device=hidden.device)
         x = torch.stack((hidden, first), 1).flatten(0, 1)
         cos, sin = (table[:2].repeat(count, 1, 1) for table in (self._cos, self._sin))
         for i, head in enumerate(self._heads):
             x = x if self._project is None else self._project(x)
             x = layers(x, cos, sin, attention)
             x = x.view(count, -1, layers.width)[:, -1]
+            sums += x.sum(-1)
             logits = head(torch.rms_norm(x, (layers.width,), self._norm, layers.eps))
             code = logits.argmax(-1) if uniform is None else _draw(logits.float(), draws, uniform[:, i])
             codes.append(code)
@@ -86,6 +90,8 @@ class DepthDecoder:
             total += x
             if i + 1 < len(self._heads):
                 cos, sin = (table[i + 2 : i + 3] for table in (self._cos, self._sin))
+        if not sums.isfinite().all():  # one number that is none makes its row's sum none
+            raise OutputError("the code predictor's states are not finite")
         return torch.stack(codes, 1), total
 
     def embed(self, residuals: torch.Tensor) -> torch.Tensor:

@@ -67,6 +67,11 @@ class Encoded:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    @property
+    def finite(self) -> bool:
+        """Whether they are numbers. Others are kept for nobody."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
+
 
 class MediaEncoder(GenerationAdapter[Work, Item]):
     """A family sets ``vision`` in :meth:`build`, and gives :meth:`look` and :meth:`listen`. Option: ``cache_bytes``."""
@@ -137,7 +142,7 @@ class MediaEncoder(GenerationAdapter[Work, Item]):
                 new.setdefault(item.digest, item)
         for digest, encoded in zip(new, self._encode(list(new.values())), strict=True):
             found[digest] = encoded
-            if isinstance(encoded, Encoded):
+            if isinstance(encoded, Encoded) and encoded.finite:
                 self.cache.put(digest, encoded, encoded.nbytes)
         return [_result(item, found[item.digest]) for item in items]
 

@@ -16,7 +16,7 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.features import FeatureDecoder, Features
 from omni_actors.models.common.layers import Layers, own
 from omni_actors.models.common.load import load_part, read_weights
-from omni_actors.models.common.multimodal import Medium, root_of
+from omni_actors.models.common.multimodal import Medium, check_features, root_of
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.models.common.text import Text, context_length, eos_ids, give_memory_back, sampling_defaults
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
@@ -131,6 +131,7 @@ class Listener(AutoregressiveAdapter):
         request, decoder = self._requests[key], self.decoder
         if payload is not None:
             medium = Medium.of(payload.meta)
+            check_features(payload, medium, decoder.embeddings.shape[1])
             request.media.append(medium)
             request.features[medium.index] = tensor_of(
                 payload, "features", device=decoder.device, dtype=decoder.embeddings.dtype

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import torch
 
+from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import invalid_request
+from omni_actors.worker.checks import TensorSpec, check_input
 
 Modality = Literal["image", "audio", "video"]
 
@@ -46,6 +48,17 @@ class Medium:
             audio_tokens=meta.get("audio_tokens", 0),
             digest=meta.get("digest", ""),
         )
+
+
+def check_features(payload: Payload, medium: Medium, width: int) -> None:
+    """Raise :class:`InputError` unless a "features" payload has as many rows of the thinker's ``width`` as it says."""
+    rows: dict[str, tuple[int | None, ...]] = {
+        "features": (medium.tokens, width),
+        "audio": (medium.audio_tokens, width),
+        "deepstack": (None, medium.tokens, width),
+    }
+    wanted = {"features"} | ({"audio"} if medium.audio_tokens else set()) | (rows.keys() & payload.tensors.keys())
+    check_input(payload, {name: TensorSpec("float", rows[name]) for name in wanted})
 
 
 @dataclass(frozen=True, slots=True)

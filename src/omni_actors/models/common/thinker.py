@@ -15,7 +15,7 @@ from transformers import AutoConfig, GenerationConfig
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.features import FeatureDecoder, Features, without_features
 from omni_actors.models.common.layout import Layout, expand
-from omni_actors.models.common.multimodal import Expanded, Medium
+from omni_actors.models.common.multimodal import Expanded, Medium, check_features
 from omni_actors.models.common.text import (
     Text,
     check_token_ids,
@@ -127,6 +127,7 @@ class Thinker(AutoregressiveAdapter):
         request = self._requests[key]
         if payload is not None:
             medium = Medium.of(payload.meta)
+            check_features(payload, medium, self.decoder.embeddings.shape[1])
             request.media.append(medium)
             request.facts.append(payload.meta)
             decoder = self.decoder

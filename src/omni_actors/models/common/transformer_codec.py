@@ -57,6 +57,9 @@ class TransformerCodec(CodecAdapter):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._remembering(codes, begins, memories, fresh)
 
+    def recall(self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool) -> torch.Tensor:
+        return self._remembering.recall(codes, begins, memories, fresh, self._convolutions_see + 1)
+
 
 def flat(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """Modules in order, those in lists among them."""

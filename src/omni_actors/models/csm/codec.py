@@ -9,6 +9,7 @@ from transformers import CsmConfig, MimiModel
 from omni_actors.models.common import codec_stage
 from omni_actors.models.common.mimi import MimiStream
 from omni_actors.models.common.speech import part
+from omni_actors.worker.checks import TensorSpec
 
 
 class Codec(codec_stage.CodecStage):
@@ -18,6 +19,7 @@ class Codec(codec_stage.CodecStage):
         config = CsmConfig.from_pretrained(folder, local_files_only=True).codec_config
         config.encoder_config = None
         self._model = part(MimiModel, self.hello, "codec_model.", config)
+        self.frame = TensorSpec("int64", (None, config.num_quantizers), 0, config.codebook_size)
         self.sample_rate, self.samples_per_frame = config.sampling_rate, config.frame_size
 
     def stream(self) -> MimiStream:

@@ -28,6 +28,7 @@ from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling, Transcription
 from omni_actors.protocol.request import TextDelta
+from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import (
@@ -113,7 +114,7 @@ class Decoder(AutoregressiveAdapter):
         table = own(model.embed_tokens.embed_tokens)
         text = table[: config.vocab_size].clone()
         self._offsets = model.embed_tokens.audio_tokens_offsets[1:].clone()
-        self._codes = table
+        self._codes, self._codebook = table, int(config.codebook_vocab_size)
         self._begin = torch.full((1, config.num_codebooks), config.audio_bos_token_id, device=device)
         head = read_weights(folder, "lm_head.")
         self.decoder = FrameDecoder(
@@ -146,6 +147,7 @@ class Decoder(AutoregressiveAdapter):
             if not request.known:
                 raise invalid_request("There is no clip.", param="file")
             return PromptInput()
+        check_input(payload, {"codes": TensorSpec("int64", (None, self._begin.shape[1]), 0, self._codebook)})
         codes = tensor_of(payload, "codes", device=self.decoder.device)
         if request.known:
             self._hear(key, codes)

@@ -31,6 +31,12 @@ from omni_actors.worker.engines.outputs import Piece, Result
 SPECTRA = ("lh", "theta", "ln", "lr", "phi")
 BINS = 601
 
+ACOUSTIC = {
+    **{name: TensorSpec("float32", (BINS, None)) for name in SPECTRA},
+    "f0": TensorSpec("float32", (None,)),
+}
+"""The tensors of a sentence."""
+
 SLOWEST, FASTEST = 0.25, 4.0
 
 NET_SLOWEST, NET_FASTEST = 0.5, 1.5
@@ -61,12 +67,7 @@ class Line:
 class Acoustic(GenerationAdapter[Speaking, Line]):
     """hibari's net on onnxruntime. It takes one sentence at a time, so a batch is one item."""
 
-    tensors: ClassVar[Specs] = {
-        "acoustic": {
-            **{name: TensorSpec("float32", (BINS, None)) for name in SPECTRA},
-            "f0": TensorSpec("float32", (None,)),
-        }
-    }
+    tensors: ClassVar[Specs] = {"acoustic": ACOUSTIC}
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)

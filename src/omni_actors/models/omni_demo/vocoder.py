@@ -10,12 +10,13 @@ import numpy as np
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.omni_demo import voice
-from omni_actors.models.omni_demo.acoustic import BINS, SPECTRA
+from omni_actors.models.omni_demo.acoustic import ACOUSTIC, BINS, SPECTRA
 from omni_actors.models.omni_demo.pipeline import SAMPLE_RATE
 from omni_actors.models.omni_demo.tempo import Samples, change_tempo
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.checks import check_input
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Result, audio_piece
@@ -61,7 +62,10 @@ class Vocoder(GenerationAdapter[Sounding, Spectra]):
         return Sounding(work), ()
 
     def feed(self, state: Sounding, port: str, payload: Payload | None, end: bool) -> Sequence[Spectra]:
-        return () if payload is None else (Spectra(state, payload),)
+        if payload is None:
+            return ()
+        check_input(payload, ACOUSTIC)
+        return (Spectra(state, payload),)
 
     def batch_key(self, item: Spectra) -> Hashable:
         return id(item)

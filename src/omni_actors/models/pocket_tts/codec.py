@@ -12,6 +12,7 @@ from omni_actors.models.common import codec_stage
 from omni_actors.models.common.mimi import MimiStream
 from omni_actors.models.common.processors import audio_tokenizer_folder, processor_settings
 from omni_actors.models.common.speech import load_model
+from omni_actors.worker.checks import TensorSpec
 
 FADE_IN_S = 0.005
 """The processor's default."""
@@ -25,6 +26,7 @@ class Codec(codec_stage.CodecStage):
         config = PocketTTSAudioTokenizerConfig.from_pretrained(place, local_files_only=True)
         config.encoder_config = None
         self._model = load_model(PocketTTSAudioTokenizerModel, self.hello, place, config=config)
+        self.frame = TensorSpec("float", (None, self._model.latent_proj.in_channels))
         self.sample_rate, self.samples_per_frame = config.sampling_rate, config.frame_size
         self._fade = int(processor_settings(folder).get("fade_in_duration", FADE_IN_S) * self.sample_rate)
 

@@ -29,6 +29,7 @@ from omni_actors.models.qwen2_5_omni.speakers import read_speakers
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
+from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.tensors import tensor_of
@@ -110,6 +111,7 @@ class Qwen25OmniTalker(Talker):
         made = PromptInput()
         if payload is not None:
             heard.media += [Medium.of(meta) for meta in payload.meta.get("media", ())]
+            check_input(payload, {"states": TensorSpec("float", (len(payload.meta["tokens"]), len(self._end)))})
             rows = tensor_of(payload, "states", device=self.decoder.device, dtype=self.decoder.embeddings.dtype)
             if heard.begun:
                 speaking.pending += rows

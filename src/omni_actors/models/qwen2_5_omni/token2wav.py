@@ -32,7 +32,7 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.checks import OutputError
+from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Result, audio_piece
@@ -157,11 +157,8 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
 
     def feed(self, state: Voicing, port: str, payload: Payload | None, end: bool) -> Sequence[Voicing]:
         if payload is not None:
+            check_input(payload, {"codes": TensorSpec("int64", (None, 1), 0, self._flow.codes + 1)})
             codes = payload.tensors["codes"]
-            if codes.ndim != 2 or codes.shape[1] != 1 or codes.dtype != np.int64:
-                raise OutputError(f"codes are {codes.dtype}{list(codes.shape)}, not int64[frames, 1]")
-            if codes.size and not 0 <= codes.min() <= codes.max() <= self._flow.codes:
-                raise OutputError(f"a code is above {self._flow.codes}")
             state.codes = torch.cat((state.codes, torch.from_numpy(codes[:, 0].copy()).to(state.codes.device)))
         state.ended |= end
         return self.more(state)

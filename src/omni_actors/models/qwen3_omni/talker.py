@@ -32,6 +32,7 @@ from omni_actors.models.qwen3_omni.prompt import Layout
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
+from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.tensors import tensor_of
@@ -131,6 +132,7 @@ class Qwen3OmniTalker(Talker):
             heard.tokens += payload.meta["tokens"]
             heard.prompt = payload.meta["prompt"]
             heard.media += [Medium.of(meta) for meta in payload.meta.get("media", ())]
+            check_input(payload, {"states": TensorSpec("float", (len(payload.meta["tokens"]), len(self._end)))})
             rows = tensor_of(payload, "states", device=self.decoder.device, dtype=self.decoder.embeddings.dtype)
             if heard.text_from is None:
                 heard.states.append(rows)

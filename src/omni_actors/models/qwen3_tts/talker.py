@@ -24,6 +24,7 @@ from omni_actors.models.qwen3_tts.prompt import Asked, Layout, Marks, lay_out, t
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Speech
+from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.engines.sampling import resolve
@@ -153,8 +154,12 @@ class Qwen3TTSTalker(Talker):
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
         if payload is None:
             return PromptInput()
-        timbre, codes = tensor_of(payload, "timbre", device=self.decoder.device), tensor_of(payload, "codes")
-        return self._begin(key, self._waiting.pop(key), _Voice(timbre, codes if len(codes) else None))
+        codebook = min(map(len, (self.decoder.embeddings, *self._residual)))
+        timbre, codes = TensorSpec("float", (self.decoder.width,)), TensorSpec("int64", (None, None), 0, codebook)
+        check_input(payload, {"timbre": timbre, "codes": codes})
+        frames = tensor_of(payload, "codes")
+        voice = _Voice(tensor_of(payload, "timbre", device=self.decoder.device), frames if len(frames) else None)
+        return self._begin(key, self._waiting.pop(key), voice)
 
     def _check(self, speech: Speech, clip: bool) -> None:
         """Raises 400 for what this checkpoint cannot do."""

@@ -20,7 +20,7 @@ from omni_actors.protocol.errors import invalid_request, overloaded
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker import kv
-from omni_actors.worker.checks import OutputError
+from omni_actors.worker.checks import OutputError, check_payload
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.ar_options import EngineOptions
 from omni_actors.worker.engines.ar_request import (
@@ -413,6 +413,7 @@ class AutoregressiveEngine(Engine):
         if request.work.routed and index == 0:
             payload = adapter.output(self._release(choice, (replayed or "") + delta.text))
             if payload is not None:
+                check_payload(payload, adapter.tensors.get(payload.kind, {}))
                 out.emit(key, payload)
         if choice.finish_reason is not None:
             choice.closed = True

@@ -26,7 +26,7 @@ from omni_actors.models.common.codec_options import CODEC_DEFAULTS
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.checks import OutputError
+from omni_actors.worker.checks import OutputError, TensorSpec, check_input
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Result, audio_piece
@@ -41,7 +41,9 @@ _SILENCE: Samples = np.empty(0, np.float32)
 @dataclass(slots=True)
 class Stream:
     """One request's codes. ``codes`` holds frames from number ``base`` on; ``decoded`` is how many have been part of a
-    piece, ``sent`` how many samples have left. ``memory`` is what a decoder that remembers needs of the former."""
+    piece, ``sent`` how many samples have left. ``memory`` is what a decoder that remembers needs of the former.
+    ``origin`` samples are a clip's; ``counted`` are those that usage has. While it ``skips`` the stream has not begun:
+    the frames that the client has the sound of are still to come."""
 
     work: Work
     ramp: Ramp
@@ -50,6 +52,9 @@ class Stream:
     decoded: int = 0
     sent: int = 0
     memory: torch.Tensor | None = None
+    origin: int = 0
+    counted: int = 0
+    skips: bool = False
     ended: bool = False
     busy: bool = False
 
@@ -126,6 +131,10 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         their first): the samples that are settled with them and not before, and what they remember then."""
         raise NotImplementedError(f"{type(self).__name__} remembers nothing")
 
+    def recall(self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool) -> torch.Tensor:
+        """What streams remember [batch, size] after :meth:`decode_next`, of frames whose samples nobody wants."""
+        return self.decode_next(codes, begins, memories, fresh)[1]
+
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         torch.set_num_threads(self.hello.threads)
         info = self.prepare(progress)
@@ -172,7 +181,8 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         self._unsettled = self._missing if self.unsettled is None else self.unsettled
 
     def open(self, work: Work) -> tuple[Stream, Sequence[Stream]]:
-        return Stream(work, self.ramp(work), np.empty((0, self.groups), np.int64), memory=self._blank), ()
+        blank = np.empty((0, self.groups), np.int64)
+        return Stream(work, self.ramp(work), blank, memory=self._blank, skips=work.delivered > 0), ()
 
     def ramp(self, work: Work) -> Ramp:
         """The sizes of this request's pieces."""
@@ -193,15 +203,13 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     def feed(self, state: Stream, port: str, payload: Payload | None, end: bool) -> Sequence[Stream]:
         if payload is not None:
-            codes = payload.tensors[self.tensor]
-            if codes.ndim != 2 or codes.shape[1] != self.groups or codes.dtype != np.int64:
-                raise OutputError(f"codes are {codes.dtype}{list(codes.shape)}, not int64[frames, {self.groups}]")
-            if codes.size and not 0 <= codes.min() <= codes.max() < self.codebook_size:
-                raise OutputError(f"a code is not below {self.codebook_size}")
-            state.codes = np.concatenate((state.codes, codes))
+            check_input(payload, {self.tensor: TensorSpec("int64", (None, self.groups), 0, self.codebook_size)})
+            state.codes = np.concatenate((state.codes, payload.tensors[self.tensor]))
             if heard := payload.meta.get("context", 0):
                 self._hear(state, heard)
         state.ended |= end
+        if state.skips:
+            self._skip(state)
         return self.more(state)
 
     @torch.inference_mode()
@@ -209,14 +217,48 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         """The stream's first frames are a clip's, from which its sound goes on: what is settled of them is not
         played."""
         if stream.memory is not None:
-            codes = torch.from_numpy(stream.codes[None, :frames]).to(self.hello.device)
-            begins = torch.zeros(1, dtype=torch.int64, device=codes.device)
-            _, (stream.memory,) = self.decode_next(codes, begins, stream.memory[None], True)
-            stream.codes, stream.base = stream.codes[frames:], frames
+            self._remember(stream, 0, frames, stream.memory)
         stream.decoded = frames
-        stream.sent = max(0, frames * self.samples_per_frame - self._unsettled)
+        stream.sent = stream.origin = stream.counted = max(0, frames * self.samples_per_frame - self._unsettled)
+
+    @torch.inference_mode()
+    def _skip(self, stream: Stream) -> None:
+        """Once the frames are there that the client has the sound of, go on behind them, as if they had been decoded:
+        what a sample depends on is computed again, and its sound is not. The last frame is decoded once more, so that
+        there is something to finish with."""
+        rate = self.samples_per_frame
+        done = (stream.origin + stream.work.delivered + self._unsettled) // rate - 1
+        if stream.ended:
+            done = min(done, stream.received - 1)
+        elif stream.received <= done:
+            return
+        stream.skips = False
+        sent = done * rate - self._unsettled
+        if sent <= stream.sent:
+            return
+        if stream.memory is None:
+            self._forget(stream, max(stream.base, sent // rate - self._context))
+        else:
+            begin, memory = max(0, sent // rate - self.sufficient_context), self._blank
+            if begin <= stream.decoded or memory is None:
+                begin, memory = stream.decoded, stream.memory
+            self._remember(stream, begin, done, memory)
+        stream.decoded, stream.sent = done, sent
+
+    def _remember(self, stream: Stream, begin: int, end: int, memory: torch.Tensor) -> None:
+        """Frames ``begin … end - 1`` have been decoded, beginning with this memory; no earlier one is needed more."""
+        codes = torch.from_numpy(stream.codes[None, begin - stream.base : end - stream.base]).to(self.hello.device)
+        begins = torch.tensor([begin], device=codes.device)
+        (stream.memory,) = self.recall(codes, begins, memory[None], begin == 0)
+        self._forget(stream, end)
+
+    def _forget(self, stream: Stream, keep: int) -> None:
+        """Drop the frames before this one."""
+        stream.codes, stream.base = stream.codes[keep - stream.base :], keep
 
     def more(self, state: Stream) -> Sequence[Stream]:
+        if state.skips:
+            return ()
         waiting = state.received - state.decoded
         left = waiting > 0 or state.sent < self._settled(state, state.received)
         due = waiting >= state.ramp.wanted or (state.ended and left)
@@ -303,16 +345,18 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         ]
 
     def _result(self, piece: Piece, samples: Samples) -> Result:
-        sent = [audio_piece(piece.stream.work, samples, self.sample_rate)] if len(samples) else []
-        return Result(sent, Usage(audio_output_s=len(samples) / self.sample_rate))
+        stream = piece.stream
+        meta = {"start": piece.first - stream.origin} if stream.work.delivered else {}
+        sent = [audio_piece(stream.work, samples, self.sample_rate, **meta)] if len(samples) else []
+        return Result(sent, Usage(audio_output_s=(piece.last - stream.counted) / self.sample_rate))
 
     def _advance(self, piece: Piece, memory: torch.Tensor | None) -> None:
         stream = piece.stream
         stream.ramp.cut(piece.end - stream.decoded, (piece.last - piece.first) / self.sample_rate)
-        stream.decoded, stream.sent, stream.busy = piece.end, piece.last, False
+        stream.decoded, stream.sent, stream.counted, stream.busy = piece.end, piece.last, piece.last, False
         # What no later piece reads.
         if memory is not None:
             stream.memory, keep = memory, piece.end
         else:
             keep = max(stream.base, stream.sent // self.samples_per_frame - self._context)
-        stream.codes, stream.base = stream.codes[keep - stream.base :], keep
+        self._forget(stream, keep)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -18,6 +18,7 @@ from omni_actors.connectors.payload import Payload, text_payload
 from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TextDelta
+from omni_actors.worker.checks import Specs
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.detokenize import Vocabulary
 
@@ -185,6 +186,8 @@ class AutoregressiveAdapter(ABC):
     """Ids that end an answer."""
     max_model_len: int
     """Tokens of prompt and answer together."""
+    tensors: ClassVar[Specs] = {}
+    """What emitted payloads must hold, by kind and tensor name. Every float tensor must be finite, declared or not."""
     sampling_defaults: Mapping[str, Any]
     """For the fields of :class:`~omni_actors.protocol.params.Sampling` that a request leaves ``None``."""
 
@@ -200,7 +203,8 @@ class AutoregressiveAdapter(ABC):
         """A new request: its prompt, or as much of it as there is before its ports are fed."""
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
-        """Input on a port, in order: what it adds to the prompt. Sampling begins when all ports have ended."""
+        """Input on a port, in order: what it adds to the prompt. Sampling begins when all ports have ended. What a step
+        could break on is looked at here (:func:`~omni_actors.worker.checks.check_input`)."""
         raise NotImplementedError(f"{type(self).__name__} takes no input on port {port!r}")
 
     def sampling(self, work: Work) -> Sampling:

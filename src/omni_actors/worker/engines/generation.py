@@ -24,7 +24,7 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import OmniError, overloaded
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.checks import InputError, OutputError, Specs, check_input
+from omni_actors.worker.checks import InputError, OutputError, Specs
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.outputs import Piece, Result, add_usage, check_piece
 from omni_actors.worker.isolation import BatchLimit, Faults
@@ -48,8 +48,6 @@ class GenerationAdapter(ABC, Generic[S, I]):
     with its traceback and becomes a 500 that names the stage. Neither touches another request.
     """
 
-    takes: Specs = {}
-    """What payloads must hold that come on a port, by port and tensor name: who made one that does not is at fault."""
     tensors: ClassVar[Specs] = {}
     """What emitted payloads must hold, by kind and tensor name. Every float tensor must be finite, declared or not."""
 
@@ -66,7 +64,8 @@ class GenerationAdapter(ABC, Generic[S, I]):
         and the items that the sections alone make up. A request without ports gets no other."""
 
     def feed(self, state: S, port: str, payload: Payload | None, end: bool) -> Sequence[I]:
-        """Input on a port, in order: the items that are complete now. Tensors are the adapter's own, writable."""
+        """Input on a port, in order: the items that are complete now. Tensors are the adapter's own, writable. What a
+        later batch could break on is looked at here (:func:`~omni_actors.worker.checks.check_input`)."""
         raise NotImplementedError(f"{type(self).__name__} takes no input on port {port!r}")
 
     def batch_key(self, item: I) -> Hashable:
@@ -176,8 +175,6 @@ class GenerationEngine(Engine):
         try:
             if port not in request.open_ports:
                 raise RuntimeError(f"port {port!r} is not open")
-            if payload is not None:
-                check_input(payload, self._adapter.takes.get(port, {}))
             items = self._adapter.feed(request.state, port, _own(payload), end)
         except InputError:
             self._give_up(request)
