@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.worker.engines.codec_driver import codec_engine, decode_in_pieces
+from tests.worker.engines.codec_driver import check_every_delivery, codec_engine, decode_in_pieces
 from transformers import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
@@ -122,3 +122,14 @@ def test_contexts_are_those_of_the_published_checkpoint() -> None:
         model = Qwen3OmniMoeCode2Wav(config)
     blocks = torch.nn.ModuleList([*model.upsample, *model.decoder])
     assert contexts(torch.nn.Sequential(), config, blocks) == (1920, 11, 8 * 71 + 11)
+
+
+@pytest.mark.parametrize("context", [None, 40])
+def test_sound_goes_on_behind_what_was_heard(
+    engine: GenerationEngine, streams: list[np.ndarray[Any, Any]], context: int | None
+) -> None:
+    adapter: Any = configured(engine, chunk_frames=16, left_context_frames=context)._adapter
+    rate = adapter.samples_per_frame
+    assert adapter.sufficient_context + 4 < len(streams[0]), "the first frames have no part in the last"
+    counts = [1, rate, 3 * rate + 7, 40 * rate, 70 * rate + 5, 74 * rate]
+    check_every_delivery(engine, streams[0], counts, tolerance=TOLERANCE, slack=2 * rate)

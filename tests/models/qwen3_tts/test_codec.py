@@ -11,6 +11,7 @@ import torch
 from tests.models.qwen3_tts.drive import codec_of, decode
 from tests.models.qwen3_tts.reference import reference
 from tests.models.qwen3_tts.room import folder_of
+from tests.worker.engines.codec_driver import check_every_delivery
 
 from omni_actors.models.qwen3_tts.codec import Qwen3TTSCodec
 
@@ -81,3 +82,14 @@ def test_the_clip_that_sound_goes_on_from_is_heard_not_played() -> None:
         engine = codec_of(ramp=False, chunk_frames=chunk)
         sound = decode(engine, frames(), context=25)
         np.testing.assert_allclose(sound, whole()[25 * 1920 :], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("heard", [0, 9])
+def test_sound_goes_on_behind_what_was_heard(heard: int) -> None:
+    """Also where it goes on from a clip's."""
+    engine = codec_of(chunk_frames=16)
+    adapter = adapter_of(engine)
+    assert adapter.sufficient_context + 4 < FRAMES - heard, "the first frames have no part in the last"
+    rate = adapter.samples_per_frame
+    counts = [1, rate, 3 * rate + 7, 30 * rate, (FRAMES - heard - 6) * rate + 5, (FRAMES - heard) * rate]
+    check_every_delivery(engine, frames().numpy(), counts, context=heard, tolerance=1e-4, slack=2 * rate)

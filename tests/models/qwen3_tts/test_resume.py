@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from tests.models.qwen3_tts.cases import CLONES, DESIGNS, VOICES
-from tests.models.qwen3_tts.drive import Ask, Out, run, speech, submit, talker_of
+from tests.models.qwen3_tts.drive import Ask, Out, fused_of, run, speech, submit, talker_of
 from tests.models.qwen3_tts.room import voice_clip
 
 from omni_actors.protocol.frames import Prefix
@@ -57,3 +58,22 @@ def test_every_cut(talkers: Callable[[str], AutoregressiveEngine], name: str) ->
         # Nothing is said twice, and what had been said is there at once.
         assert len(rest.payloads[0]) <= steps - cut + 1
         assert not engine.counters()["requests"]
+
+
+@pytest.mark.parametrize("name", ["seeded", "clip"])
+def test_in_one_worker_the_sound_goes_on_behind_what_was_heard(name: str) -> None:
+    """The frames are made again, as they were; their sound is not."""
+    kind, ask = ASKS[name]
+    engine = fused_of(kind)
+    whole = run(engine, [ask])
+    sound = whole.sound(0)
+    for delivered in (1, len(sound) // 3, len(sound) - 5, len(sound)):
+        out = Out()
+        submit(engine, 0, ask, delivered=delivered)
+        while engine.runnable:
+            assert engine.step(out)
+        assert not out.errors
+        start = out.payloads[0][0].meta["start"]
+        assert delivered - 5000 < start <= delivered
+        assert np.abs(out.sound(0) - sound[start:]).max() < 1e-4
+        assert out.usage[0] == whole.usage[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class Sound:
     """An outbox that keeps each request's samples as a next stage gets them."""
 
     pieces: dict[int, list[Samples]] = field(default_factory=lambda: defaultdict(list))
+    starts: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Where pieces say that they begin."""
     usage: dict[int, Usage] = field(default_factory=dict)
     errors: dict[int, ErrorInfo] = field(default_factory=dict)
     consumed_payloads: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -49,6 +51,8 @@ class Sound:
 
     def emit(self, key: int, payload: Payload) -> None:
         self.pieces[key].append(np.array(payload.tensors["samples"]))
+        if "start" in payload.meta:
+            self.starts[key].append(payload.meta["start"])
 
     def consumed(self, key: int, port: str) -> None:
         self.consumed_payloads[key] += 1
@@ -87,12 +91,15 @@ def codec_engine(
     return engine
 
 
-def open_stream(engine: GenerationEngine, key: int, params: Mapping[str, Any] | None = None) -> None:
-    engine.admit(Work(key, f"r{key}", params or {}, frozenset({PORT}), visible=False, routed=True))
+def open_stream(
+    engine: GenerationEngine, key: int, params: Mapping[str, Any] | None = None, delivered: int = 0
+) -> None:
+    ports = frozenset({PORT})
+    engine.admit(Work(key, f"r{key}", params or {}, ports, visible=False, routed=True, delivered=delivered))
 
 
-def payload(codes: np.ndarray[Any, Any]) -> Payload:
-    return Payload("codes", {}, {"codes": codes})
+def payload(codes: np.ndarray[Any, Any], **meta: Any) -> Payload:
+    return Payload("codes", meta, {"codes": codes})
 
 
 def run_all(engine: GenerationEngine, out: Sound) -> None:
@@ -201,3 +208,49 @@ class LooksAhead(Convolutions):
             x = torch.tanh(torch.nn.functional.conv1d(x, weight, padding=1))
         x = x.repeat_interleave(self.samples_per_frame, dim=2)
         return torch.tanh(torch.nn.functional.conv1d(x, self.back, padding=1)[:, 0])
+
+
+def check_every_delivery(
+    engine: GenerationEngine,
+    stream: np.ndarray[Any, Any],
+    delivered: Iterable[int],
+    *,
+    context: int = 0,
+    tolerance: float,
+    slack: int,
+) -> list[int]:
+    """Whatever the client has of a stream, what another attempt makes goes on behind it, and begins at most ``slack``
+    samples before; the first ``context`` frames are a clip's. The frames come at once, and the last four one by one.
+    Returns where the attempts begin."""
+
+    def attempt(key: int, delivered: int) -> Sound:
+        out = Sound()
+        open_stream(engine, key, delivered=delivered)
+        split = max(context, len(stream) - 4)
+        meta = {"context": context} if context else {}
+        engine.feed(key, PORT, payload(stream[:split], **meta), False)
+        for frame in range(split, len(stream)):
+            run_all(engine, out)
+            engine.feed(key, PORT, payload(stream[frame : frame + 1]), False)
+        engine.feed(key, PORT, None, True)
+        run_all(engine, out)
+        assert not out.errors
+        return out
+
+    whole = attempt(0, 0)
+    starts = []
+    for number, count in enumerate(delivered, 1):
+        rest = attempt(number, count)
+        start = rest.starts[number][0] if count else 0
+        assert max(0, count - slack) <= start <= count
+        sound = whole.of(0)[start:]
+        assert rest.of(number).shape == sound.shape
+        np.testing.assert_allclose(rest.of(number), sound, rtol=0, atol=tolerance)
+        if count:
+            assert rest.starts[number] == [
+                start + sum(map(len, rest.pieces[number][:i])) for i in range(len(rest.starts[number]))
+            ]
+        assert abs(rest.usage[number].audio_output_s - whole.usage[0].audio_output_s) < 1e-9
+        assert not engine.counters()["requests"]
+        starts.append(start)
+    return starts

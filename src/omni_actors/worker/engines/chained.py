@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -83,7 +83,8 @@ class ChainedEngine(Engine):
             for place in range(begin, len(self._links)):
                 ports = work.ports if place == begin else frozenset({self._links[place].port})
                 visible, routed = (work.visible, work.routed) if place == last else (False, True)
-                own = Work(work.key, work.request_id, work.params, ports, visible=visible, routed=routed)
+                delivered = work.delivered if place == last else 0
+                own = replace(work, ports=ports, visible=visible, routed=routed, prefix=None, delivered=delivered)
                 self._engines[place].admit(own)
         except BaseException:
             for engine in self._engines:
