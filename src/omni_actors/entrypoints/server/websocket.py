@@ -13,7 +13,7 @@ import trio
 from websockets import datastructures
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
-from websockets.protocol import State
+from websockets.protocol import Protocol, Side, State
 from websockets.server import ServerProtocol
 
 from omni_actors.entrypoints.server.http1 import BadRequest, Exchange, Headers
@@ -75,8 +75,8 @@ class WebSocket:
         self._closed: SocketClosed | None = None
         self._busy = 0
         self._draining = False
-        self._protocol = ServerProtocol(max_size=self._limits.message, logger=_protocol_log)
-        self._response = self._handshake()
+        self._protocol = Protocol(Side.SERVER, max_size=self._limits.message, logger=_protocol_log)
+        self._response = _handshake(exchange)
 
     @property
     def subprotocols(self) -> list[str]:
@@ -91,7 +91,7 @@ class WebSocket:
         for name, value in headers or ():
             response.headers[name.decode("latin-1")] = value.decode("latin-1")
         self.accepted = self._exchange.started = True
-        self._protocol.send_response(response)
+        self._protocol.writes.append(response.serialize())
         if self._connection.server.draining:
             self.drain()
         await self._flush()
@@ -180,15 +180,6 @@ class WebSocket:
             self._post()
 
     # --- inside
-
-    def _handshake(self) -> Response:
-        exchange = self._exchange
-        lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in exchange.headers]
-        request = Request("/", datastructures.Headers(lines), exchange.method, f"HTTP/{exchange.http_version}")
-        response = self._protocol.accept(request)
-        if response.status_code != 101:
-            raise BadRequest(response.status_code, response.body.decode().partition("\n")[0])
-        return response
 
     async def _read(self) -> None:
         """Take in the next bytes, and answer what the protocol itself answers."""
@@ -297,3 +288,13 @@ class WebSocket:
             self._pinged = True
             self._protocol.send_ping(b"")
             await self._flush()
+
+
+def _handshake(exchange: Exchange) -> Response:
+    """The answer that accepts it."""
+    lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in exchange.headers]
+    request = Request("/", datastructures.Headers(lines), exchange.method, f"HTTP/{exchange.http_version}")
+    response = ServerProtocol(logger=_protocol_log).accept(request)
+    if response.status_code != 101:
+        raise BadRequest(response.status_code, response.body.decode().partition("\n")[0])
+    return response
