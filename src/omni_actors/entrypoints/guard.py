@@ -66,26 +66,25 @@ class Guard:
         context.peer = exchange.client[0] if exchange.client else None
         guarded = Guarded(self, exchange, context, path, headers)
         token = current_request.set(context.id)
+        self._metrics.http_begun()
         try:
-            with self._metrics.http(context, method):
-                try:
-                    info = self.check(context, method, path, headers)
-                    if info is not None:
-                        await guarded.refuse(info)
-                    elif method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers:
-                        await guarded.respond(204, _preflight(headers), b"")
-                    else:
-                        await answer(guarded)
-                except OmniError as error:
-                    await guarded.refuse(error.info)
-                except Exception:
-                    log.exception("unexpected failure of %s %r", method, path)
-                    await guarded.refuse(internal_error(context.id))
-                finally:
-                    if log.isEnabledFor(logging.DEBUG):
-                        took = (trio.current_time() - context.started) * 1000
-                        log.debug("%s %r: %s after %.1f ms", method, path, context.status or "client gone", took)
+            info = self.check(context, method, path, headers)
+            if info is not None:
+                await guarded.refuse(info)
+            elif method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers:
+                await guarded.respond(204, _preflight(headers), b"")
+            else:
+                await answer(guarded)
+        except OmniError as error:
+            await guarded.refuse(error.info)
+        except Exception:
+            log.exception("unexpected failure of %s %r", method, path)
+            await guarded.refuse(internal_error(context.id))
         finally:
+            self._metrics.http_over(context, method)
+            if log.isEnabledFor(logging.DEBUG):
+                took = (trio.current_time() - context.started) * 1000
+                log.debug("%s %r: %s after %.1f ms", method, path, context.status or "client gone", took)
             current_request.reset(token)
 
     def admit(self, path: str, headers: Mapping[bytes, bytes], context: RequestContext) -> ErrorInfo | None:

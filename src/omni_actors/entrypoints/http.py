@@ -89,6 +89,11 @@ class RequestContext:
     route: str = "unmatched"
     status: int = 0
 
+    @property
+    def unique(self) -> str:
+        """What no other request's identity has: for ids of what is made for this one."""
+        return self.id[4:36]
+
     def remaining(self, timeout_s: float | None = None) -> float | None:
         """Seconds left of the budget (the smaller of header and field), ``None`` without one.
 

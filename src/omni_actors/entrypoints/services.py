@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.media.client import MediaService
@@ -209,23 +210,46 @@ class Services:
             if refs and self.media is not None:
                 await self.media.discard(refs)
 
-    @asynccontextmanager
-    async def open(self, request: Request) -> AsyncGenerator[Events, None]:
-        """Run a request; leaving the block cancels what is left of it. Counts it, however it ends."""
-        with self.metrics.request(request.task) as metrics:
-            async with self.orchestrator.open(request) as stream:
-                metrics.admitted()
-                yield Events(stream, metrics)
+    def open(self, request: Request) -> Events:
+        """A request, to be run by entering it."""
+        return Events(self.orchestrator.open(request), self.metrics, request.task)
 
 
 class Events:
-    """A running request's events, counted as they pass. Ends after :class:`Completed`; raises :class:`OmniError`."""
+    """A running request's events, counted as they pass. Ends after :class:`Completed`; raises :class:`OmniError`.
 
-    def __init__(self, stream: EventStream, metrics: RequestMetrics) -> None:
-        self._stream = stream
-        self._metrics = metrics
+    Entering it runs the request; leaving it cancels what is left, and counts the request, however it ended.
+    """
+
+    def __init__(self, opening: AbstractAsyncContextManager[EventStream], metrics: Metrics, task: str) -> None:
+        self._opening = opening
+        self._counted = (metrics, task)
+        self._metrics: RequestMetrics
+        self._stream: EventStream
         self._first: Event | None = None
         self._over = False
+
+    async def __aenter__(self) -> Self:
+        metrics, task = self._counted
+        self._metrics = metrics.request(task)
+        try:
+            self._stream = await self._opening.__aenter__()
+        except BaseException as error:
+            self._metrics.failed = isinstance(error, Exception)
+            self._metrics.over()
+            raise
+        self._metrics.admitted()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        if isinstance(error, Exception):
+            self._metrics.failed = True
+        try:
+            return await self._opening.__aexit__(kind, error, traceback)
+        finally:
+            self._metrics.over()
 
     async def begin(self) -> None:
         """Wait for the first event (or raise the failure that came in its place); iteration will give it again."""

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import trio
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
 from omni_actors.protocol.request import Usage
+from omni_actors.telemetry.series import Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -38,13 +39,19 @@ class Metrics:
         self.registry = CollectorRegistry()
 
         def counter(name: str, doc: str, *labels: str) -> Counter:
-            return Counter(f"omni_actors_{name}", doc, labels, registry=self.registry)
+            made = Counter(f"omni_actors_{name}", doc, labels)
+            self.registry.register(made)
+            return made
 
         def gauge(name: str, doc: str, *labels: str) -> Gauge:
-            return Gauge(f"omni_actors_{name}", doc, labels, registry=self.registry)
+            made = Gauge(f"omni_actors_{name}", doc, labels)
+            self.registry.register(made)
+            return made
 
-        def histogram(name: str, doc: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"omni_actors_{name}", doc, labels, registry=self.registry, buckets=buckets)
+        def histogram(name: str, doc: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
+            made = Histogram(f"omni_actors_{name}", doc, bounds, labels)
+            self.registry.register(made)
+            return made
 
         self._http = counter(
             "http_requests", "HTTP exchanges by route, method and status.", "route", "method", "status"
@@ -72,16 +79,14 @@ class Metrics:
         self._audio_in = counter("audio_input_seconds", "Seconds of audio taken in, by stage.", "stage")
         self._audio_out = counter("audio_output_seconds", "Seconds of audio produced, by stage.", "stage")
 
-    @contextmanager
-    def http(self, record: HttpRecord, method: str) -> Iterator[None]:
-        """Count the exchange around which it stands; ``record`` is read at its end."""
+    def http_begun(self) -> None:
+        """An HTTP exchange has begun: one :meth:`http_over` follows."""
         self._http_open.inc()
-        try:
-            yield
-        finally:
-            self._http_open.dec()
-            status = str(record.status) if record.status else "client_gone"
-            self._http.labels(record.route, method if method in _METHODS else "other", status).inc()
+
+    def http_over(self, record: HttpRecord, method: str) -> None:
+        self._http_open.dec()
+        status = str(record.status) if record.status else "client_gone"
+        self._http.inc(record.route, method if method in _METHODS else "other", status)
 
     def connection_opened(self) -> None:
         self._connections.inc()
@@ -89,10 +94,10 @@ class Metrics:
 
     def connection_closed(self, reason: str) -> None:
         self._connections_open.dec()
-        self._connections_closed.labels(reason).inc()
+        self._connections_closed.inc(reason)
 
     def accepting_paused(self, cause: str) -> None:
-        self._paused.labels(cause).inc()
+        self._paused.inc(cause)
 
     @contextmanager
     def websocket(self) -> Iterator[None]:
@@ -102,22 +107,10 @@ class Metrics:
         finally:
             self._websockets_open.dec()
 
-    @contextmanager
-    def request(self, task: str) -> Iterator[RequestMetrics]:
-        """Count one request of the orchestrator: completed, failed, or cancelled (it was left before its end)."""
-        timer = RequestMetrics(self, task)
-        running = self._running.labels(task)
-        running.inc()
-        try:
-            yield timer
-        except Exception:
-            timer.failed = True
-            raise
-        finally:
-            running.dec()
-            # Servers cancel a handler whose reply is sent, so how the block is left says nothing about success.
-            outcome = "completed" if timer.completed else "failed" if timer.failed else "cancelled"
-            self._requests.labels(task, outcome).inc()
+    def request(self, task: str) -> RequestMetrics:
+        """The clock of one request of the orchestrator, which begins now; :meth:`RequestMetrics.over` ends it."""
+        self._running.inc(task)
+        return RequestMetrics(self, task)
 
     def render(
         self,
@@ -139,6 +132,8 @@ class Metrics:
 class RequestMetrics:
     """The clock of one request. Each ``first_*`` counts once."""
 
+    __slots__ = ("_audio", "_metrics", "_started", "_task", "_text", "completed", "failed")
+
     def __init__(self, metrics: Metrics, task: str) -> None:
         self._metrics = metrics
         self._task = task
@@ -148,28 +143,35 @@ class RequestMetrics:
         self.failed = False
 
     def admitted(self) -> None:
-        self._metrics._queue.labels(self._task).observe(trio.current_time() - self._started)
+        self._metrics._queue.observe(trio.current_time() - self._started, self._task)
 
     def first_text(self) -> None:
         if not self._text:
             self._text = True
-            self._metrics._ttft.labels(self._task).observe(trio.current_time() - self._started)
+            self._metrics._ttft.observe(trio.current_time() - self._started, self._task)
 
     def first_audio(self) -> None:
         if not self._audio:
             self._audio = True
-            self._metrics._ttfa.labels(self._task).observe(trio.current_time() - self._started)
+            self._metrics._ttfa.observe(trio.current_time() - self._started, self._task)
 
     def done(self, usage: Mapping[str, Usage]) -> None:
         metrics = self._metrics
         self.completed = True
-        metrics._e2e.labels(self._task).observe(trio.current_time() - self._started)
+        metrics._e2e.observe(trio.current_time() - self._started, self._task)
         for stage, used in usage.items():
-            metrics._prompt.labels(stage).inc(used.prompt_tokens)
-            metrics._cached.labels(stage).inc(used.cached_tokens)
-            metrics._generated.labels(stage).inc(used.completion_tokens)
-            metrics._audio_in.labels(stage).inc(used.audio_input_s)
-            metrics._audio_out.labels(stage).inc(used.audio_output_s)
+            metrics._prompt.add(used.prompt_tokens, stage)
+            metrics._cached.add(used.cached_tokens, stage)
+            metrics._generated.add(used.completion_tokens, stage)
+            metrics._audio_in.add(used.audio_input_s, stage)
+            metrics._audio_out.add(used.audio_output_s, stage)
+
+    def over(self) -> None:
+        """Count it: completed, failed, or cancelled (it was left before its end)."""
+        self._metrics._running.dec(self._task)
+        # Servers cancel a handler whose reply is sent, so how the request is left says nothing about success.
+        outcome = "completed" if self.completed else "failed" if self.failed else "cancelled"
+        self._metrics._requests.inc(self._task, outcome)
 
 
 class _Families:

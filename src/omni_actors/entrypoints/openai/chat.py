@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -61,13 +60,13 @@ async def create(services: Services, call: Call) -> Reply:
     spoken = "audio" in (body.modalities or ())
     request = _request(services, call, body, media, spoken)
     answer = _Answer(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
+        id=f"chatcmpl-{call.context.unique}",
         model=model,
         created=int(time.time()),
         choices=body.n or 1,
         spoken=spoken,
         format=(body.audio and body.audio.format) or ("pcm16" if body.stream else "wav"),
-        audio_id=f"audio_{uuid.uuid4().hex}",
+        audio_id=f"audio_{call.context.unique}",
         logprobs=bool(body.logprobs),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )

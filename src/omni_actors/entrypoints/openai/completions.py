@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,7 +77,7 @@ async def create(services: Services, call: Call) -> Reply:
         for prompt in prompts
     ]
     answer = _Answer(
-        id=f"cmpl-{uuid.uuid4().hex}",
+        id=f"cmpl-{call.context.unique}",
         model=model,
         created=int(time.time()),
         choices=sampling.n * len(requests),

@@ -71,6 +71,7 @@ def refuse_unserved(made: msgspec.Struct, at: str = "") -> None:
 M = TypeVar("M", NoOp, Refused)
 
 
+@functools.cache
 def marks(kind: type[msgspec.Struct], mark: type[M]) -> dict[str, M]:
     """The fields of a struct that carry a mark of that type."""
     return {name: it for name, it in _marked(kind).items() if isinstance(it, mark)}
