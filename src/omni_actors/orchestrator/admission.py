@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
 from omni_actors.orchestrator.estimate import size_of, tokens_of
-from omni_actors.orchestrator.gate import Gate
+from omni_actors.orchestrator.gate import UNBOUNDED, Gate
 from omni_actors.orchestrator.line import Line, Waiter
 from omni_actors.pipelines.plan import DeploymentLimits, Plan
 from omni_actors.pipelines.subgraph import Key, StagePart, Subgraph
@@ -59,7 +59,7 @@ class Seat:
     shape: Shape
     tenant: str
     tokens: tuple[int, ...]
-    free: list[Gate] = field(default_factory=list)
+    free: tuple[Gate, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +93,8 @@ class Admission:
         }
         self._shapes: dict[Key, Shape] = {}
         self._line: Line[_Waiting] = Line(plan.limits.priority_ageing_s)
-        self._tenants: Counter[str] = Counter()
+        self._per_tenant = UNBOUNDED if plan.limits.max_per_key is None else plan.limits.max_per_key
+        self._tenants: dict[str, int] = {}
         """Requests in flight and waiting of each tenant that has any."""
         self._closed: ErrorInfo | None = None
 
@@ -105,7 +106,7 @@ class Admission:
         if self._line or self._closed is not None:
             return None
         tenant = request.tenant
-        if tenant and self._tenants[tenant] >= self._per_tenant:
+        if tenant and self._tenants.get(tenant, 0) >= self._per_tenant:
             return None
         if not shape.counted:
             for gate in shape.gates:
@@ -129,24 +130,31 @@ class Admission:
 
     def leave(self, seat: Seat) -> None:
         """The request is released: its places are others'."""
-        now = trio.current_time()
-        free = seat.free
+        free, counted = seat.free, bool(seat.tokens)
         for gate in seat.shape.gates:
-            if not free or gate not in free:
-                self._free(seat, gate, now)
-        self._forget(seat.tenant)
+            if free and gate in free:
+                continue
+            gate.used -= 1
+            if counted:
+                gate.tokens -= _tokens_at(seat.shape, seat.tokens, gate)
+            if gate.pace.since is not None:
+                gate.released(trio.current_time())
+        if seat.tenant:
+            self._forget(seat.tenant)
         if self._line:
-            self._advance(now)
+            self._advance(trio.current_time())
 
     def leave_stage(self, seat: Seat, name: str) -> None:
         """One stage has finished with the request, which goes on in others."""
         gate = self._gates[name]
         if gate not in seat.free:
-            now = trio.current_time()
-            seat.free.append(gate)
-            self._free(seat, gate, now)
+            seat.free += (gate,)
+            gate.used -= 1
+            gate.tokens -= _tokens_at(seat.shape, seat.tokens, gate)
+            if gate.pace.since is not None:
+                gate.released(trio.current_time())
             if self._line:
-                self._advance(now)
+                self._advance(trio.current_time())
 
     def again(self, seat: Seat) -> None:
         """The request begins anew in all its stages. It has been admitted: if that is more than a stage is to be given,
@@ -154,7 +162,7 @@ class Admission:
         for gate in seat.free:
             gate.used += 1
             gate.tokens += _tokens_at(seat.shape, seat.tokens, gate)
-        seat.free.clear()
+        seat.free = ()
 
     # ---- the deployment
 
@@ -194,11 +202,6 @@ class Admission:
 
     # ---- inside
 
-    @property
-    def _per_tenant(self) -> float:
-        limit = self.limits.max_per_key
-        return float("inf") if limit is None else limit
-
     def _shape(self, request: Request, graph: Subgraph) -> Shape:
         parts = [(self._gates[part.stage.name], part) for part in graph.parts]
         counted = tuple((gate, part) for gate, part in parts if gate.counts_tokens)
@@ -208,26 +211,22 @@ class Admission:
     def _seat(self, shape: Shape, tenant: str, tokens: tuple[int, ...]) -> Seat:
         for gate in shape.gates:
             gate.used += 1
-        for (gate, _), count in zip(shape.counted, tokens, strict=True):
-            gate.tokens += count
+        if tokens:
+            for (gate, _), count in zip(shape.counted, tokens, strict=True):
+                gate.tokens += count
         if tenant:
-            self._tenants[tenant] += 1
+            self._remember(tenant)
         return Seat(shape, tenant, tokens)
 
-    @staticmethod
-    def _free(seat: Seat, gate: Gate, now: float) -> None:
-        gate.used -= 1
-        if seat.tokens:
-            gate.tokens -= _tokens_at(seat.shape, seat.tokens, gate)
-        gate.pace.tick(now)
-        if not gate.waiting:
-            gate.pace.end()
+    def _remember(self, tenant: str) -> None:
+        self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
 
     def _forget(self, tenant: str) -> None:
-        if tenant:
-            self._tenants[tenant] -= 1
-            if not self._tenants[tenant]:
-                del self._tenants[tenant]
+        count = self._tenants[tenant] - 1
+        if count:
+            self._tenants[tenant] = count
+        else:
+            del self._tenants[tenant]
 
     def _join(self, request: Request, graph: Subgraph) -> _Waiting:
         """A place in line. Raises what speaks against that."""
@@ -238,7 +237,7 @@ class Admission:
         waiter.tokens = _estimate(request, shape)
         self._line.join(waiter)
         if waiter.tenant:
-            self._tenants[waiter.tenant] += 1
+            self._remember(waiter.tenant)
         for gate in shape.gates:
             gate.waiting += 1
             if not waiter.room_at(gate):
@@ -264,7 +263,7 @@ class Admission:
             if gate.down:
                 self.refused["stage_unavailable"] += 1
                 raise self._unavailable(gate.name)
-        if request.tenant and self._tenants[request.tenant] >= self._per_tenant:
+        if request.tenant and self._tenants.get(request.tenant, 0) >= self._per_tenant:
             self.refused["key_limit"] += 1
             raise overloaded(
                 f"This API key has {self.limits.max_per_key} requests under way, which is its limit (max_per_key).",
@@ -274,7 +273,7 @@ class Admission:
     def _full(self, waiter: _Waiting, now: float, reason: str) -> ErrorInfo:
         """The refusal of one that would have to wait, and cannot."""
         gates, limits = waiter.shape.gates, self.limits
-        wait_s = max(gate.wait_s(now) for gate in gates if gate.pace.open or gate is self._whole)
+        wait_s = max(gate.wait_s(now) for gate in gates if gate.pace.since is not None or gate is self._whole)
         if reason == "queue_bytes":
             message = f"{limits.max_queued_bytes} bytes of requests wait already (max_queued_bytes)."
         else:
@@ -329,7 +328,8 @@ class Admission:
         if waiter.gone:
             return
         self._line.leave(waiter, served=served)
-        self._forget(waiter.tenant)
+        if waiter.tenant:
+            self._forget(waiter.tenant)
         for gate in waiter.shape.gates:
             gate.waiting -= 1
 

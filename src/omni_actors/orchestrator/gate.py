@@ -7,46 +7,43 @@ UNBOUNDED = 1 << 62
 _WEIGHT = 1 / 64
 """Of the newest interval in the mean: some batches' worth of releases decide it."""
 
-FIRST_INTERVAL_S = 1.0
+UNKNOWN_S = 1.0
 """What is said of a bound that nobody has waited at yet."""
 
 
 class Pace:
     """The mean time between two releases, measured only while somebody wants in: the drain rate's inverse."""
 
-    __slots__ = ("_count", "_last", "_mean")
+    __slots__ = ("_count", "_mean", "since")
 
     def __init__(self) -> None:
-        self._mean = FIRST_INTERVAL_S
+        self.since: float | None = None
+        """The last release, while time counts."""
+        self._mean = 0.0
         self._count = 0
-        self._last: float | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether time counts."""
-        return self._last is not None
 
     def begin(self, now: float) -> None:
         """Somebody waits (or was refused): time counts from now on, if it did not."""
-        if self._last is None:
-            self._last = now
+        if self.since is None:
+            self.since = now
 
     def end(self) -> None:
         """Nobody waits any more. What was measured stays."""
-        self._last = None
+        self.since = None
 
     def tick(self, now: float) -> None:
         """One was released."""
-        if self._last is not None:
+        if self.since is not None:
             self._count += 1
-            self._mean += (now - self._last - self._mean) * max(_WEIGHT, 1 / self._count)
-            self._last = now
+            self._mean += (now - self.since - self._mean) * max(_WEIGHT, 1 / self._count)
+            self.since = now
 
-    def interval(self, now: float) -> float:
-        """Seconds until one more is released, by what was measured; longer while nothing comes for longer than that."""
-        if self._last is not None and (open_s := now - self._last) > self._mean:
-            return self._mean + (open_s - self._mean) * max(_WEIGHT, 1 / (self._count + 1))
-        return self._mean
+    def wait_s(self, count: int, now: float) -> float:
+        """Seconds until so many are released, by what was measured; longer while nothing comes for longer than that."""
+        mean, open_s = self._mean, 0.0 if self.since is None else now - self.since
+        if open_s > mean:
+            mean += (open_s - mean) * max(_WEIGHT, 1 / (self._count + 1))
+        return count * mean if self._count else max(UNKNOWN_S, open_s)
 
 
 class Gate:
@@ -89,6 +86,12 @@ class Gate:
             return False
         return self.tokens + tokens <= self.token_limit or not self.used
 
+    def released(self, now: float) -> None:
+        """One was released, while time counts."""
+        self.pace.tick(now)
+        if not self.waiting:
+            self.pace.end()
+
     def wait_s(self, now: float) -> float:
         """Estimated time until everybody who waits has passed."""
-        return max(1, self.waiting) * self.pace.interval(now)
+        return self.pace.wait_s(max(1, self.waiting), now)

@@ -5,11 +5,11 @@ answer late; what waits to be admitted can. So a stage gets
 
 * for an autoregressive engine its batch and an eighth of that, to take the place of what ends without a round trip;
 * for a one-shot engine two batches: one runs while the next one is made up;
-* for any other engine as many as come, if none feeds it whose number is known;
+* for any other engine as many as come;
 
-and where other stages feed it, at least what those are given: a request is in all stages of its subgraph from its
-admission on, and would otherwise be kept from the first one by a last one that has nothing to do yet. Behind an edge
-that hands on only at the end (``full``) the two are added: one works when the other has finished.
+and where other stages feed one whose number is known, at least what those are given: a request is in all stages of its
+subgraph from its admission on, and would otherwise be kept from the first one by a last one that has nothing to do yet.
+Behind an edge that hands on only at the end (``full``) the two are added: one works when the other has finished.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _own(stage: StagePlan) -> int:
 
 
 def _with(stage: StagePlan, total: int) -> StagePlan:
-    if stage.limits.get("max_inflight") is not None or not total:
+    if stage.limits.get("max_inflight") is not None or not _own(stage):
         return stage
     each = math.ceil(total / stage.replicas)
     most = stage.limits.get("max_requests") or each
