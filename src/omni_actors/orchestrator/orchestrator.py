@@ -57,6 +57,10 @@ since a wake-up more would cost a lone request more latency than the write saves
 _DRAINING = ErrorInfo(message="The server is shutting down.", type="unavailable_error", code="draining", status=503)
 
 
+COUNTERS_S = 1.0
+"""What a worker gets to say its counters; without them a scrape gives those of the others."""
+
+
 class StartupError(OmniError):
     """A stage's first start failed: the deployment cannot serve."""
 
@@ -275,7 +279,7 @@ class Orchestrator:
 
         async def ask(replica: StageReplica) -> None:
             try:
-                found[replica.stage.name][replica.index] = await replica.query("counters", timeout_s=2.0)
+                found[replica.stage.name][replica.index] = await replica.query("counters", timeout_s=COUNTERS_S)
             except OmniError:
                 return
 
