@@ -161,10 +161,10 @@ async def test_a_worker_that_is_stopped_while_it_waits_for_input_is_found_out() 
                 await stream.receive()
             took = trio.current_time() - stopped
         assert failed.value.info.code == "stage_died"
-        assert 2 * HEARTBEAT_S - 0.1 < took < 2 * HEARTBEAT_S + GRACE_S + MARGIN_S
+        assert took < 2 * HEARTBEAT_S + GRACE_S + MARGIN_S
         assert b.lives.last is not None
         assert (b.lives.last.cause, b.lives.ends["stuck"]) == ("stuck", 1)
-        assert "waiting" in b.lives.last.error.message
+        assert "no sign of life" in b.lives.last.error.message
         await until(lambda: b.live)
         assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
 

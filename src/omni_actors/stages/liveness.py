@@ -28,7 +28,7 @@ WAIT_BUDGET_S = 10.0
 least two heartbeats)."""
 
 _NAMES = {
-    Activity.LOADING: "loading",
+    Activity.LOADING: "before its first turn",
     Activity.WAITING: "waiting",
     Activity.WORKING: "in a step",
     Activity.COMPILING: "in one of its first steps",
@@ -81,15 +81,14 @@ class Page:
 
 
 def budget_s(stage: StagePlan, activity: Activity) -> float:
-    """How long a worker of this stage that has work may go without a sign of life while it does that."""
+    """How long a worker of this stage that is ready, and has work, may go without a sign of life while it does that.
+    (Loading has the start timeout. One that says it loads has said it is ready, and not taken its first turn yet.)"""
     match activity:
-        case Activity.LOADING:
-            return stage.start_timeout_s
         case Activity.COMPILING:
             return max(stage.compile_budget_s, stage.step_budget_s)
         case Activity.WAITING:
             return max(2 * HEARTBEAT_S, min(stage.step_budget_s, WAIT_BUDGET_S))
-        case Activity.WORKING:
+        case Activity.LOADING | Activity.WORKING:
             return stage.step_budget_s
 
 
