@@ -178,7 +178,7 @@ class RequestParser:
     def _check_head(self) -> None:
         version = self.version
         if version not in ("1.1", "1.0"):
-            raise BadRequest(505, "HTTP/1.1 is spoken here.")
+            raise BadRequest(505, f"HTTP {version} is not spoken here, but 1.1.")
         if self.method not in METHODS:
             raise BadRequest(501, f"The method {self.method} is not known here.")
         hosts = 0
