@@ -42,22 +42,26 @@ def undisturbed(line: Line, ask: Ask) -> Answer:
     return answer
 
 
-def check(line: Line, ask: Ask, whole: Answer, thinker: int, talker: int) -> Answer:
-    """The request is interrupted when the thinker has made so many steps and the talker so many."""
+def check(line: Line, ask: Ask, whole: Answer, thinker: int, talker: int, delivered: int = 0) -> Answer:
+    """The request is interrupted when the thinker has made so many steps and the talker so many, and the client has so
+    many samples."""
     cut = {"thinker": whole.prefix("thinker", thinker), "talker": whole.prefix("talker", talker)}
     if not talker:
         del cut["talker"]
-    rest = undisturbed(line, replace(ask, prefixes=cut))
+    rest = undisturbed(line, replace(ask, prefixes=cut, delivered=delivered))
     if ask.shown:
         assert [*cut["thinker"].tokens[0], *rest.tokens] == whole.tokens
         assert whole.text.endswith(rest.text)
     assert np.array_equal(rest.joined("talker", "codes"), whole.joined("talker", "codes"))
-    both, sound = whole.joined(line.last, "samples"), rest.joined(line.last, "samples")
-    assert both.shape == sound.shape
-    assert np.abs(both - sound).max() < TOLERANCE
+    start = rest.payloads[line.last][0].meta.get("start", 0)
+    assert start <= delivered
+    left, sound = whole.joined(line.last, "samples")[start:], rest.joined(line.last, "samples")
+    assert left.shape == sound.shape
+    assert np.abs(left - sound).max() < TOLERANCE
     for stage, usage in whole.usage.items():
         assert rest.usage[stage].completion_tokens == usage.completion_tokens
         assert rest.usage[stage].prompt_tokens == usage.prompt_tokens
+        assert abs(rest.usage[stage].audio_output_s - usage.audio_output_s) < 1e-6
     return rest
 
 
@@ -68,11 +72,12 @@ def test_every_cut(both: Comparison, case: str, seeded: bool) -> None:
     whole = undisturbed(line, ask)
     thinker, talker = len(whole.ledger["thinker"]), len(whole.ledger["talker"])
     assert talker > 8
+    samples = len(whole.joined(line.last, "samples"))
     for frames in range(talker + 1):
         # Anything from as little as the talker had heard of then, to all.
-        check(line, ask, whole, max(1, thinker - frames), frames)
+        check(line, ask, whole, max(1, thinker - frames), frames, samples * frames // (talker + 1))
     check(line, ask, whole, thinker, 3)
-    check(line, ask, whole, 2, talker)
+    check(line, ask, whole, 2, talker, samples)
     assert not whole.text or len(set(map(tuple, whole.joined("talker", "codes").tolist()))) > 4
 
 

@@ -13,7 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.qwen2_5_omni.whole import beginning_with_noise
-from tests.worker.engines.codec_driver import PORT, Sound, decode_in_pieces, open_stream, payload, run_all
+from tests.worker.engines.codec_driver import (
+    PORT,
+    Sound,
+    check_every_delivery,
+    decode_in_pieces,
+    open_stream,
+    payload,
+    run_all,
+)
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniAntiAliasedActivation1d,
     Qwen2_5OmniSnakeBeta,
@@ -325,3 +333,24 @@ def test_less_context_is_heard(folder: Path, streams: Sequence[Any]) -> None:
     )
     for sound in others:
         assert np.abs(sound - whole).max() > 20 * TOLERANCE
+
+
+def test_sound_goes_on_behind_what_was_heard(folder: Path, streams: Sequence[np.ndarray[Any, Any]]) -> None:
+    """Groups are those of the whole, so that it does so with little ahead too."""
+    engine = vocoder(folder, chunk_frames=8)
+    adapter: Any = engine._adapter
+    rate = adapter._hop * adapter._flow.repeats
+    vocoded: list[int] = []
+    make = adapter._vocoder
+
+    def counted(mel: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        vocoded.append(len(mel) * (last - first))
+        made: torch.Tensor = make(mel, first, last)
+        return made
+
+    adapter._vocoder = counted
+    starts = check_every_delivery(
+        engine, streams[0], [0, 1, 20 * rate + 3, 55 * rate, 61 * rate], tolerance=1e-4, slack=2 * adapter._hop
+    )
+    assert starts[-1] > 40 * rate
+    assert sum(vocoded[-4:]) < 61 * adapter._flow.repeats

@@ -196,7 +196,7 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         samples = self._voice(items, whole, ends)
         results: list[Result | OmniError] = []
         for state in items:
-            results.append(self._result(state, samples[id(state)]))
+            results.append(self._result(state, samples[id(state)], ends[id(state)]))
             self._advance(state, solved[id(state)], targets[id(state)], ends[id(state)])
         return results
 
@@ -238,14 +238,15 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
     def _voice(
         self, items: Sequence[Voicing], mels: dict[int, torch.Tensor], ends: dict[int, int]
     ) -> dict[int, np.ndarray[Any, np.dtype[np.float32]]]:
-        """The sound of frames ``sent … end - 1`` of each request."""
+        """The sound of frames ``sent … end - 1`` of each request, but for what the client has."""
 
         def cut(state: Voicing, end: int) -> tuple[torch.Tensor, int, int]:
-            first = max(0, state.sent - self._context)
+            begin = self._begin(state)
+            first = max(0, begin - self._context)
             window = mels[id(state)][first - state.base : end + self._context - state.base]
-            return window, state.sent - first, end - first
+            return window, begin - first, end - first
 
-        cuts = {id(state): cut(state, end) for state in items if (end := ends[id(state)]) > state.sent}
+        cuts = {id(state): cut(state, end) for state in items if (end := ends[id(state)]) > self._begin(state)}
         found = {id(state): np.empty(0, np.float32) for state in items}
         for group in _groups(cuts, lambda key: (len(cuts[key][0]), *cuts[key][1:])):
             _, first, last = cuts[group[0]]
@@ -253,9 +254,15 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
             found |= {key: np.ascontiguousarray(row) for key, row in zip(group, sound, strict=True)}
         return found
 
-    def _result(self, state: Voicing, samples: np.ndarray[Any, np.dtype[np.float32]]) -> Result:
-        sent = [audio_piece(state.work, samples, SAMPLE_RATE)] if len(samples) else []
-        return Result(sent, Usage(audio_output_s=len(samples) / SAMPLE_RATE))
+    def _begin(self, state: Voicing) -> int:
+        """The first frame of the next piece of sound. Spectrograms depend on those before and are made again; the sound
+        of frames that the client has is not, but for the last one's, so that there is something to finish with."""
+        return max(state.sent, state.work.delivered // self._hop - 1)
+
+    def _result(self, state: Voicing, samples: np.ndarray[Any, np.dtype[np.float32]], end: int) -> Result:
+        meta = {"start": self._begin(state) * self._hop} if state.work.delivered else {}
+        sent = [audio_piece(state.work, samples, SAMPLE_RATE, **meta)] if len(samples) else []
+        return Result(sent, Usage(audio_output_s=(end - state.sent) * self._hop / SAMPLE_RATE))
 
     def _advance(self, state: Voicing, solved: Solved, blocks: int, end: int) -> None:
         frames = end - state.sent
