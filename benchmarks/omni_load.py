@@ -211,15 +211,16 @@ def reference(
     family: Family, texts: Sequence[str], batches: Sequence[int], device: str = "cpu", threads: Sequence[int] = ()
 ) -> dict[str, Any]:
     """transformers' own ``generate`` on the same folder and device, in a process of its own, with that number of CPU
-    ``threads`` (one or all, where none is given) that is fastest on the first texts. ``threads`` is what it took,
+    ``threads`` (one, four or all, where none is given) that is fastest on the first texts. ``threads`` is what it took,
     ``tried`` the seconds of each choice; for each size of batch ``batches[str(size)]`` has ``seconds`` of each batch of
     so many texts, in order, ``audio_s`` of each answer, and ``spent``, seconds in each of its parts."""
+    cores = CpuPlatform().cores()
     work = {
         "folder": str(folder_of(family.name)),
         "family": family.name,
         "texts": list(texts),
         "batches": list(batches),
-        "threads": list(threads) or sorted({1, CpuPlatform().cores()}),
+        "threads": list(threads) or sorted({1, min(4, cores), cores}),
         "device": device,
         "voice": family.voice,
         "tokens": family.tokens,

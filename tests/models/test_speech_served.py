@@ -8,6 +8,7 @@ import json
 import urllib.request
 import wave
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ FAMILIES = {
     "csm": (24_000, {"ref_text": "This is me.", "voice": "3"}),
     "pocket-tts": (24_000, {}),
     "dia": (44_100, {"ref_text": "This is me."}),
-    "higgs-audio": (24_000, None),
+    # transformers' codec encodes with torchaudio only.
+    "higgs-audio": (24_000, {"ref_text": "This is me."} if find_spec("torchaudio") else None),
     "vibevoice": (24_000, {"voice": "1"}),
 }
 
