@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from tests.media.pictures import noise, png, video
 from tests.media.room import Room, tone, wav
 
@@ -137,3 +138,41 @@ async def test_the_media_process_dies_and_comes_back() -> None:
             await hear(orchestrator, lost)
         assert caught.value.info.status == 503
         assert await hear(orchestrator, other) == expected(tone(0.2, 16_000))
+
+
+async def test_the_media_process_is_replaced_when_nothing_of_anybody_is_left_in_it() -> None:
+    """What has begun goes on in the old one, what begins meanwhile waits for the new one, and nothing is lost."""
+    async with deployment() as (orchestrator, media):
+        process = orchestrator.pools["media"].replicas[0]
+        sound = tone(0.3, 16_000)
+        late: list[MediaRef] = []
+
+        async def begin() -> None:
+            late.append(await media.decode(wav(sound, 16_000)))
+
+        async with trio.open_nursery() as nursery:
+            ref = await media.decode(wav(sound, 16_000))
+            async with media.encoder("flac", 24_000) as encoder:
+                data = await encoder.feed(tone(1.0))
+                nursery.start_soon(orchestrator.control.replace, "media", 0)
+                nursery.start_soon(begin)
+                await trio.testing.wait_all_tasks_blocked(0.1)
+                assert (process.incarnation, late) == (1, [])
+                data += await encoder.finish()
+                assert data.startswith(b"fLaC")
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            assert process.incarnation == 1  # a clip waits for its request still
+            assert await hear(orchestrator, ref) == expected(sound)
+        assert process.incarnation == 2
+        assert await hear(orchestrator, *late) == expected(sound)
+
+
+async def test_the_media_process_is_replaced_all_the_same_when_the_grace_is_over() -> None:
+    async with deployment() as (orchestrator, media):
+        ref = await media.decode(wav(tone(0.3, 16_000), 16_000))
+        with trio.fail_after(10):
+            await orchestrator.control.replace("media", 0, grace_s=0.2)
+        with pytest.raises(OmniError) as lost:
+            await hear(orchestrator, ref)
+        assert lost.value.info.code == "media_lost"
+        await media.discard([await media.decode(wav(tone(0.3, 16_000), 16_000))])

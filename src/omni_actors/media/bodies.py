@@ -80,6 +80,9 @@ class ChatBody:
             raise invalid_request("The body is not valid JSON.", code="invalid_json") from None
         if not isinstance(self._tree, dict):
             raise invalid_request("The body must be a JSON object.", code="invalid_json")
+        timeout = self._tree.get("timeout")
+        self.timeout_s = float(timeout) if type(timeout) in (int, float) and abs(timeout) < _MOST else None
+        """The body's own budget; whoever decodes the rest says whether it may be that."""
         self._video = _video_kwargs(self._tree)
         self.parts = list(self._find())
         if len(self.parts) > limits.max_clips_per_body:

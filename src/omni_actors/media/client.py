@@ -134,12 +134,13 @@ class MediaService:
         modalities: tuple[str, ...] | None = None,
         clip: str | None = None,
         reference_rate: int | None = None,
+        bound: Callable[[float], None] | None = None,
     ) -> tuple[bytes, list[MediaRef]]:
         """Parse a chat body: its JSON with each media part replaced by ``{"type": MODALITY, "index": i}``, and the
         media in order. Those that it names by URL are fetched, several at once. ``max_seconds`` bounds the sum of their
         sound; ``modalities`` are those that the model takes in messages (``None``: all), and ``clip`` is the
         body's own field that brings one, if it may: ``input_audio``, or ``ref_audio``, which is resampled to
-        ``reference_rate`` Hz."""
+        ``reference_rate`` Hz. ``bound`` is told the body's own ``timeout``, in seconds, before anything is fetched."""
         async with self._operation() as owner:
             small, blob = await self._send(data, owner, None)
             question = q.ParseChat(
@@ -152,6 +153,8 @@ class MediaService:
                 reference_rate=reference_rate,
             )
             info = await self._answer(question, q.ChatInfo)
+            if bound is not None and info.timeout_s is not None:
+                bound(info.timeout_s)
             media = await self._follow(info.media, owner, max_seconds)
         return info.body, [_ref(medium) for medium in media]
 

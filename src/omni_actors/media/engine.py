@@ -65,6 +65,8 @@ class MediaEngine(Engine):
         self._jobs: deque[Job] = deque()
         self._aside = Aside(clock)
         self._deliveries: dict[int, Delivery] = {}
+        self._settling: list[int] = []
+        """Questions that are answered when nothing is held."""
         self._formats: tuple[str, ...] = ()
         self._totals = dict.fromkeys(
             (
@@ -101,7 +103,7 @@ class MediaEngine(Engine):
 
     @property
     def runnable(self) -> bool:
-        return bool(self._jobs or self._deliveries)
+        return bool(self._jobs or self._deliveries or (self._settling and self._settled))
 
     def step(self, out: Outbox) -> bool:
         self._expire()
@@ -116,6 +118,10 @@ class MediaEngine(Engine):
         # What those hold that were left is free in a moment.
         while (jobs := self._asked()) and self._nbytes - self._lingering > self.limits.max_bytes:
             self._drop(max(jobs, key=lambda job: job.nbytes), self._full(), out)
+        if self._settling and self._settled:
+            ran = True
+            while self._settling:
+                out.reply(self._settling.pop(), None)
         return ran
 
     def counters(self) -> dict[str, float]:
@@ -133,6 +139,10 @@ class MediaEngine(Engine):
         for job in self._jobs:
             job.work.close()
         self._aside.close()
+
+    @property
+    def _settled(self) -> bool:
+        return not (self._jobs or self._deliveries or len(self._blobs) or len(self._clips) or len(self._streams))
 
     def _deliver(self, out: Outbox) -> bool:
         ran = False
@@ -196,6 +206,8 @@ class MediaEngine(Engine):
             case q.Discard():
                 self._discard(question, out)
                 out.reply(query.id, None)
+            case q.Settle():
+                self._settling.append(query.id)
 
     def _start(self, question: int, owner: str, work: Generator[None, None, Any], *holds: Sized) -> None:
         self._jobs.append(Job(question, owner, work, holds))
@@ -261,7 +273,7 @@ class MediaEngine(Engine):
         kept = [self._keep(question.owner, medium) for medium in made.media]
         held = iter(kept)
         infos = tuple(links[index] if index in links else next(held) for index in range(len(chat.parts)))
-        return q.plain(q.ChatInfo(rendered, infos))
+        return q.plain(q.ChatInfo(rendered, infos, chat.timeout_s))
 
     def _decoding(self, modality: str, how: q.How, max_seconds: float, param: str | None) -> Decoding:
         return Decoding(modality, how, self.limits, max_seconds, self._afford, self._aside, param)

@@ -20,6 +20,7 @@ cancelled before it learnt an id still can have the thing freed. ``param`` names
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -126,6 +127,13 @@ class Discard(Question, frozen=True):
     clips: tuple[int, ...] = ()
 
 
+class Settle(Question, frozen=True):
+    """Answered as soon as the process holds nothing of anybody, so that it can be replaced without a loss. Whoever asks
+    sees to it that nothing begins (:func:`begins`) meanwhile."""
+
+    what = "settle"
+
+
 QUESTIONS: dict[str, type[Question]] = {
     question.what: question
     for question in (
@@ -138,8 +146,14 @@ QUESTIONS: dict[str, type[Question]] = {
         EncodeFinish,
         EncodeRead,
         Discard,
+        Settle,
     )
 }
+
+
+def begins(what: str, args: Mapping[str, Any]) -> bool:
+    """Whether a question begins an operation. The others belong to one that the process holds something of."""
+    return what in ("blob_open", "encode_open") or (what in ("decode", "parse_chat") and args.get("blob") is None)
 
 
 def first_id(replica: int, incarnation: int) -> int:
@@ -167,10 +181,12 @@ class LinkInfo(msgspec.Struct, frozen=True, tag="link"):
 
 
 class ChatInfo(msgspec.Struct, frozen=True):
-    """``body`` is the request's JSON with each media part replaced by ``{"type": MODALITY, "index": i}``."""
+    """``body`` is the request's JSON with each media part replaced by ``{"type": MODALITY, "index": i}``;
+    ``timeout_s`` is the number in its field ``timeout``, whatever that is worth."""
 
     body: bytes
     media: tuple[MediumInfo | LinkInfo, ...] = ()
+    timeout_s: float | None = None
 
 
 class Encoded(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from omni_actors.actors.background import background
 from omni_actors.actors.process import Launcher, open_launcher
 from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.supervisor import Supervisor, open_supervisor
+from omni_actors.media.questions import begins
 from omni_actors.orchestrator.admission import Admission
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
@@ -290,11 +291,18 @@ class Orchestrator:
         return found
 
     async def query_media(self, what: str, args: dict[str, Any]) -> Any:
-        """Ask the media process. For :class:`omni_actors.media.client.MediaService`, which bounds the wait itself."""
+        """Ask the media process. For :class:`omni_actors.media.client.MediaService`, which bounds the wait itself.
+        While the process is being replaced, what begins an operation waits, and what goes on with one does not."""
         pool = self.pools.get(MEDIA_STAGE)
         if pool is None:
             raise stage_unavailable(MEDIA_STAGE)
-        return await pool.bind().query(what, args, timeout_s=math.inf)
+        (replica,) = pool.replicas
+        if begins(what, args):
+            while pool.replacing and not (replica.live and not replica.drained):
+                await replica.changed.park()
+            if replica.drained:
+                raise pool.unavailable()
+        return await replica.query(what, args, timeout_s=math.inf)
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests and those that wait to be admitted, and wait until those in flight are released, at most

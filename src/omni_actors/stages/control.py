@@ -7,13 +7,15 @@ by its next life all the same.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import trio
 
-from omni_actors.pipelines.plan import DeploymentLimits
+from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.protocol.errors import ErrorInfo, OmniError, not_found
 from omni_actors.protocol.states import ReplicaState
 from omni_actors.stages.lives import Cause
@@ -131,6 +133,8 @@ class Control:
         if replica.live:
             replica.drain(True)
             with trio.move_on_after(grace_s):
+                if replica.stage.name == MEDIA_STAGE:
+                    await _settled(replica)
                 await _until(replica, lambda: replica.empty or not replica.live)
             log.info("%s is replaced by command, with %d requests left in it", replica.name, len(replica.requests))
             before = replica.incarnation
@@ -171,6 +175,12 @@ class Control:
 async def _until(replica: StageReplica, condition: Callable[[], bool]) -> None:
     while not condition():
         await replica.changed.park()
+
+
+async def _settled(replica: StageReplica) -> None:
+    """Wait until the media process holds nothing of anybody, or is gone."""
+    with contextlib.suppress(OmniError):
+        await replica.query("settle", timeout_s=math.inf)
 
 
 def _failed_starts(replica: StageReplica) -> int:

@@ -20,7 +20,7 @@ import trio
 
 from omni_actors.actors.process import ChildProcess, Death, Launcher
 from omni_actors.actors.ref import ActorRef
-from omni_actors.pipelines.plan import Plan, StagePlan
+from omni_actors.pipelines.plan import MEDIA_STAGE, Plan, StagePlan
 from omni_actors.protocol.codec import FrameTooLarge, ProtocolError, frame
 from omni_actors.protocol.errors import (
     ErrorInfo,
@@ -148,8 +148,10 @@ class StageReplica:
 
     @property
     def takes(self) -> bool:
-        """Whether new requests may be bound to it."""
-        return self.state is ReplicaState.READY and not self.drained and not self.reserved
+        """Whether new requests may be bound to it. None is new to the media process, which holds its media: that drains
+        by beginning nothing (``Orchestrator.query_media``)."""
+        drained = self.drained and self.stage.name != MEDIA_STAGE
+        return self.state is ReplicaState.READY and not drained and not self.reserved
 
     @property
     def empty(self) -> bool:
