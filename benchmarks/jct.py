@@ -5,9 +5,9 @@ in order of arrival: each is timed alone, and the queue that a loop of clients m
 the queue alone is worth most of the difference, there is also the reference with every 16 requests as one padded
 batch, which all wait for their batch, and the comparison without any queue, at one client.
 
-Both sides run on the same machine: the reference with one, four or all CPU threads, whichever is fastest there, ours with
-replicas and threads by the number of cores (``omni_load.sized``; ``--set`` overrules it). With ``--device cuda`` the
-models of both are on the GPU, in float32.
+Both sides run on the same machine: the reference with one, four or all CPU threads, whichever is fastest there, ours
+with replicas and threads by the number of cores (``omni_load.sized``; ``--set`` overrules it). With ``--device cuda``
+the models of both are on the GPU, in float32.
 """
 
 from __future__ import annotations
