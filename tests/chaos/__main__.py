@@ -65,7 +65,7 @@ def targets() -> dict[str, Target]:
             *(f"stages.{stage}.dtype=float32" for stage in omni),
             *(f"stages.{stage}.threads=1" for stage in omni),
             "stages.thinker.replicas=2",
-            "stages.talker.options.sampling.temperature=0",
+            "stages.talker.sampling.temperature=0",
         ),
         ("chat", "spoken"),
     )
