@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 from omni_actors.protocol.liveness import PAGE_BYTES, VARIABLE, WORDS, Activity
 
+WAITING, WORKING, COMPILING = int(Activity.WAITING), int(Activity.WORKING), int(Activity.COMPILING)
+"""As plain numbers: they are written several times in each turn."""
+
 
 class Liveness:
     """What this worker says of itself. A word costs a store to memory: no call, no lock, nobody is woken."""
@@ -33,11 +36,11 @@ class Liveness:
         self._turns += 1
         words = self._words
         words[0] = self._turns
-        words[1] = Activity.WORKING
+        words[1] = WORKING
         words[2] = self._clock()
 
-    def enter(self, activity: Activity) -> None:
-        """This, from now on."""
+    def enter(self, activity: int) -> None:
+        """An :class:`Activity`, from now on."""
         words = self._words
         words[1] = activity
         words[2] = self._clock()

@@ -36,7 +36,7 @@ from omni_actors.protocol.frames import (
     Unlinked,
     Wire,
 )
-from omni_actors.protocol.liveness import FIRST_STEPS, HEARTBEAT_S, Activity
+from omni_actors.protocol.liveness import FIRST_STEPS, HEARTBEAT_S
 from omni_actors.protocol.params import SECTIONS
 from omni_actors.worker.bridge import Bridge, Identity
 from omni_actors.worker.checks import InputError
@@ -45,7 +45,7 @@ from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.isolation import Faults
 from omni_actors.worker.jobs import Job, Route, Source
 from omni_actors.worker.links import Links
-from omni_actors.worker.liveness import Liveness
+from omni_actors.worker.liveness import COMPILING, WAITING, WORKING, Liveness
 from omni_actors.worker.outlet import Outlet
 
 log = logging.getLogger("omni_actors.worker")
@@ -69,7 +69,7 @@ class Worker:
     ) -> None:
         self._stage = hello.stage
         self._liveness = liveness or Liveness()
-        self._liveness.enter(Activity.WAITING)
+        self._liveness.enter(WAITING)
         self._steps = 0
         self._faults = Faults(hello)
         self._engine = engine
@@ -127,19 +127,19 @@ class Worker:
             self._blocked = False
             for message in self._control.receive():
                 self._handle(message)
-                liveness.enter(Activity.WORKING)
+                liveness.enter(WORKING)
             for link in self._links.readable(events):
                 self._serve_link(link)
-                liveness.enter(Activity.WORKING)
+                liveness.enter(WORKING)
         deadline = self._links.deadline
         if deadline is not None and deadline <= time.monotonic():
             self._give_up()
         if not self._blocked and not self.stopping and self._may_step:
-            liveness.enter(Activity.WORKING if self._steps >= FIRST_STEPS else Activity.COMPILING)
+            liveness.enter(WORKING if self._steps >= FIRST_STEPS else COMPILING)
             self._blocked = not self._engine.step(self._out)
             self._steps += 1
         self._write()
-        liveness.enter(Activity.WAITING)
+        liveness.enter(WAITING)
 
     @property
     def _may_step(self) -> bool:
