@@ -18,6 +18,7 @@ from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
+from omni_actors.orchestrator.admission import Load
 from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError
@@ -114,6 +115,7 @@ class FakeOrchestrator:
     cancelled: int = 0
     completed: int = 0
     running: int = 0
+    active: list[Request] = field(default_factory=list)
     stages: dict[str, Stage] = field(default_factory=dict)
     idle: trio.Event = field(default_factory=trio.Event)
 
@@ -129,11 +131,13 @@ class FakeOrchestrator:
             raise steps[0]
         stream = FakeStream(f"req-{len(self.requests)}", steps)
         self.running += 1
+        self.active.append(request)
         self.idle = trio.Event()
         try:
             yield stream
         finally:
             self.running -= 1
+            self.active.remove(request)
             if stream.steps:
                 self.cancelled += 1
             else:
@@ -143,6 +147,12 @@ class FakeOrchestrator:
 
     def health(self) -> dict[str, Stage]:
         return self.stages
+
+    def load(self) -> Load:
+        running = dict.fromkeys(self.plan.tasks, 0)
+        for request in self.active:
+            running[request.task] += 1
+        return Load(running, dict.fromkeys(self.plan.tasks, 0), 0, dict.fromkeys(self.stages, 0), {"queue_full": 3})
 
     async def counters(self) -> dict[str, list[dict[str, float]]]:
         return {"llm": [{"running": float(self.running), "kv.blocks": 7.0, "steps_total": 3.0}]}

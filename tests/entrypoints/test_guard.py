@@ -229,7 +229,63 @@ async def test_the_smaller_deadline_counts() -> None:
         assert 6 < first <= 7
         assert second is not None
         assert 19 < second <= 20
-        assert third is None
+        assert third is not None
+        assert 599 < third <= 600  # the deployment's own
+
+
+async def test_the_deployments_deadline_holds_for_whoever_asks_for_more() -> None:
+    async with served(answer, "limits.deadline_s=5") as server:
+        await server.post("/v1/chat/completions", message(timeout=30), headers={"X-Request-Timeout": "20"})
+        (request,) = server.orchestrator.requests
+        assert request.deadline_s is not None
+        assert 4 < request.deadline_s <= 5
+
+
+async def test_a_priority_comes_by_field_or_header_and_the_later_one_counts() -> None:
+    cases: list[tuple[dict[str, int], dict[str, str], int]] = [
+        ({}, {}, 0),
+        ({"priority": -3}, {}, -3),
+        ({}, {"X-Request-Priority": "-7"}, -7),
+        ({"priority": -100}, {"X-Request-Priority": "+5"}, 5),
+        ({"priority": 100}, {"X-Request-Priority": "5"}, 100),
+    ]
+    async with served() as server:
+        for fields, headers, _ in cases:
+            await server.post("/v1/chat/completions", message() | fields, headers=headers)
+            await server.post("/v1/audio/speech", {"input": "a", **fields}, headers=headers)
+            await server.post("/v1/completions", {"prompt": "a", **fields}, headers=headers)
+        found = [request.priority for request in server.orchestrator.requests]
+        assert found == [priority for _, _, priority in cases for _ in range(3)]
+
+
+@pytest.mark.parametrize("given", ["", "high", "1.5", "101", "-101", "99999", "1 2", "²"])
+async def test_a_priority_is_a_whole_number_within_bounds(given: str) -> None:
+    async with served() as server:
+        headers = [(b"X-Request-Priority", given.encode("latin-1"))]
+        response = await server.post("/v1/chat/completions", message(), headers=headers)
+        assert error_of(response, 400)["param"] == "X-Request-Priority"
+        response = await server.post("/v1/chat/completions", message(priority=101))
+        assert error_of(response, 400)["param"] == "priority"
+
+
+async def test_callers_are_told_apart_by_their_key_which_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    async with served(options=ServerOptions(api_keys=("first-secret", "second-secret"))) as server:
+        for key in ("first-secret", "second-secret", "first-secret"):
+            response = await server.post("/v1/chat/completions", message(), headers={"Authorization": f"Bearer {key}"})
+            assert response.status_code == 200
+        one, two, again = [request.tenant for request in server.orchestrator.requests]
+        assert one == again != two
+        assert one
+        assert two
+        said = caplog.text + "".join(map(repr, server.orchestrator.requests))
+        assert "secret" not in said
+
+
+async def test_without_keys_nobody_is_told_apart() -> None:
+    async with served() as server:
+        await server.post("/v1/chat/completions", message(), headers={"Authorization": "Bearer whatever"})
+        assert server.orchestrator.requests[0].tenant == ""
 
 
 async def test_an_unexpected_failure_is_500_with_an_id(caplog: pytest.LogCaptureFixture) -> None:

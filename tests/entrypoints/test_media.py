@@ -335,6 +335,26 @@ async def test_a_client_that_leaves_while_its_url_is_fetched_frees_everything() 
         assert server.orchestrator.requests == []
 
 
+@pytest.mark.parametrize("by", ["field", "header", "deployment"])
+async def test_all_fetches_of_a_body_share_the_requests_deadline(by: str) -> None:
+    """Each takes less than the deadline, and one after the other they take longer."""
+
+    async def reply(stream: trio.SocketStream, path: str) -> None:
+        await stream.receive_some()
+        await trio.sleep(0.4)
+        await stream.send_all(ok(PNG))
+
+    settings = [LOCAL, "stages.media.options.max_fetches=1"]
+    async with web(reply) as other, omni(*settings, *["limits.deadline_s=1"] * (by == "deployment")) as server:
+        asked = body(*(image(other.url(f"/{i}")) for i in range(6)), **({"timeout": 1} if by == "field" else {}))
+        begun = trio.current_time()
+        response = await server.post(CHAT, asked, headers={"X-Request-Timeout": "1"} if by == "header" else {})
+        assert error_of(response, 408)["code"] == "deadline_exceeded"
+        assert trio.current_time() - begun < 2.0
+        assert not server.orchestrator.requests
+        await server.settled()
+
+
 async def test_the_sum_of_the_parts_is_bounded() -> None:
     async with omni("stages.media.options.max_clips_per_body=2") as server:
         assert (await server.post(CHAT, body(image(), image()))).status_code == 200

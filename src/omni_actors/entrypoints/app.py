@@ -94,7 +94,7 @@ class Application:
         self.quart.register_error_handler(Exception, _render)
         self._direct: dict[tuple[str, str], Handler] = {}
         self._sockets = dict(sockets)
-        self._guard = Guard(services.options, services.plan.limits.max_body_bytes, services.metrics)
+        self._guard = Guard(services.options, services.plan.limits, services.metrics)
         for method, path, handler in routes:
             self.quart.add_url_rule(path, f"{method} {path}", _view(services, handler), methods=[method])
             if "<" not in path:

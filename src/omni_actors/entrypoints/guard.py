@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from random import getrandbits
 from typing import Any
 
 import trio
@@ -21,7 +21,9 @@ import trio
 from omni_actors.entrypoints.http import Exchange, Headers, RequestContext
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, invalid_request, too_large
+from omni_actors.protocol.request import MAX_PRIORITY
 from omni_actors.telemetry.logs import current_request
 from omni_actors.telemetry.metrics import Metrics
 
@@ -33,6 +35,7 @@ EXPOSED = "X-Request-Id, X-Sample-Rate, X-Channels, X-Bits-Per-Sample, Retry-Aft
 log = logging.getLogger("omni_actors.http")
 
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
+_PRIORITY = re.compile(rb"[+-]?[0-9]{1,4}")
 _SLASHES = re.compile(r"/{2,}")
 
 
@@ -51,9 +54,10 @@ class Guard:
     client which stops sending its body is answered 408. Internal identity is never the caller's id.
     """
 
-    def __init__(self, options: ServerOptions, max_body: int, metrics: Metrics) -> None:
+    def __init__(self, options: ServerOptions, limits: DeploymentLimits, metrics: Metrics) -> None:
         self.options = options
-        self.max_body = max_body
+        self.max_body = limits.max_body_bytes
+        self._deadline_s = limits.deadline_s
         self._metrics = metrics
         self._keys = [_digest(key) for key in options.api_keys]
 
@@ -107,17 +111,27 @@ class Guard:
             current_request.set(context.id)
         if method == "OPTIONS":
             return None
-        if path not in OPEN_PATHS and not self._authorized(headers):
-            return http_error(401, "A valid API key is needed: 'Authorization: Bearer KEY'.", code="invalid_api_key")
+        if path not in OPEN_PATHS and self._keys:
+            tenant = self._tenant(headers)
+            if tenant is None:
+                message = "A valid API key is needed: 'Authorization: Bearer KEY'."
+                return http_error(401, message, code="invalid_api_key")
+            context.tenant = tenant
+        context.timeout_s = self._deadline_s
         if (timeout := headers.get(b"x-request-timeout")) is not None:
             try:
-                context.timeout_s = float(timeout)
+                seconds = float(timeout)
             except ValueError:
-                context.timeout_s = -1.0
-            if not 0 < context.timeout_s < float("inf"):
-                return invalid_request(
-                    "X-Request-Timeout takes a positive number of seconds.", "X-Request-Timeout"
-                ).info
+                seconds = -1.0
+            if not 0 < seconds < float("inf"):
+                message = "X-Request-Timeout takes a positive number of seconds."
+                return invalid_request(message, "X-Request-Timeout").info
+            context.timeout_s = min(seconds, self._deadline_s)
+        if (priority := headers.get(b"x-request-priority")) is not None:
+            if _PRIORITY.fullmatch(priority) is None or abs(int(priority)) > MAX_PRIORITY:
+                message = f"X-Request-Priority takes a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}."
+                return invalid_request(message, "X-Request-Priority").info
+            context.priority = int(priority)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.max_body:
             return _body_too_large(self.max_body)
@@ -136,16 +150,16 @@ class Guard:
             return [(b"access-control-allow-origin", origin), exposed, vary]
         return [vary]
 
-    def _authorized(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Compares against every key, in time that does not depend on where they differ."""
-        if not self._keys:
-            return True
+    def _tenant(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """The name of the key that came, which says nothing of it; ``None`` if it is none of ours. Compares against
+        every key, in time that does not depend on where they differ."""
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         digest = hashlib.sha256(given.strip()).digest()
-        found = False
-        for key in self._keys:
-            found |= hmac.compare_digest(digest, key)
-        return found and scheme.lower() == b"bearer"
+        found = None
+        for place, key in enumerate(self._keys):
+            if hmac.compare_digest(digest, key):
+                found = f"key {place}"
+        return found if scheme.lower() == b"bearer" else None
 
 
 class Guarded:
@@ -190,7 +204,7 @@ class Guarded:
 
     async def _receive_in_time(self) -> bytes:
         options, context = self._guard.options, self.context
-        whole = options.body_s if context.timeout_s is None else min(options.body_s, context.timeout_s)
+        whole = min(options.body_s, context.timeout_s)
         left = context.started + whole - trio.current_time()
         with trio.move_on_after(max(0.0, min(left, options.body_idle_s))):
             return await self._exchange.receive()
@@ -234,7 +248,7 @@ class Guarded:
 
 def new_context() -> RequestContext:
     """Of what has just arrived."""
-    return RequestContext(id=f"req-{os.urandom(16).hex()}", label=None, started=trio.current_time())
+    return RequestContext(id=f"req-{getrandbits(128):032x}", label=None, started=trio.current_time())
 
 
 def refusal(info: ErrorInfo) -> tuple[int, Headers, bytes]:

@@ -7,7 +7,7 @@ this project's own server or of another one's ASGI, directly or through Quart.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -51,7 +51,7 @@ class Exchange(Protocol):
 
     @property
     def received(self) -> bool:
-        """Whether the whole body has come: ``receive`` does not wait any more."""
+        """Whether the whole body has come: ``receive`` gives what is left of it, without waiting."""
         ...
 
     async def receive(self) -> bytes:
@@ -69,6 +69,19 @@ class Exchange(Protocol):
     async def finish(self, last: bytes = b"") -> None: ...
 
 
+class Body(Protocol):
+    """The body of a request, as of :class:`Exchange`; iterated, its pieces."""
+
+    @property
+    def received(self) -> bool: ...
+
+    async def receive(self) -> bytes: ...
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def __anext__(self) -> bytes: ...
+
+
 class BrokenStream(Exception):
     """Raised by a reply's body that cannot go on: the response ends abnormally, its connection is closed."""
 
@@ -84,8 +97,12 @@ class RequestContext:
     """Trio time at which the head arrived."""
     peer: str | None = None
     """IP address of the other end, if it has one. Behind a proxy it is the proxy's."""
-    timeout_s: float | None = None
-    """The caller's whole budget by header, in seconds from ``started``."""
+    timeout_s: float = math.inf
+    """The whole budget in seconds from ``started``: the caller's by header, or the deployment's."""
+    priority: int | None = None
+    """By header."""
+    tenant: str = ""
+    """On whose behalf: a name of the API key, which is not the key. Empty where none is asked for."""
     route: str = "unmatched"
     status: int = 0
 
@@ -94,27 +111,31 @@ class RequestContext:
         """What no other request's identity has: for ids of what is made for this one."""
         return self.id[4:36]
 
-    def remaining(self, timeout_s: float | None = None) -> float | None:
-        """Seconds left of the budget (the smaller of header and field), ``None`` without one.
-
-        Raises 408 when nothing is left.
-        """
-        budgets = [budget for budget in (self.timeout_s, timeout_s) if budget is not None]
-        if not budgets:
-            return None
-        left = self.started + min(budgets) - trio.current_time()
+    def remaining(self, timeout_s: float | None = None) -> float:
+        """Seconds left of the budget: the smallest of field, header and deployment. Raises 408 when nothing is left."""
+        budget = self.timeout_s if timeout_s is None else min(self.timeout_s, timeout_s)
+        left = self.started + budget - trio.current_time()
         if left <= 0:
             raise deadline_exceeded()
         return left
 
+    def later(self, priority: int | None) -> int:
+        """The priority by field and header: of two the later one, so that a proxy in between can bound it."""
+        if self.priority is None:
+            return priority or 0
+        return self.priority if priority is None else max(self.priority, priority)
+
 
 @contextmanager
-def before(context: RequestContext) -> Iterator[None]:
-    """A block that ends with the caller's deadline: for work that comes before the orchestrator, which keeps it from
-    then on. Raises 408."""
-    left = context.remaining()
-    with trio.move_on_after(math.inf if left is None else left) as scope:
-        yield
+def before(context: RequestContext) -> Iterator[Callable[[float], None]]:
+    """A block that ends with the request's deadline: for work that comes before the orchestrator, which keeps it from
+    then on. Gives a function to call with the budget that the body itself names, once that is known. Raises 408."""
+    with trio.move_on_after(context.remaining()) as scope:
+
+        def bound(timeout_s: float) -> None:
+            scope.deadline = min(scope.deadline, context.started + timeout_s)
+
+        yield bound
     if scope.cancelled_caught:
         raise deadline_exceeded()
 
@@ -127,7 +148,7 @@ class Call:
     context: RequestContext
     headers: Mapping[bytes, bytes]
     """Names in lower case; of several of a name the first."""
-    body: AsyncIterator[bytes]
+    body: Body
     stack: AsyncExitStack
 
     async def enter(self, manager: AbstractAsyncContextManager[T]) -> T:
@@ -136,6 +157,9 @@ class Call:
     async def read(self, limit: int) -> tuple[bytes, bool]:
         """The body until it ends or is over ``limit`` bytes, and whether it has ended; :meth:`rest` gives what follows.
         The guard has bounded its whole size and the client's silence."""
+        if self.body.received:
+            data = await self.body.receive()
+            return data, len(data) <= limit
         parts: list[bytes] = []
         size = 0
         async for part in self.body:

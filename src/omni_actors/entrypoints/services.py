@@ -13,11 +13,12 @@ from typing import Any, Protocol, Self
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.media.client import MediaService
 from omni_actors.pipelines.plan import Plan
+from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.protocol.errors import OmniError, invalid_request, not_found
 from omni_actors.protocol.request import Completed, Event, MediaChunk, MediaRef, Request, TextDelta
 from omni_actors.stages.control import Control
 from omni_actors.stages.lives import End
-from omni_actors.telemetry.metrics import Metrics, RequestMetrics
+from omni_actors.telemetry.metrics import Load, Metrics, RequestMetrics
 
 OPENAI_VOICES = (
     "alloy",
@@ -99,6 +100,8 @@ class Orchestration(Protocol):
 
     def health(self) -> Mapping[str, StageState]: ...
 
+    def load(self) -> Load: ...
+
     async def counters(self) -> Mapping[str, list[dict[str, Any]]]: ...
 
 
@@ -143,8 +146,13 @@ class Services:
     metrics: Metrics
     started: int = field(default_factory=lambda: int(time.time()))
     history: SpokenHistory = field(init=False)
+    media_inputs: Mapping[str, tuple[str, ...]] = field(init=False)
+    """Task → the modalities of media that it takes."""
 
     def __post_init__(self) -> None:
+        self.media_inputs = {
+            name: tuple(sorted(MEDIA_MODALITIES & task.entries.keys())) for name, task in self.plan.tasks.items()
+        }
         self.history = SpokenHistory(self.options.audio_history_s)
 
     @property

@@ -153,7 +153,7 @@ class MediaService:
                 reference_rate=reference_rate,
             )
             info = await self._answer(question, q.ChatInfo)
-            if bound is not None and info.timeout_s is not None:
+            if bound is not None and info.timeout_s is not None and info.timeout_s > 0:
                 bound(info.timeout_s)
             media = await self._follow(info.media, owner, max_seconds)
         return info.body, [_ref(medium) for medium in media]

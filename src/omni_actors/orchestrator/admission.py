@@ -33,10 +33,12 @@ RETRY_AFTER_S = (1.0, 60.0)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an operator may want to know. ``stages``: stage → requests in flight in it; ``refused``: reason → count."""
+    """What an operator may want to know. ``running`` (admitted and not released) and ``waiting``: task → requests;
+    ``stages``: stage → requests in it, or that will be; ``refused``: reason → count. ``waiting_bytes`` is about what
+    the waiting ones hold."""
 
-    inflight: int
-    waiting: int
+    running: Mapping[str, int]
+    waiting: Mapping[str, int]
     waiting_bytes: int
     stages: Mapping[str, int]
     refused: Mapping[str, int]
@@ -47,8 +49,10 @@ class Shape:
     """What all requests with the same inputs and outputs of a task need: ``gates``, the deployment's first, and those
     parts of the subgraph (with their gate) where tokens are counted."""
 
+    task: str
     gates: tuple[Gate, ...]
     counted: tuple[tuple[Gate, StagePart], ...]
+    running: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +86,7 @@ class Admission:
     that is down."""
 
     def __init__(self, plan: Plan, unavailable: Callable[[str], OmniError] = stage_unavailable) -> None:
+        self._tasks = tuple(plan.tasks)
         self.limits: DeploymentLimits = plan.limits
         self.refused: Counter[str] = Counter()
         """By reason: requests that were not admitted, each once."""
@@ -131,6 +136,7 @@ class Admission:
     def leave(self, seat: Seat) -> None:
         """The request is released: its places are others'."""
         free, counted = seat.free, bool(seat.tokens)
+        seat.shape.running -= 1
         for gate in seat.shape.gates:
             if free and gate in free:
                 continue
@@ -192,9 +198,15 @@ class Admission:
             self._turn_away(waiter, error, "draining")
 
     def load(self) -> Load:
+        running = dict.fromkeys(self._tasks, 0)
+        for shape in self._shapes.values():
+            running[shape.task] += shape.running
+        waiting = dict.fromkeys(self._tasks, 0)
+        for waiter in self._line:
+            waiting[waiter.shape.task] += 1
         return Load(
-            inflight=self._whole.used,
-            waiting=len(self._line),
+            running=running,
+            waiting=waiting,
             waiting_bytes=self._line.size,
             stages={name: gate.used for name, gate in self._gates.items()},
             refused=dict(self.refused),
@@ -205,7 +217,7 @@ class Admission:
     def _shape(self, request: Request, graph: Subgraph) -> Shape:
         parts = [(self._gates[part.stage.name], part) for part in graph.parts]
         counted = tuple((gate, part) for gate, part in parts if gate.counts_tokens)
-        made = Shape((self._whole, *(gate for gate, _ in parts)), counted)
+        made = Shape(request.task, (self._whole, *(gate for gate, _ in parts)), counted)
         return self._shapes.setdefault((request.task, request.inputs, request.outputs), made)
 
     def _seat(self, shape: Shape, tenant: str, tokens: tuple[int, ...]) -> Seat:
@@ -214,6 +226,7 @@ class Admission:
         if tokens:
             for (gate, _), count in zip(shape.counted, tokens, strict=True):
                 gate.tokens += count
+        shape.running += 1
         if tenant:
             self._remember(tenant)
         return Seat(shape, tenant, tokens)

@@ -23,7 +23,7 @@ from omni_actors.actors.process import Launcher, open_launcher
 from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.supervisor import Supervisor, open_supervisor
 from omni_actors.media.questions import begins
-from omni_actors.orchestrator.admission import Admission
+from omni_actors.orchestrator.admission import Admission, Load
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
 from omni_actors.orchestrator.recovery import Recovery
@@ -271,6 +271,10 @@ class Orchestrator:
             if all(replica.was_ready for replica in replicas):
                 return
             await self.changed.park()
+
+    def load(self) -> Load:
+        """What is admitted, waits, and was refused."""
+        return self.admission.load()
 
     async def counters(self) -> dict[str, list[dict[str, float]]]:
         """The engines' counters, per stage and replica; a replica that cannot answer gives an empty mapping."""

@@ -8,6 +8,9 @@ import msgspec
 
 from omni_actors.protocol.errors import ErrorInfo
 
+MAX_PRIORITY = 100
+"""Priorities are whole numbers from minus this to this."""
+
 
 class MediaRef(msgspec.Struct, frozen=True):
     """A decoded medium that waits in the media process: ``id`` there, ``modality`` (``audio``, ``image`` or ``video``),

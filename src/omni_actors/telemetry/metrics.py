@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Protocol
 
-import trio
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
@@ -30,6 +30,25 @@ class HttpRecord(Protocol):
 
     route: str
     status: int
+
+
+class Load(Protocol):
+    """What admission says of itself: requests by task, by stage, and by reason."""
+
+    @property
+    def running(self) -> Mapping[str, int]: ...
+
+    @property
+    def waiting(self) -> Mapping[str, int]: ...
+
+    @property
+    def waiting_bytes(self) -> int: ...
+
+    @property
+    def stages(self) -> Mapping[str, int]: ...
+
+    @property
+    def refused(self) -> Mapping[str, int]: ...
 
 
 class Metrics:
@@ -63,7 +82,6 @@ class Metrics:
         self._websockets_open = gauge("http_websockets_open", "WebSockets now.")
         self._paused = counter("http_accepting_paused", "Times that no connection could be let in, by cause.", "cause")
         self._requests = counter("requests", "Requests by task and outcome.", "task", "outcome")
-        self._running = gauge("num_requests_running", "Requests between arrival and their last event.", "task")
         self._queue = histogram(
             "request_queue_time_seconds",
             "From a request's arrival at the orchestrator to its admission.",
@@ -109,7 +127,6 @@ class Metrics:
 
     def request(self, task: str) -> RequestMetrics:
         """The clock of one request of the orchestrator, which begins now; :meth:`RequestMetrics.over` ends it."""
-        self._running.inc(task)
         return RequestMetrics(self, task)
 
     def render(
@@ -119,13 +136,17 @@ class Metrics:
         fetches: Mapping[str, int] | None = None,
         states: Mapping[str, Mapping[str, int]] | None = None,
         ends: Mapping[str, Mapping[str, int]] | None = None,
+        load: Load | None = None,
     ) -> bytes:
         """The exposition. ``counters``: stage → counters of each replica; ``replicas``: stage → (live, wanted);
         ``fetches``: outcome → fetches of clients' URLs, and their ``bytes``; ``states``: stage → state → replicas;
-        ``ends``: stage → cause → lives of workers that ended."""
+        ``ends``: stage → cause → lives of workers that ended; ``load``: what is admitted, waits and was refused."""
         stages = CollectorRegistry()
         families = [*_stage_families(counters, replicas), *_fetch_families(fetches or {})]
-        stages.register(_Families([*families, *_life_families(states or {}, ends or {})]))
+        families += _life_families(states or {}, ends or {})
+        if load is not None:
+            families += _load_families(load)
+        stages.register(_Families(families))
         return generate_latest(self.registry) + generate_latest(stages)
 
 
@@ -137,28 +158,28 @@ class RequestMetrics:
     def __init__(self, metrics: Metrics, task: str) -> None:
         self._metrics = metrics
         self._task = task
-        self._started = trio.current_time()
+        self._started = perf_counter()
         self._text = self._audio = False
         self.completed = False
         self.failed = False
 
     def admitted(self) -> None:
-        self._metrics._queue.observe(trio.current_time() - self._started, self._task)
+        self._metrics._queue.observe(perf_counter() - self._started, self._task)
 
     def first_text(self) -> None:
         if not self._text:
             self._text = True
-            self._metrics._ttft.observe(trio.current_time() - self._started, self._task)
+            self._metrics._ttft.observe(perf_counter() - self._started, self._task)
 
     def first_audio(self) -> None:
         if not self._audio:
             self._audio = True
-            self._metrics._ttfa.observe(trio.current_time() - self._started, self._task)
+            self._metrics._ttfa.observe(perf_counter() - self._started, self._task)
 
     def done(self, usage: Mapping[str, Usage]) -> None:
         metrics = self._metrics
         self.completed = True
-        metrics._e2e.observe(trio.current_time() - self._started, self._task)
+        metrics._e2e.observe(perf_counter() - self._started, self._task)
         for stage, used in usage.items():
             metrics._prompt.add(used.prompt_tokens, stage)
             metrics._cached.add(used.cached_tokens, stage)
@@ -168,7 +189,6 @@ class RequestMetrics:
 
     def over(self) -> None:
         """Count it: completed, failed, or cancelled (it was left before its end)."""
-        self._metrics._running.dec(self._task)
         # Servers cancel a handler whose reply is sent, so how the request is left says nothing about success.
         outcome = "completed" if self.completed else "failed" if self.failed else "cancelled"
         self._metrics._requests.inc(self._task, outcome)
@@ -191,6 +211,31 @@ def _fetch_families(fetches: Mapping[str, int]) -> list[Metric]:
         else:
             ended.add_metric([outcome], count)
     return [ended, size] if fetches else []
+
+
+def _load_families(load: Load) -> list[Metric]:
+    running = GaugeMetricFamily(
+        "omni_actors_num_requests_running", "Requests admitted, and not released by every worker.", labels=["task"]
+    )
+    for task, count in load.running.items():
+        running.add_metric([task], count)
+    waiting = GaugeMetricFamily(
+        "omni_actors_num_requests_waiting", "Requests that wait to be admitted.", labels=["task"]
+    )
+    for task, count in load.waiting.items():
+        waiting.add_metric([task], count)
+    size = GaugeMetricFamily("omni_actors_waiting_request_bytes", "What those hold.", value=load.waiting_bytes)
+    inside = GaugeMetricFamily(
+        "omni_actors_stage_requests_in_flight", "Requests that are in a stage, or will be.", labels=["stage"]
+    )
+    for stage, count in load.stages.items():
+        inside.add_metric([stage], count)
+    refused = CounterMetricFamily(
+        "omni_actors_requests_refused", "Requests that were not admitted, by reason.", labels=["reason"]
+    )
+    for reason, count in load.refused.items():
+        refused.add_metric([reason], count)
+    return [running, waiting, size, inside, refused]
 
 
 def _life_families(states: Mapping[str, Mapping[str, int]], ends: Mapping[str, Mapping[str, int]]) -> list[Metric]:

@@ -37,9 +37,10 @@ async def read_json(
     data, ended = await call.read(limits.inline_body_bytes)
     if ended and (media is None or media.search(data) is None):
         return data, []
-    with before(call.context):
+    with before(call.context) as bound:
         clean, clips = await services.media.parse_chat(
             data if ended else call.rest(data),
+            bound=bound,
             modalities=modalities,
             clip=clip,
             reference_rate=services.plan.sample_rate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from omni_actors.entrypoints.openai.voicing import set_fields, voice_of
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.media.limits import PIECE
-from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, MediaRef, Request, TextDelta, TokenLogprob
@@ -52,9 +52,7 @@ class _Answer:
 
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first event, so that a failure before it still has its status."""
-    task = services.plan.tasks.get(TASK)
-    taken = None if task is None else tuple(sorted(MEDIA_MODALITIES & task.entries.keys()))
-    data, media = await read_json(services, call, _MEDIA, taken)
+    data, media = await read_json(services, call, _MEDIA, services.media_inputs.get(TASK))
     body = decode(data, ChatRequest)
     model = services.model(body.model)
     spoken = "audio" in (body.modalities or ())
@@ -66,7 +64,7 @@ async def create(services: Services, call: Call) -> Reply:
         choices=body.n or 1,
         spoken=spoken,
         format=(body.audio and body.audio.format) or ("pcm16" if body.stream else "wav"),
-        audio_id=f"audio_{call.context.unique}",
+        audio_id=f"audio_{secrets.token_hex(16)}" if spoken else "",  # who knows it can refer to what was said
         logprobs=bool(body.logprobs),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
@@ -139,6 +137,8 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
         media=tuple(media),
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
+        priority=call.context.later(body.priority),
+        tenant=call.context.tenant,
     )
 
 

@@ -73,6 +73,8 @@ async def create(services: Services, call: Call) -> Reply:
             params={"prompt": prompt, "sampling": sampling},
             id=call.context.id,
             deadline_s=call.context.remaining(body.timeout),
+            priority=call.context.later(body.priority),
+            tenant=call.context.tenant,
         )
         for prompt in prompts
     ]

@@ -11,10 +11,13 @@ import msgspec
 from msgspec import Meta
 
 from omni_actors.entrypoints.openai.fields import NoOp, Refused
+from omni_actors.protocol.request import MAX_PRIORITY
 
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 Count = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+"""vLLM's: the lower, the earlier."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -57,6 +60,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+
+    priority: Priority | None = None
 
     # ours
     timeout: Seconds | None = None

@@ -10,6 +10,7 @@ from omni_actors.entrypoints.openai import audio, sse
 from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.voicing import TASK, SpeechRequest, may_clone, reference_of, speech_of
+from omni_actors.entrypoints.sayable import check_text
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.protocol.errors import invalid_request
@@ -17,9 +18,6 @@ from omni_actors.protocol.request import Completed, MediaChunk, Request
 
 _REFERENCE = re.compile(rb'"ref_audio"|\\u00[567]')
 """What a body with a reference clip contains (the name's letters may be escapes)."""
-
-_SAYABLE = re.compile(r"[^\W_]")
-"""A letter or a digit of any script."""
 
 
 async def create(services: Services, call: Call) -> Reply:
@@ -29,7 +27,7 @@ async def create(services: Services, call: Call) -> Reply:
     body = decode(data, SpeechRequest)
     services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("audio",))
-    _check_text(body.input)
+    check_text(body.input)
     if body.stream is False and body.stream_format == "sse":
         raise invalid_request("'stream': false and 'stream_format': 'sse' contradict each other.", "stream")
     reference = reference_of(services, body, clips)
@@ -41,6 +39,8 @@ async def create(services: Services, call: Call) -> Reply:
         media=reference,
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
+        priority=call.context.later(body.priority),
+        tenant=call.context.tenant,
     )
     events = await call.enter(services.open(request))
     first = await _first_audio(events)
@@ -62,14 +62,6 @@ async def create(services: Services, call: Call) -> Reply:
     if whole:
         return Reply(b"".join([piece async for piece in _bytes(events, encoder, first)]), headers)
     return Reply(sse.in_band(_bytes(events, encoder, first), call.context.id, sse=False), headers)
-
-
-def _check_text(text: str) -> None:
-    """Raises 400 for what nobody could say: blank text, punctuation or pictures alone, control characters."""
-    if "\x00" in text:
-        raise invalid_request("'input' has a NUL character.", "input", "invalid_value")
-    if _SAYABLE.search(text) is None:
-        raise invalid_request("'input' has nothing to say: it has no letter and no digit.", "input", "invalid_value")
 
 
 async def _first_audio(events: Events) -> MediaChunk:

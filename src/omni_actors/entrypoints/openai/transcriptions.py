@@ -12,7 +12,7 @@ from omni_actors.entrypoints.http import Call, Reply, before
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode
 from omni_actors.entrypoints.openai.forms import read_form
-from omni_actors.entrypoints.openai.schemas import ClipPart, Seconds
+from omni_actors.entrypoints.openai.schemas import ClipPart, Priority, Seconds
 from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.protocol.errors import invalid_request
@@ -32,6 +32,7 @@ class TranslationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     response_format: Format | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     timeout: Seconds | None = None
+    priority: Priority | None = None
     input_audio: ClipPart | None = None
     """In place of a form's file, in a JSON body (as the media process leaves it)."""
 
@@ -96,6 +97,8 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
         media=(clip,),
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
+        priority=call.context.later(body.priority),
+        tenant=call.context.tenant,
     )
     events = await call.enter(services.open(request))
     await events.begin()
@@ -128,8 +131,8 @@ async def _read(services: Services, call: Call, kind: type[TranslationRequest]) 
         return body, clip
     if call.content_type not in ("application/json", ""):
         raise invalid_request("The body is a form (multipart/form-data) with a file, or JSON with 'input_audio'.")
-    with before(call.context):
-        data, clips = await media.parse_chat(call.body, modalities=(), clip="input_audio")
+    with before(call.context) as bound:
+        data, clips = await media.parse_chat(call.body, modalities=(), clip="input_audio", bound=bound)
     await call.enter(services.clips(clips))
     body = decode(data, kind)
     if body.input_audio is None or len(clips) != 1:

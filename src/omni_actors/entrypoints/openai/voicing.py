@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from omni_actors.entrypoints.openai.fields import Refused
-from omni_actors.entrypoints.openai.schemas import ClipPart, Count, Seconds, VoiceId
+from omni_actors.entrypoints.openai.schemas import ClipPart, Count, Priority, Seconds, VoiceId
 from omni_actors.entrypoints.services import Services
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Speech
@@ -72,6 +72,7 @@ class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     # ours
     timeout: Seconds | None = None
+    priority: Priority | None = None
 
     extra_params: Annotated[Any, Refused("give its fields beside the others.", ({},))] = None
     sample_rate: Annotated[Any, Refused("audio comes at the model's own rate, which x-sample-rate tells.")] = None
