@@ -176,3 +176,19 @@ async def test_the_media_process_is_replaced_all_the_same_when_the_grace_is_over
             await hear(orchestrator, ref)
         assert lost.value.info.code == "media_lost"
         await media.discard([await media.decode(wav(tone(0.3, 16_000), 16_000))])
+
+
+async def test_a_media_process_that_stands_still_fails_who_asks_it_and_is_replaced() -> None:
+    """Questions are work too: nobody waits for the answer's own deadline, and no request need be in it."""
+    async with deployment("stages.media.step_budget_s=1") as (orchestrator, media):
+        process = orchestrator.pools["media"].replicas[0]
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        with trio.fail_after(8), pytest.raises(OmniError) as failed:
+            await media.decode(wav(tone(0.3, 16_000), 16_000))
+        assert failed.value.info.code == "stage_died"
+        assert process.lives.ends["stuck"] == 1
+        with trio.fail_after(10):
+            while not process.live:
+                await process.changed.park()
+        await media.discard([await media.decode(wav(tone(0.3, 16_000), 16_000))])
