@@ -14,7 +14,7 @@ from rich.text import Text
 from omni_actors.pipelines.factory import missing_weights
 from omni_actors.pipelines.limits import limits_of
 from omni_actors.pipelines.plan import DeploymentLimits, Origin, Plan, StagePlan, edge_path, stage_path
-from omni_actors.pipelines.schema import Group, Leaf
+from omni_actors.pipelines.schema import BUDGETS_DOC, Group, Leaf
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 
 
@@ -135,7 +135,7 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
         if item.name == "environments":
             yield f"{at}.environment", _environment(stage), ""
         else:
-            yield f"{at}.{item.name}", getattr(stage, item.name), ""
+            yield f"{at}.{item.name}", getattr(stage, item.name), BUDGETS_DOC.get(item.name, "")
     for name, degree in stage.strategy.degrees().items():
         yield f"{at}.strategy.{name}", degree, STRATEGY_DOC[name]
     for name, value in stage.options.items():

@@ -30,6 +30,14 @@ SAMPLING_DEFAULTS = {
 """What a request leaves to the deployment when it says nothing: name → (least, most, meaning)."""
 
 
+BUDGETS_DOC = {
+    "start_timeout_s": "From process start to ready.",
+    "step_budget_s": "A worker that has work and shows no life for so long is killed.",
+    "compile_budget_s": "Longest of the first steps of a life, which may compile.",
+}
+"""What a worker may take: name → meaning."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A key that takes a value. ``check`` returns the value to keep or raises ``ValueError`` saying what it takes."""
@@ -102,9 +110,7 @@ def _stage(stage: Stage) -> Group:
         "threads": Leaf(integer(1, 1024), "CPU threads of each replica."),
         "replicas": Leaf(integer(1, 256), "Worker processes of this stage."),
         "balancer": Leaf(one_of("least_queue", "round_robin"), "How requests are spread over replicas."),
-        "start_timeout_s": Leaf(number(0.1), "From process start to ready."),
-        "step_budget_s": Leaf(number(0.1), "A worker that has work and shows no life for so long is killed."),
-        "compile_budget_s": Leaf(number(0.1), "Longest of the first steps of a life, which may compile."),
+        **{name: Leaf(number(0.1), doc) for name, doc in BUDGETS_DOC.items()},
         "environment": Leaf(environment, "Environment variables of the workers."),
         "host": Leaf(address, "Address at which edges by TCP reach the workers; nobody else is let in."),
         "strategy": Group(
