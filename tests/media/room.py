@@ -24,7 +24,7 @@ from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Work
 
-GAUGES = ("blobs", "clips", "streams", "questions", "deliveries", "bytes")
+GAUGES = ("blobs", "clips", "clips_lent", "streams", "questions", "deliveries", "bytes")
 
 
 class Room:
@@ -136,6 +136,7 @@ class Room:
         while key not in self.finished:
             assert self.engine.step(self)
         del self.finished[key]
+        self.ask(q.Discard(owners=(), clips=tuple(media)))
         bridge = JoinMedia()
         sent = [whole for key_, payload in self.emitted if key_ == key for whole in bridge.feed(payload, False)]
         assert bridge.feed(None, True) == []

@@ -65,8 +65,8 @@ def test_clips_go_out_one_payload_each_in_the_order_asked_for() -> None:
     assert samples.dtype == np.float32
     assert np.array_equal(samples, np.frombuffer(PCM, "<i2") / np.float32(32_768))
     assert room.finished[5].audio_input_s == pytest.approx(0.4)
-    assert room.gauges()["clips"] == 1
-    room.ask(q.Discard(clips=(ids[1],)))
+    assert (room.gauges()["clips"], room.gauges()["clips_lent"]) == (1, 2)
+    room.ask(q.Discard(clips=tuple(ids)))
     room.assert_empty()
 
 
@@ -89,6 +89,7 @@ def test_a_long_clip_leaves_in_pieces_one_per_step_and_credit() -> None:
     whole = [clip for place, (_, payload) in enumerate(room.emitted) for clip in bridge.feed(payload, place == 5)]
     assert [clip.meta["length"] for clip in whole] == [1_600, len(samples), 1_600]
     assert np.array_equal(whole[1].tensors["samples"], samples / np.float32(32_768))
+    room.ask(q.Discard(clips=(before, long, after)))
     room.assert_empty()
 
 
@@ -112,28 +113,61 @@ def test_without_credit_nothing_runs_and_nothing_is_lost() -> None:
     room.without_credit.clear()
     assert room.engine.step(room)
     assert list(room.finished) == [2, 1]
+    room.ask(q.Discard(clips=(first, second)))
     room.assert_empty()
 
 
-def test_an_aborted_request_frees_its_clips() -> None:
+def test_another_attempt_of_a_request_gets_its_clips_again() -> None:
+    """Whether the one before had them already, some of them, or none; until they are discarded."""
     room = Room()
-    room.without_credit = {1}
+    clips = [room.keep(CLIP).id, room.keep(CLIP).id]
+    for key, steps in enumerate((0, 1, 2, 5)):
+        room.engine.admit(Work(key, "r", {"clips": clips}))
+        room.emitted.clear()
+        for _ in range(steps):
+            room.engine.step(room)
+        assert len(room.emitted) == min(steps, 2)
+        room.engine.abort(key)
+        room.engine.abort(key)
+    room.engine.abort(99)
+    assert room.gauges() | {"clips_lent": 2, "bytes": 2 * 4 * len(PCM) // 2} == room.gauges()
+    room.ask(q.Discard(clips=tuple(clips)))
+    room.assert_empty()
+    with pytest.raises(OmniError) as caught:
+        room.engine.admit(Work(9, "r", {"clips": clips}))
+    assert (caught.value.info.status, caught.value.info.code) == (503, "media_lost")
+
+
+def test_clips_of_running_requests_make_room_for_others() -> None:
+    room = Room(max_clips=2, max_bytes=4 * 4 * len(PCM) // 2 + len(CLIP))
+    lent = []
+    for _ in range(7):  # more than there is room for, in number and in bytes
+        lent.append(room.keep(CLIP).id)
+        room.engine.admit(Work(lent[-1], "r", {"clips": lent[-1:]}))
+        room.engine.step(room)
+    assert len(room.finished) == 7
+    assert room.gauges()["clips_lent"] <= 2
+    room.engine.admit(Work(1, "r", {"clips": lent[-1:]}))
+    with pytest.raises(OmniError) as caught:
+        room.engine.admit(Work(2, "r", {"clips": lent[:1]}))
+    assert caught.value.info.code == "media_lost"
+    room.engine.step(room)
+    blob = room.blob(CLIP)
+    for _ in range(3):
+        room.ask(q.BlobAppend(blob=blob, data=PCM))
+    assert room.gauges()["bytes"] <= room.engine.limits.max_bytes
+    room.ask(q.Discard(owners=("o",), clips=tuple(lent)))
+    room.assert_empty()
+
+
+def test_clips_of_a_request_that_nobody_ends_expire() -> None:
+    now = 0.0
+    room = Room(lambda: now, idle_s=10.0)
     room.engine.admit(Work(1, "r", {"clips": [room.keep(CLIP).id]}))
     room.engine.step(room)
-    room.engine.abort(1)
-    room.engine.abort(1)
-    room.engine.abort(99)
+    now = 11.0
+    room.engine.step(room)
     room.assert_empty()
-    assert room.emitted == []
-
-
-def test_a_clip_can_be_used_once() -> None:
-    room = Room()
-    clip = room.keep(CLIP).id
-    room.deliver([clip])
-    with pytest.raises(OmniError) as caught:
-        room.engine.admit(Work(1, "r", {"clips": [clip]}))
-    assert (caught.value.info.status, caught.value.info.code) == (503, "media_lost")
 
 
 @pytest.mark.parametrize("params", [{}, {"clips": 3}, {"clips": ["x"]}, {"clips": None}])
@@ -271,6 +305,7 @@ def test_a_discard_frees_everything_of_its_owners_and_nothing_else() -> None:
     assert room.gauges() == {
         "blobs": 0,
         "clips": 1,
+        "clips_lent": 0,
         "streams": 0,
         "questions": 0,
         "deliveries": 0,

@@ -47,7 +47,17 @@ async def held(orchestrator: Orchestrator) -> float:
     return float(
         sum(
             counters[name]
-            for name in ("bytes", "blobs", "clips", "streams", "deliveries", "questions", "jobs", "arena_used_bytes")
+            for name in (
+                "bytes",
+                "blobs",
+                "clips",
+                "clips_lent",
+                "streams",
+                "deliveries",
+                "questions",
+                "jobs",
+                "arena_used_bytes",
+            )
         )
     )
 

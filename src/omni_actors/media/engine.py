@@ -40,9 +40,11 @@ class MediaEngine(Engine):
     turns of one slice, round robin, for ``slice_s`` in all: a chunk of speech that waits to be encoded never waits for
     somebody's half hour to be decoded.
 
-    A request (``Submit`` with section ``clips``, ids in order) takes its media out of the table: clips, images and
-    videos. Each leaves on the request's edges in payloads of kind ``pcm``, ``image`` or ``video``, cut into pieces of a
-    few MiB, one per step; :class:`omni_actors.media.bridge.JoinMedia` makes one payload per medium of them.
+    A request (``Submit`` with section ``clips``, ids in order) borrows its media: clips, images and videos. They stay
+    for another attempt of it, until they are discarded, which the orchestrator does when it has released the request;
+    at most until their room is needed for others', or their idle time is over. Each leaves on the request's edges in
+    payloads of kind ``pcm``, ``image`` or ``video``, cut into pieces of a few MiB, one per step;
+    :class:`omni_actors.media.bridge.JoinMedia` makes one payload per medium of them.
 
     ==========  =======================================  ============================================================
     kind        tensors                                  metadata, beside ``index`` (among all media of the request)
@@ -61,6 +63,7 @@ class MediaEngine(Engine):
         idle = self.limits.idle_s
         self._blobs: Table[Blob] = Table("body", self.limits.max_blobs, idle, ids, clock)
         self._clips: Table[Medium] = Table("decoded file", self.limits.max_clips, idle, ids, clock)
+        self._lent: Table[Medium] = Table("decoded file", self.limits.max_clips, idle, ids, clock)
         self._streams: Table[Stream] = Table("encoder", self.limits.max_streams, idle, ids, clock)
         self._jobs: deque[Job] = deque()
         self._aside = Aside(clock)
@@ -90,10 +93,15 @@ class MediaEngine(Engine):
             numbers = msgspec.convert(work.params.get("clips"), tuple[int, ...])
         except msgspec.ValidationError:
             raise invalid_request("section 'clips' must list the ids of media", "clips") from None
-        media: deque[Medium] = deque()
-        for number in numbers:
-            media.append(self._clips.pop(number).item)
+        media = deque([self._lend(number) for number in numbers])
         self._deliveries[work.key] = Delivery(media, sum(medium.audio_seconds for medium in media))
+
+    def _lend(self, number: int) -> Medium:
+        held = (self._lent if number in self._lent else self._clips).pop(number)
+        self._lent.add(held.owner, held.item, number)
+        if len(self._lent) > self.limits.max_clips:
+            self._lent.evict()
+        return held.item
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
         raise invalid_request(f"stage 'media' has no port {port!r}")
@@ -116,6 +124,8 @@ class MediaEngine(Engine):
             if time.perf_counter() >= end:
                 break
         # What those hold that were left is free in a moment.
+        while self._nbytes - self._lingering > self.limits.max_bytes and self._lent.evict():
+            pass
         while (jobs := self._asked()) and self._nbytes - self._lingering > self.limits.max_bytes:
             self._drop(max(jobs, key=lambda job: job.nbytes), self._full(), out)
         if self._settling and self._settled:
@@ -128,6 +138,7 @@ class MediaEngine(Engine):
         return {
             "blobs": len(self._blobs),
             "clips": len(self._clips),
+            "clips_lent": len(self._lent),
             "streams": len(self._streams),
             "questions": len(self._jobs),
             "deliveries": len(self._deliveries),
@@ -323,6 +334,7 @@ class MediaEngine(Engine):
             table.drop_owners(owners)
         for clip in question.clips:
             self._clips.drop(clip)
+            self._lent.drop(clip)
         for job in [job for job in self._asked() if job.owner in owners]:
             self._drop(job, lost("operation"), out)
 
@@ -354,7 +366,9 @@ class MediaEngine(Engine):
     @property
     def _nbytes(self) -> int:
         tables = self._blobs.nbytes + self._clips.nbytes + self._streams.nbytes
-        return tables + sum(job.nbytes for job in self._jobs) + sum(d.nbytes for d in self._deliveries.values())
+        under_way = [medium for delivery in self._deliveries.values() for medium in delivery.media]
+        lent = {id(medium): medium.nbytes for medium in (*self._lent.items, *under_way)}
+        return tables + sum(job.nbytes for job in self._jobs) + sum(lent.values())
 
     @property
     def _lingering(self) -> int:
@@ -366,11 +380,13 @@ class MediaEngine(Engine):
         self._afford(more)
 
     def _afford(self, more: int) -> None:
-        if self._nbytes + more > self.limits.max_bytes:
-            raise self._full()
+        while self._nbytes + more > self.limits.max_bytes:
+            if not self._lent.evict():
+                raise self._full()
 
     def _full(self) -> OmniError:
         return overloaded(f"The media process holds {self.limits.max_bytes >> 20} MiB already.")
 
     def _expire(self) -> None:
         self._totals["expired"] += self._blobs.expire() + self._clips.expire() + self._streams.expire()
+        self._lent.expire()

@@ -170,10 +170,6 @@ class Delivery:
     index: int = 0
     pieces: deque[Payload] = field(default_factory=deque)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(medium.nbytes for medium in self.media)
-
 
 class Made:
     """What a body's parsing has made so far and is making."""

@@ -74,7 +74,8 @@ def too_long_to_encode(limits: Limits) -> OmniError:
 
 DOC = {
     "max_blobs": "Bodies that are being received at once.",
-    "max_clips": "Decoded clips, images and videos that wait for their request.",
+    "max_clips": "Decoded clips, images and videos that wait for their request; as many are kept of running requests, "
+    "for the case that a worker dies.",
     "max_streams": "Encoders that are open at once.",
     "max_blob_bytes": "Largest body.",
     "max_bytes": "Bodies, decoded media and encoded audio that are held at once, together.",

@@ -11,7 +11,8 @@ encode_open      int          start an encoder; its id
 encode_feed      Encoded      PCM in, what is encoded so far out
 encode_finish    Encoded      the last PCM (may be empty) in, the rest out; the encoder is gone when ``more`` is false
 encode_read      Encoded      the next piece after ``more``
-discard          None         free what these owners still have, and these media; unknown ones are ignored
+discard          None         free what these owners still have, and these media (a request that had them is over);
+                              unknown ones are ignored
 ===============  ===========  =================================================================================
 
 Whatever is opened has an ``owner``, a token that the client draws for each of its operations: a client that was

@@ -79,6 +79,20 @@ class Table(Generic[T]):
         self._held.move_to_end(number)
         return held.item
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._held
+
+    @property
+    def items(self) -> list[T]:
+        return [held.item for held in self._held.values()]
+
+    def evict(self) -> bool:
+        """Free what was used least recently; whether there was anything."""
+        if self._held:
+            self._held.popitem(last=False)
+            return True
+        return False
+
     def pop(self, number: int) -> Held[T]:
         held = self._held.pop(number, None)
         if held is None:

@@ -204,6 +204,10 @@ class Orchestrator:
         del self.inflight[record.number]
         assert record.seat is not None
         self.admission.leave(record.seat)
+        if record.request.media:  # no other attempt of it will ask for them
+            (process,) = self.pools[MEDIA_STAGE].replicas
+            if process.incarnation == record.media_life:
+                process.tell("discard", {"owners": [], "clips": [medium.id for medium in record.request.media]})
         self.recovery.released(record)
         self.vacant.unpark()
         if self.draining and not self.inflight:

@@ -196,6 +196,10 @@ class StageReplica:
         if self._channel is not None:
             self._channel.send(data)
 
+    def tell(self, what: str, args: dict[str, Any]) -> None:
+        """Ask the worker something whose answer nobody waits for, if it is there."""
+        self.send(frame(Query(next(self._query_ids), what, args)))
+
     def abort(self, key: int) -> None:
         """Have the worker forget a request; ``on_released`` follows (also when the worker dies)."""
         if key in self.requests and self._channel is not None:
@@ -310,6 +314,7 @@ class StageReplica:
         self.lives.end(cause, error)
         self.state = advance(self.state, ReplicaState.DEAD)
         self._child = self.watch = self.pid = None
+        self.progress = "ended"
         self.last_error = error or self.last_error
         if self._channel is not None:
             self._channel.close()
