@@ -178,14 +178,18 @@ class Connection:
             self._refusal = BadRequest(503, "The server is shutting down.")
         if self._refusal is not None and (self._exchange is None or not self._exchange.started):
             self.transport.send_last(error_response(self._refusal))
-        elif self.reason != "done" or (self._parser.complete and not self._parser.keep_alive and not self._pending):
-            return
-        if self._is_cut():
+        elif self.reason != "done" or self._is_cut() or self._has_all():
             return
         await self.transport.end_writing()
         with trio.move_on_after(self.server.limits.linger_s):
             while await self.transport.receive():
                 pass
+
+    def _has_all(self) -> bool:
+        """Whether the client has said its last word, and it is read."""
+        if self.socket is not None and self.socket.accepted:
+            return self.socket.both_closed
+        return self._parser.complete and not self._parser.keep_alive and not self._pending
 
     def _cut_short(self) -> None:
         """The server's end, and nothing may be waited for."""

@@ -25,7 +25,8 @@ class Limits:
     keep_alive_s: float = 75.0
     """How long a connection is kept for the client's next request; then it is closed."""
     write_s: float = 30.0
-    """Longest time in which a client takes nothing of what waits for it; then it is cut off (reset)."""
+    """Longest time in which a client takes nothing (less than 128 KiB) of what waits for it; then it is cut off
+    (reset)."""
     linger_s: float = 5.0
     """How long what is left of a request's body is read and thrown away behind its answer, so that its sender gets to
     see that; then the connection is closed."""

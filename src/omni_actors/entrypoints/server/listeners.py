@@ -23,6 +23,10 @@ PAUSE_S = 0.1
 BATCH = 64
 """So many connections are accepted before others run."""
 
+UNSENT = 262_144
+"""Most bytes that wait in the kernel to be sent to one client. (Its own default is 4 MiB, and it would tell of a slow
+reader's progress only by thirds of that.)"""
+
 KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
 """The kernel asks a silent client every 15 s after a minute: one that has vanished is gone after two."""
 
@@ -58,6 +62,7 @@ async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             if port == 0 and len(opened) > 1:  # one port for all
                 address = (address[0], opened[0].getsockname()[1], *address[2:])
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)  # connections inherit it
             listener.bind(address)
             _listen(listener)
     except OSError:
@@ -115,9 +120,9 @@ class Door:
         """Runs until it is cancelled. No failure of a client's or of the kernel's ends it."""
         while True:
             await trio.lowlevel.wait_readable(listener)
+            await self._room()
             for _ in range(BATCH):
-                await self._room()
-                if not await self._accept_one(listener):
+                if self._is_full() or not await self._accept_one(listener):
                     break
             await trio.lowlevel.checkpoint()
 
@@ -129,9 +134,13 @@ class Door:
             except OSError:
                 return
 
+    def _is_full(self) -> bool:
+        return len(self._server.connections) >= self._server.limits.connections
+
     async def _room(self) -> None:
+        """For somebody who waits."""
         server = self._server
-        while len(server.connections) >= server.limits.connections:
+        while self._is_full():
             server.metrics.accepting_paused("connections")
             server.shed(1)
             await server.freed.park()

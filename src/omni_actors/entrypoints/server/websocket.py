@@ -44,8 +44,8 @@ class WebSocket:
     """A request for a WebSocket, and after :meth:`accept` the WebSocket.
 
     One task may receive while others send. Pings are answered while one waits in :meth:`receive`. When the client
-    leaves, a waiting receiver gets what it had sent before; where none waits, the handler is cancelled at once. It is
-    cancelled, too, when the client stops reading.
+    leaves, a receiver gets what it had sent before; where none waits, the handler is cancelled at once. So it is when
+    the client stops reading.
     """
 
     def __init__(self, connection: Connection, exchange: Exchange, early: bytes) -> None:
@@ -69,10 +69,11 @@ class WebSocket:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._turn = trio.Lock()
         self._reading = False
-        self._left = False
         self._heard = trio.current_time()
         self._pinged = False
+        self._writes: list[bytes] = []
         self._closed: SocketClosed | None = None
+        self._ended: SocketClosed | None = None
         self._busy = 0
         self._draining = False
         self._protocol = Protocol(Side.SERVER, max_size=self._limits.message, logger=_protocol_log)
@@ -90,8 +91,8 @@ class WebSocket:
             response.headers["Sec-WebSocket-Protocol"] = subprotocol
         for name, value in headers or ():
             response.headers[name.decode("latin-1")] = value.decode("latin-1")
-        self.accepted = self._exchange.started = True
-        self._protocol.writes.append(response.serialize())
+        self.accepted = self._exchange.started = self._exchange.finished = True
+        self._writes.append(response.serialize())
         if self._connection.server.draining:
             self.drain()
         await self._flush()
@@ -103,11 +104,18 @@ class WebSocket:
 
     async def receive(self) -> str | bytes:
         """The next message. Raises :class:`SocketClosed`."""
-        while not self._messages:
-            if self._closed is not None:
-                raise self._closed
-            await self._read()
-        return self._messages.popleft()
+        self._reading = True
+        try:
+            while not self._messages:
+                if self._closed is not None:
+                    raise self._closed
+                if self._ended is not None:
+                    await self._finish()
+                else:
+                    await self._read()
+            return self._messages.popleft()
+        finally:
+            self._reading = False
 
     async def send(self, message: str | bytes) -> None:
         """Returns when the kernel has it, which is as fast as the client reads. Raises :class:`SocketClosed`."""
@@ -115,14 +123,16 @@ class WebSocket:
             await trio.lowlevel.checkpoint()
             raise self._closed
         if isinstance(message, str):
-            self._protocol.send_text(message.encode())
+            self._writes.append(Frame(Opcode.TEXT, message.encode()).serialize(mask=False))
         else:
-            self._protocol.send_binary(message)
+            self._writes.append(Frame(Opcode.BINARY, message).serialize(mask=False))
         await self._flush()
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Nothing is received or sent after it. The client's answer is waited for once the handler has returned."""
-        if self._closed is None:
+        if self._ended is not None:
+            await self._finish()
+        elif self._closed is None:
             self._end(code, reason)
             await self._flush()
 
@@ -159,14 +169,19 @@ class WebSocket:
             while not self._protocol.eof_sent:  # that is when both sides have closed
                 await self._read()
 
+    @property
+    def both_closed(self) -> bool:
+        """Whether the close handshake is done: nothing may come behind it."""
+        return self._protocol.close_rcvd is not None and not self._unparsed
+
     def departs(self) -> bool:
         """Whether somebody reads, and so will come to the client's end by itself."""
-        self._left = True
         if self._protocol.eof_sent:
             return True
-        if self._reading:
+        if self._reading or self._messages or self._unparsed:
             self._connection.end_after(self._limits.close_s, "client_left")
-        return self._reading
+            return True
+        return False
 
     def drain(self) -> None:
         self._draining = True
@@ -184,11 +199,7 @@ class WebSocket:
     async def _read(self) -> None:
         """Take in the next bytes, and answer what the protocol itself answers."""
         if not self._unparsed:
-            self._reading = True
-            try:
-                self._unparsed = await self._connection.transport.receive()
-            finally:
-                self._reading = False
+            self._unparsed = await self._connection.transport.receive()
             self._heard = trio.current_time()
             self._pinged = False
         protocol = self._protocol
@@ -196,53 +207,62 @@ class WebSocket:
             piece, self._unparsed = self._unparsed[:SLICE], self._unparsed[SLICE:]
             protocol.receive_data(piece)
             for frame in protocol.events_received():
-                if self._closed is None and isinstance(frame, Frame):
-                    self._take(frame)
+                if self._closed is not None or not isinstance(frame, Frame) or not self._take(frame):
+                    break
         else:
             protocol.receive_eof()
-        if self._closed is None and protocol.state is not State.OPEN:
+        if protocol.state is not State.OPEN and self._closed is None:
             closed = protocol.close_rcvd or protocol.close_sent
-            self._closed = SocketClosed(1006) if closed is None else SocketClosed(closed.code, closed.reason)
+            self._ended = SocketClosed(1006) if closed is None else SocketClosed(closed.code, closed.reason)
+            if self._messages:  # they may be answered before the answer to the close
+                return
+            await self._finish()
+            return
+        self._writes += protocol.data_to_send()
         await self._flush()
         if self._unparsed:
             await trio.lowlevel.checkpoint()
 
-    def _take(self, frame: Frame) -> None:
+    async def _finish(self) -> None:
+        """The client has closed, or broken the protocol, and what it had said before is taken."""
+        self._closed = self._ended
+        self._writes += self._protocol.data_to_send()
+        await self._flush()
+
+    def _take(self, frame: Frame) -> bool:
+        """Whether it is in order."""
         opcode = frame.opcode
-        if opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-            return
-        if opcode is not Opcode.CONT:
+        if opcode in (Opcode.TEXT, Opcode.BINARY):
             self._kind = opcode
-            if opcode is Opcode.BINARY and frame.fin:
-                self._messages.append(bytes(frame.data))
-                return
+        elif opcode is not Opcode.CONT:
+            return True
         if self._kind is Opcode.BINARY:
+            if frame.fin and not self._parts:
+                self._messages.append(bytes(frame.data))
+                return True
             self._parts += frame.data
             if frame.fin:
                 self._messages.append(bytes(self._parts))
                 self._parts = bytearray()
-            return
+            return True
         try:
             text = self._decoder.decode(frame.data, frame.fin)
         except UnicodeDecodeError:
-            self._end(1007, "A text message has to be UTF-8.", fail=True)
-            return
-        if not frame.fin:
-            if text:
-                self._text.append(text)
-            return
-        if self._text:
-            text, self._text = "".join([*self._text, text]), []
-        self._messages.append(text)
+            self._protocol.fail(1007, "A text message has to be UTF-8.")
+            return False
+        if text:
+            self._text.append(text)
+        if frame.fin:
+            self._messages.append("".join(self._text))
+            self._text.clear()
+        return True
 
-    def _end(self, code: int, reason: str, *, fail: bool = False) -> None:
-        """Close from this side. ``fail``: the client has broken the protocol, and is listened to no longer."""
-        short = reason.encode()[:REASON].decode(errors="ignore")
+    def _end(self, code: int, reason: str) -> None:
+        """Close from this side."""
         self._closed = SocketClosed(code, reason)
-        if fail:
-            self._protocol.fail(code, short)
-        else:
-            self._protocol.send_close(code, short)
+        if self._ended is None:
+            self._protocol.send_close(code, _short(reason))
+        self._writes += self._protocol.data_to_send()
 
     def _go_away(self) -> None:
         if self.accepted and self._closed is None:
@@ -251,23 +271,27 @@ class WebSocket:
             self._connection.end_after(self._limits.close_s, "close_timeout")
 
     async def _flush(self) -> None:
-        """Send what the protocol has to send. Frames leave whole, in their order."""
-        if not self._protocol.writes:
+        """Frames leave whole, in their order."""
+        if not self._writes:
             return
         try:
             self._turn.acquire_nowait()
         except trio.WouldBlock:
             await self._turn.acquire()
         try:
-            while data := b"".join(self._protocol.data_to_send()):
-                await self._connection.send(data)
+            while self._writes:
+                data = self._writes[0] if len(self._writes) == 1 else b"".join(self._writes)
+                self._writes.clear()
+                if data:  # websockets marks the end by an empty write
+                    await self._connection.send(data)
         finally:
             self._turn.release()
 
     def _post(self) -> None:
         """Like :meth:`_flush`, without waiting. A task that is sending takes it along."""
         if not self._turn.locked():
-            self._connection.transport.send_last(b"".join(self._protocol.data_to_send()))
+            self._connection.transport.send_last(b"".join(self._writes))
+            self._writes.clear()
 
     async def _keep_alive(self) -> None:
         """Nothing heard for ``ping_s``: ask. Nothing heard for as long again: close. Only who listens can tell."""
@@ -277,8 +301,11 @@ class WebSocket:
             now = trio.current_time()
             if now < self._heard + silence:
                 continue
-            if self._closed is not None or not self.accepted:
+            if self._closed is not None:
                 return
+            if not self.accepted:
+                self._heard = now
+                continue
             if self._pinged and self._reading:
                 self._end(1011, "No answer to a ping.")
                 self._post()
@@ -286,14 +313,20 @@ class WebSocket:
                 return
             self._heard = now
             self._pinged = True
-            self._protocol.send_ping(b"")
+            self._writes.append(Frame(Opcode.PING, b"").serialize(mask=False))
             await self._flush()
+
+
+def _short(reason: str) -> str:
+    return reason.encode()[:REASON].decode(errors="ignore")
 
 
 def _handshake(exchange: Exchange) -> Response:
     """The answer that accepts it."""
     lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in exchange.headers]
     request = Request("/", datastructures.Headers(lines), exchange.method, f"HTTP/{exchange.http_version}")
+    if request.headers.get_all("Sec-WebSocket-Version") not in ([], ["13"]):
+        raise BadRequest(426, "The version of a WebSocket has to be 13.")
     response = ServerProtocol(logger=_protocol_log).accept(request)
     if response.status_code != 101:
         raise BadRequest(response.status_code, response.body.decode().partition("\n")[0])

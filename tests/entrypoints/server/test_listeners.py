@@ -1,0 +1,251 @@
+"""Where clients connect, and what happens when there are too many of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import ssl
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from tests.entrypoints.server.door import (
+    App,
+    Door,
+    Watched,
+    forever,
+    opened,
+    request,
+    reset,
+    stream_forever,
+    until,
+    until_end,
+)
+
+from omni_actors.entrypoints.server import Limits, serve
+from omni_actors.entrypoints.server.listeners import tls_context
+
+ONCE = request("/", None, "Connection: close")
+
+
+async def asked(door: Door) -> trio.SocketStream:
+    """A connection that has been served, and is idle now."""
+    stream = await door.connect()
+    await stream.send_all(request())
+    await until(stream, b"GET / ? ")
+    return stream
+
+
+async def test_a_connection_too_many_takes_the_place_of_the_idlest() -> None:
+    async with opened(limits=Limits(connections=3)) as door:
+        first, second, third = [await asked(door) for _ in range(3)]
+        await first.send_all(request())
+        await until(first, b"GET / ? ")  # the second is the idlest now
+        assert (await door.say(ONCE)).startswith(b"HTTP/1.1 200 ")
+        await door.closed("shed")
+        assert await until_end(second) == b""
+        for stream in (first, third):
+            await stream.send_all(request())
+            await until(stream, b"GET / ? ")
+        for stream in (first, second, third):
+            await stream.aclose()
+
+
+async def test_without_an_idle_one_the_next_waits() -> None:
+    watched = Watched(forever)
+    async with opened(watched, limits=Limits(connections=1)) as door:
+        busy = await door.connect()
+        await busy.send_all(request())
+        with trio.fail_after(5):
+            await watched.begun.wait()
+        next_one = await door.connect()  # the kernel has it
+        watched.begun = trio.Event()
+        await next_one.send_all(request())
+        with trio.move_on_after(0.2):
+            await watched.begun.wait()
+            raise AssertionError("let in")
+        assert door.value("http_accepting_paused_total", cause="connections") == 1
+        await busy.aclose()
+        with trio.fail_after(5):
+            await watched.begun.wait()
+        await next_one.aclose()
+
+
+async def test_one_address_may_have_so_many() -> None:
+    async with opened(limits=Limits(connections_per_client=2)) as door:
+        first, second = await asked(door), await asked(door)
+        with contextlib.suppress(trio.BrokenResourceError):
+            assert await door.say(request()) == b""
+        await door.closed("too_many")
+        await first.aclose()
+        await door.closed("done")
+        assert (await door.say(ONCE)).startswith(b"HTTP/1.1 200 ")
+        await second.aclose()
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """The process can open none more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    filler = [os.open(os.devnull, os.O_RDONLY)]
+    while len(os.listdir("/proc/self/fd")) - 1 <= filler[-1]:  # (the listing has one of its own)
+        filler.append(os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (filler[-1] + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in filler:
+            os.close(number)
+
+
+async def test_without_descriptors_the_idle_ones_go_and_the_server_lives(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched(stream_forever)
+
+    async def app(exchange: object) -> None:
+        await (watched(exchange) if exchange.path == "/stream" else App().http(exchange))  # type: ignore[attr-defined, arg-type]
+
+    async with opened(app) as door:
+        idle = [await asked(door) for _ in range(3)]
+        busy = await door.connect()
+        await busy.send_all(request("/stream"))
+        with trio.fail_after(5):
+            await watched.begun.wait()
+        sockets = [trio.socket.socket() for _ in range(20)]
+        with no_descriptors():
+            for client in sockets:
+                await client.connect(door.address)
+                await client.send(ONCE)
+            await door.closed("shed", 3)
+            for client in sockets:  # one after the other, as there is room
+                with trio.fail_after(5):
+                    assert (await client.recv(65536)).startswith(b"HTTP/1.1 200 ")
+        for client in sockets:
+            client.close()
+        assert door.value("http_accepting_paused_total", cause="descriptors") >= 1
+        assert not watched.cancelled.is_set()
+        for stream in (*idle, busy):
+            await stream.aclose()
+        assert (await door.say(ONCE)).startswith(b"HTTP/1.1 200 ")
+    assert len([record for record in caplog.records if "accepting pauses" in record.getMessage()]) < 5
+
+
+async def test_clients_that_are_gone_before_they_are_accepted() -> None:
+    async with opened() as door:
+        for _ in range(100):
+            with socket.socket() as client:
+                client.setblocking(False)
+                client.connect_ex(door.address)
+        for _ in range(20):
+            reset(await door.connect())
+        assert (await door.say(ONCE)).startswith(b"HTTP/1.1 200 ")
+        await door.settled()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_it_listens_on_every_address_of_a_name(host: str) -> None:
+    async with trio.open_nursery() as nursery:
+        urls = await nursery.start(partial(serve, App(), host, 0))
+        assert len({url.rpartition(":")[2] for url in urls}) == 1
+        for url in urls:
+            door = Door(url, metrics=None)  # type: ignore[arg-type]
+            assert (await door.say(ONCE)).startswith(b"HTTP/1.1 200 ")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_unix_socket(tmp_path: Path) -> None:
+    """One that was left behind is replaced, one that is served is not, and none is left."""
+    path = str(tmp_path / "door")
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(path)
+    async with opened(unix_path=path) as door:
+        assert door.url == f"unix:{path}"
+        for _ in range(2):
+            async with await trio.open_unix_socket(path) as stream:
+                await stream.send_all(ONCE)
+                assert (await until_end(stream)).endswith(b"GET / ? ")
+        with pytest.raises(OSError, match="in use"):
+            await serve(App(), "", 0, unix_path=path)
+        watched = await trio.open_unix_socket(path)
+        await watched.send_all(request()[:-1])
+        await watched.aclose()
+        await door.settled()
+        assert stat.S_ISSOCK(os.stat(path).st_mode)
+        door.stop.set()
+        with trio.fail_after(5):
+            await door.over.wait()
+        assert not os.path.exists(path)
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(OSError, match="in use"):
+        await serve(App(), "", 0, unix_path=str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of localhost and its key, in one file."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    whole = folder / "both.pem"
+    whole.write_text((folder / "cert.pem").read_text() + (folder / "key.pem").read_text())
+    return whole
+
+
+async def test_tls(certificate: Path) -> None:
+    trust = ssl.create_default_context(cafile=str(certificate))
+
+    async def secure(door: Door) -> trio.SSLStream[trio.SocketStream]:
+        return trio.SSLStream(await door.connect(), trust, server_hostname="localhost", https_compatible=True)
+
+    watched = Watched(stream_forever)
+
+    async def app(exchange: object) -> None:
+        await (watched(exchange) if exchange.path == "/stream" else App().http(exchange))  # type: ignore[attr-defined, arg-type]
+
+    limits = Limits(handshake_s=0.4, handshakes=2, write_s=0.4)
+    async with opened(app, tls=tls_context(str(certificate), None), limits=limits) as door:
+        assert door.url.startswith("https://")
+        silent = [await door.connect() for _ in range(2)]  # they take every place there is
+        async with await secure(door) as stream:
+            with trio.move_on_after(0.1):
+                await stream.do_handshake()
+                raise AssertionError("there was a place")
+        await door.closed("client_left")
+        await door.closed("handshake_timeout", 2)
+        assert await door.say(request()) != b"HTTP/1.1"
+        await door.closed("handshake_failed")
+        async with await secure(door) as stream:
+            for body in (b"", b"x" * 300_000):
+                await stream.send_all(request("/a", body))
+                await until(stream, b"POST /a ? " + body)
+            await stream.send_all(request("/stream"))
+            with trio.fail_after(5):
+                await watched.cancelled.wait()  # it is not read
+        await door.closed("write_stalled")
+        watched.cancelled = trio.Event()
+        stream = await secure(door)
+        await stream.send_all(request("/stream"))
+        with trio.fail_after(5):
+            await stream.receive_some()
+        await stream.transport_stream.aclose()
+        with trio.fail_after(1):
+            await watched.cancelled.wait()
+        for one in silent:
+            await one.aclose()
+        await door.settled()
+
+
+async def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "none.pem").write_text("nothing")
+    with pytest.raises(OSError):
+        tls_context(str(tmp_path / "none.pem"), None)
