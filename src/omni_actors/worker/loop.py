@@ -22,7 +22,7 @@ from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import ProtocolError
-from omni_actors.protocol.errors import OmniError, stage_failed
+from omni_actors.protocol.errors import OmniError, deadline_exceeded, stage_failed
 from omni_actors.protocol.frames import (
     Abort,
     Chunk,
@@ -41,6 +41,7 @@ from omni_actors.protocol.params import SECTIONS
 from omni_actors.worker.bridge import Bridge, Identity
 from omni_actors.worker.checks import InputError
 from omni_actors.worker.control import Control, Hangup
+from omni_actors.worker.deadlines import JobDeadlines
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.isolation import Faults
 from omni_actors.worker.jobs import Job, Route, Source
@@ -79,6 +80,7 @@ class Worker:
         self._control = Control(sock)
         arena = Arena(hello.limits.get("arena_bytes", ARENA_BYTES))
         self._out = Outlet(hello.stage, self._control, arena, engine.abort)
+        self._deadlines = JobDeadlines()
         self._early: dict[int, list[tuple[Link, Chunk]]] = {}
         self._last_key = -1
         self._watched_writable = False
@@ -134,6 +136,10 @@ class Worker:
         deadline = self._links.deadline
         if deadline is not None and deadline <= time.monotonic():
             self._give_up()
+        for key in self._deadlines.passed():
+            if (job := self._out.jobs.get(key)) is not None:
+                self._fail(job, deadline_exceeded())
+                self._blocked = False
         if not self._blocked and not self.stopping and self._may_step:
             liveness.enter(WORKING if self._steps >= FIRST_STEPS else COMPILING)
             self._blocked = not self._engine.step(self._out)
@@ -188,6 +194,8 @@ class Worker:
         routes = tuple(Route(self._outputs[edge], self._links.get(link)) for edge, link in message.routes)
         job = Job(key, message.request_id, message.visible, routes, set(message.ports))
         self._out.jobs[key] = job
+        if message.deadline_s is not None:
+            self._deadlines.add(key, message.deadline_s, self._out.jobs, len(self._out.jobs))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("submit key=%d ports=%s", key, list(message.ports), extra={"request": job.request_id})
         try:

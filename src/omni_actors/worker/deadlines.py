@@ -1,0 +1,37 @@
+"""When the requests in a worker have to be over."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Container
+
+_SLACK = 64
+
+
+class JobDeadlines:
+    """By key, on this process's monotonic clock. Adding is O(log n); what is over is forgotten by and by: no more is
+    kept than about twice as many as ``jobs`` has."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, key: int, budget_s: float, jobs: Container[int], count: int) -> None:
+        """``jobs`` are the keys of the ``count`` requests that are here now."""
+        if len(self._heap) > 2 * count + _SLACK:
+            self._heap = [entry for entry in self._heap if entry[1] in jobs]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (time.monotonic() + budget_s, key))
+
+    def passed(self) -> list[int]:
+        """The keys whose time is up, each once."""
+        heap = self._heap
+        if not heap or heap[0][0] > (now := time.monotonic()):
+            return []
+        found = []
+        while heap and heap[0][0] <= now:
+            found.append(heapq.heappop(heap)[1])
+        return found
