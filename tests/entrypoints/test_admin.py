@@ -149,6 +149,7 @@ async def test_a_stage_that_cannot_start_is_named_and_the_rest_is_served() -> No
         assert body["unavailable"] == ["c"]
         shown = body["stages"]["c"]
         assert shown["down_s"] >= 0
+        assert shown["progress"] == "ended"
         assert 5 < shown["next_attempt_s"] <= 7
         assert shown["ready_in_s"] > shown["next_attempt_s"]
         assert shown["last_end"]["cause"] == "killed"
