@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from omni_actors.actors.background import background
+from omni_actors.entrypoints.sayable import check_text
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.media.questions import How
@@ -237,7 +238,8 @@ class Omni:
     ) -> Output:
         """Text to speech. ``reference`` is the audio file (its bytes or its path) whose voice is cloned, where the
         model can; ``fields`` are further ones of the section :class:`~omni_actors.protocol.params.Speech`. Raises
-        :class:`OmniError` for one that the model does not honour."""
+        :class:`OmniError` for one that the model does not honour, and for a text that has nothing to say."""
+        check_text(text)
         speech = Speech(text=text, voice=voice, speed=speed, reference=reference is not None, **fields)
         for name, value in msgspec.structs.asdict(speech).items():
             if value != getattr(_NEUTRAL, name) and not self._omni.plan.pipeline.honours(name):
