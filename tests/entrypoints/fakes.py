@@ -162,6 +162,8 @@ class FakeOrchestrator:
 class FakeStream:
     id: str
     steps: list[Step]
+    waiting: bool = False
+    """The real one says whether an event is there; here each comes by itself."""
 
     async def receive(self) -> Event:
         await trio.lowlevel.checkpoint()

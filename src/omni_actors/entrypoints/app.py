@@ -191,10 +191,13 @@ async def _direct(services: Services, exchange: Guarded, handler: Handler) -> No
             return
         async with aclosing(reply.body) as pieces:
             try:
-                await exchange.start(reply.status, headers)
+                await exchange.start(reply.status, headers, await anext(pieces, b""))
+                write = exchange.write
                 async for piece in pieces:
-                    await exchange.write(piece)
+                    await write(piece)
             except BrokenStream:
+                if not exchange.context.status:
+                    await exchange.start(reply.status, headers)
                 return
             await exchange.finish()
 

@@ -168,7 +168,19 @@ class Guarded:
     ``receive`` raises 413 and 408 (:class:`OmniError`).
     """
 
-    __slots__ = ("_exchange", "_guard", "_room", "context", "fields", "headers", "method", "path", "query")
+    __slots__ = (
+        "_exchange",
+        "_guard",
+        "_room",
+        "context",
+        "fields",
+        "finish",
+        "headers",
+        "method",
+        "path",
+        "query",
+        "write",
+    )
 
     def __init__(
         self, guard: Guard, exchange: Exchange, context: RequestContext, path: str, fields: dict[bytes, bytes]
@@ -183,6 +195,8 @@ class Guarded:
         self._guard = guard
         self._exchange = exchange
         self._room = guard.max_body
+        self.write = exchange.write
+        self.finish = exchange.finish
 
     def __getattr__(self, name: str) -> Any:
         """What a server's own exchange has besides: addresses, scheme, target."""
@@ -224,12 +238,6 @@ class Guarded:
 
     async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
         await self._exchange.start(status, self._head(status, headers), first)
-
-    async def write(self, data: bytes) -> None:
-        await self._exchange.write(data)
-
-    async def finish(self, last: bytes = b"") -> None:
-        await self._exchange.finish(last)
 
     async def refuse(self, info: ErrorInfo) -> None:
         """Answer with an error, unless the answer has begun."""

@@ -47,6 +47,9 @@ class EventStream(Protocol):
     @property
     def id(self) -> str: ...
 
+    @property
+    def waiting(self) -> bool: ...
+
     async def receive(self) -> Event: ...
 
 
@@ -276,6 +279,11 @@ class Events:
         else:
             self._metrics.done(event.usage)
         return event
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the next event is there already: what is written of several that are leaves in one piece."""
+        return self._stream.waiting and not self._over
 
     def __aiter__(self) -> Events:
         return self

@@ -130,6 +130,11 @@ class RequestStream:
         self._waiting_bytes -= _size(event)
         return event
 
+    @property
+    def waiting(self) -> bool:
+        """Whether :meth:`receive` has an event at once."""
+        return bool(self._events)
+
     def __aiter__(self) -> Self:
         return self
 

@@ -35,15 +35,16 @@ def test_base64_pieces_join_and_stand_alone(pieces: list[bytes], frame: int) -> 
 
 @given(st.text(), st.booleans())
 def test_a_spliced_chunk_is_the_encoded_one(text: str, usage: bool) -> None:
-    template = sse.Template("id", "object", 7, 'mo"del', usage=usage)
+    template = sse.Template("id", "object", 7, 'mo"del %s', usage=usage)
     choice = sse.encode({"index": 0, "delta": {"content": text}})
     line = template.chunk(choice)
     assert line.startswith(b"data: ")
     assert line.endswith(b"\n\n")
     assert b"\n" not in line[:-2]
-    expected: dict[str, Any] = {"id": "id", "object": "object", "created": 7, "model": 'mo"del'}
+    expected: dict[str, Any] = {"id": "id", "object": "object", "created": 7, "model": 'mo"del %s'}
     expected["choices"] = [{"index": 0, "delta": {"content": text}}]
     assert json.loads(line[6:]) == expected | ({"usage": None} if usage else {})
+    assert template.around(b'{"index":0,"delta":{"content":%b}}') % sse.encode(text) == line
     assert json.loads(template.usage({"total_tokens": 3})[6:])["choices"] == []
 
 

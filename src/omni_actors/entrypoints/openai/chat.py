@@ -244,17 +244,24 @@ def _template(answer: _Answer) -> sse.Template:
 
 async def _text_stream(services: Services, call: Call, events: Events, answer: _Answer) -> AsyncGenerator[bytes, None]:
     template = _template(answer)
-    for index in range(answer.choices):
-        yield template.chunk(_choice(index, b'{"role":"assistant","content":""}'))
+    made = [template.chunk(_choice(index, b'{"role":"assistant","content":""}')) for index in range(answer.choices)]
+    texts = [template.around(_choice(index, b'{"content":%b}')) for index in range(answer.choices)]
     async for event in events:
         if isinstance(event, TextDelta):
             logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
-            if event.text or event.finish_reason or logprobs:
+            if event.finish_reason is None and logprobs is None:
+                if event.text:
+                    made.append(texts[event.index] % sse.encode(event.text))
+            else:
                 delta = b'{"content":%b}' % sse.encode(event.text) if event.text else b"{}"
-                yield template.chunk(_choice(event.index, delta, event.finish_reason, logprobs))
+                made.append(template.chunk(_choice(event.index, delta, event.finish_reason, logprobs)))
         elif isinstance(event, Completed) and answer.include_usage:
-            yield template.usage(usage_of(services.plan, TASK, event.usage))
-    yield sse.DONE
+            made.append(template.usage(usage_of(services.plan, TASK, event.usage)))
+        if made and not events.waiting:
+            yield b"".join(made)
+            made.clear()
+    made.append(sse.DONE)
+    yield b"".join(made)
 
 
 async def _spoken_stream(

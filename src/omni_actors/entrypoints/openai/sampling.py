@@ -53,9 +53,10 @@ def usage_of(plan: Plan, task: str, usage: Mapping[str, Usage]) -> dict[str, Any
     them: the tokens of its stage, or where that makes none, the frames of codes that the stage before it wrote."""
     outputs = plan.tasks[task].outputs
     text = usage.get(outputs.get("text", ""), Usage())
-    heard = outputs.get("audio", "")
-    makers = [heard, *(edge.source for edge in plan.edges if edge.target == heard and edge.kind == "codes")]
-    audio = next((made for maker in makers if (made := usage.get(maker, Usage()).completion_tokens)), 0)
+    audio = 0
+    if (heard := outputs.get("audio", "")) in usage:
+        makers = [heard, *(edge.source for edge in plan.edges if edge.target == heard and edge.kind == "codes")]
+        audio = next((made for maker in makers if (made := usage.get(maker, Usage()).completion_tokens)), 0)
     return totals(text.prompt_tokens, text.cached_tokens, text.completion_tokens, audio)
 
 

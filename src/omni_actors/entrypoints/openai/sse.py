@@ -91,6 +91,11 @@ class Template:
     def chunk(self, choice: bytes) -> bytes:
         return b"".join((self._head, choice, self._tail))
 
+    def around(self, choice: bytes) -> bytes:
+        """A chunk with the place ``%b`` of a choice left open, for the ``%`` operator: one splice per delta."""
+        before, _, behind = choice.partition(b"%b")
+        return b"%b%%b%b" % ((self._head + before).replace(b"%", b"%%"), (behind + self._tail).replace(b"%", b"%%"))
+
     def usage(self, usage: Any) -> bytes:
         """The last chunk, with the usage and no choice."""
         return b"".join((self._head, b'],"usage":', encode(usage), b"}\n\n"))
