@@ -35,6 +35,8 @@ async def idle(orchestrator: Orchestrator) -> None:
     """Wait until nothing of any request is left, here or in the live workers."""
     await until(lambda: not orchestrator.inflight)
     assert len(orchestrator.deadlines) == 0
+    load = orchestrator.load()
+    assert not any((*load.running.values(), *load.waiting.values(), *load.stages.values(), load.waiting_bytes)), load
     for replica in replicas(orchestrator):
         assert not replica.requests
     for stage in (await orchestrator.counters()).values():
