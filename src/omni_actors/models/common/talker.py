@@ -7,7 +7,6 @@ has more. So a request can go on only when its next piece of text is there, or w
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -214,7 +213,7 @@ class Talker(AutoregressiveAdapter):
         sampling = self.sampling(work)
         greedy = resolve(sampling, self.options["sampling"], self.sampling_defaults).greedy
         depth = DepthSampling(0.0 if greedy else 1.0, RESIDUAL_TOP_K, RESIDUAL_TOP_P)
-        made = Speaking(secrets.randbits(63) if sampling.seed is None else sampling.seed, depth)
+        made = Speaking((work.params.get("speech") or Speech()).seed, depth)
         self.requests[work.key] = made
         return made
 

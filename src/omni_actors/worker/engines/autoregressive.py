@@ -143,7 +143,8 @@ class AutoregressiveEngine(Engine):
         adapter = self._adapter
         sampling = adapter.sampling(work)
         validate(sampling, adapter.decoder.vocab_size)
-        choosing = resolve(sampling, self.options.sampling, adapter.sampling_defaults)
+        defaults = self.options.sampling, adapter.sampling_defaults
+        choosing = resolve(sampling, *defaults, request_id=work.request_id)
         first = Sequence(work.key, 0, self._order, [], 0, sealed=False)
         request = Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
         request.scored = scores_prompt(work, sampling)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,10 +58,11 @@ class Choosing:
         return self.temperature < GREEDY_BELOW
 
 
-def resolve(sampling: Sampling, *defaults: Mapping[str, Any]) -> Choosing:
+def resolve(sampling: Sampling, *defaults: Mapping[str, Any], request_id: str = "") -> Choosing:
     """Fill what the request leaves open from ``defaults`` (the first that has it wins: the deployment's, then the
-    model's generation config), else with the neutral value. Without a seed one is drawn here. Call it after
-    :func:`validate`."""
+    model's generation config), else with the neutral value. The orchestrator draws a seed where the section has none; a
+    stage that makes up its own section gets that of the request's id. Nothing is drawn here, or another attempt would
+    not go on with the same. Call it after :func:`validate`."""
 
     def pick(name: str, neutral: Any) -> Any:
         for value in (getattr(sampling, name), *(d.get(name) for d in defaults)):
@@ -81,8 +81,12 @@ def resolve(sampling: Sampling, *defaults: Mapping[str, Any]) -> Choosing:
         logit_bias=sampling.logit_bias,
         min_tokens=sampling.min_tokens,
         logprobs=sampling.logprobs,
-        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+        seed=_seed_of(request_id) if sampling.seed is None else sampling.seed,
     )
+
+
+def _seed_of(request_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def validate(sampling: Sampling, vocab_size: int) -> None:
