@@ -13,13 +13,15 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.13 python3.12; do \
 	if $$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 HOST ?= 127.0.0.1
 PORT ?= 8000
+N ?= 1000
+T ?= 600
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep -E '^torch==' constraints.txt)
 QWEN_TTS := $(shell grep -E '^qwen-tts-hf==' constraints.txt)
 
-.PHONY: help setup weights demo test lint format bench wheel clean
+.PHONY: help setup weights demo test lint format bench simulate chaos wheel clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -64,6 +66,12 @@ bench: weights  ## the benchmarks, one after the other (minutes each), with JSON
 	@mkdir -p results
 	@for file in $$(grep -l __main__ benchmarks/*.py); do \
 		echo "== $$file"; $(BIN)/python "$$file" --json "results/$$(basename "$$file" .py).json"; done
+
+simulate: setup  ## N schedules of requests and faults under virtual time (SEED=… runs those of a seed again)
+	$(BIN)/python -m tests.simulation -n $(N) $(if $(SEED),--seed $(SEED))
+
+chaos: setup  ## T seconds of faults against served deployments under load
+	$(BIN)/python -m tests.chaos --seconds $(T) $(if $(SEED),--seed $(SEED)) $(if $(MODEL),--model $(MODEL))
 
 wheel: setup  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

@@ -37,6 +37,8 @@ class Target:
     voice: str
     settings: tuple[str, ...]
     kinds: tuple[str, ...]
+    pause_s: float
+    """Mean time from fault to fault: a worker should be back before most of them."""
 
 
 def targets() -> dict[str, Target]:
@@ -54,6 +56,7 @@ def targets() -> dict[str, Target]:
                 *(f"stages.{stage}.limits.arena_bytes=1048576" for stage in stub),
             ),
             ("chat", "spoken", "speech"),
+            1.0,
         )
     }
     omni = ("thinker", "talker", "code2wav")
@@ -68,6 +71,7 @@ def targets() -> dict[str, Target]:
             "stages.talker.sampling.temperature=0",
         ),
         ("chat", "spoken"),
+        6.0,
     )
     return found
 
@@ -82,7 +86,7 @@ async def references(served: Served, target: Target, model: str) -> dict[Questio
     return found
 
 
-async def disturb(served: Served, chance: random.Random, seconds: float, done: Counter[str]) -> None:
+async def disturb(served: Served, chance: random.Random, seconds: float, pause_s: float, done: Counter[str]) -> None:
     names, weights = list(FAULTS), [weight for _, weight in FAULTS.values()]
     end = trio.current_time() + seconds
     async with trio.open_nursery() as nursery:
@@ -90,7 +94,7 @@ async def disturb(served: Served, chance: random.Random, seconds: float, done: C
             name = chance.choices(names, weights)[0]
             done[name] += 1
             nursery.start_soon(FAULTS[name][0], served, chance)
-            await trio.sleep(chance.expovariate(1.0))
+            await trio.sleep(chance.expovariate(1 / pause_s))
         nursery.cancel_scope.deadline = trio.current_time() + 60
 
 
@@ -132,7 +136,7 @@ async def run(name: str, seconds: float, seed: int, log: Path) -> tuple[Counter[
         load = Load(served, served_name, target.voice, expected, seed)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load.run, CLIENTS)
-            await disturb(served, chance, seconds, done)
+            await disturb(served, chance, seconds, target.pause_s, done)
             load.stop()
         if not await served.wait_healthy(90):
             wrong.append(f"not healthy again: {(await served.get('/health')).text}")

@@ -6,6 +6,7 @@ imports torch: models live in worker processes.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -77,6 +78,25 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit. What an operator can put right is one line on stderr, never a traceback."""
+    try:
+        _run(arguments)
+    finally:
+        _give_up_full_streams()
+
+
+def _give_up_full_streams() -> None:
+    """What cannot be written (a full disk, a closed pipe) is not tried again when Python exits, which would then change
+    the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def _run(arguments: list[str] | None) -> None:
     try:
         code: Any = cli.main(arguments, prog_name="omni-actors", standalone_mode=False)
     except click.exceptions.Abort:

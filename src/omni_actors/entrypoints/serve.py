@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -112,7 +113,8 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
             await show_loading(orchestrator, plan)
             ending.ready = True
             took = trio.current_time() - started
-            print(f"Serving {plan.served_model_name} on {urls[0]} (ready in {took:.1f} s)", flush=True)
+            with contextlib.suppress(OSError):  # a full disk behind stdout is no reason not to serve
+                print(f"Serving {plan.served_model_name} on {urls[0]} (ready in {took:.1f} s)", flush=True)
 
 
 async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, patient: trio.CancelScope | None) -> None:
