@@ -212,7 +212,7 @@ async def test_what_is_not_spoken_here(what: str) -> None:
 
 
 async def test_sizes_of_a_head() -> None:
-    limits = Limits(request_line=100, head=1000, headers=10)
+    limits = Limits(request_line_bytes=100, head_bytes=1000, headers=10)
     async with opened(limits=limits) as door:
         assert (await door.say(request("/" + "x" * 100))).startswith(b"HTTP/1.1 414 ")
         assert (await door.say(request("/", None, "A: " + "x" * 1000))).startswith(b"HTTP/1.1 431 ")

@@ -93,7 +93,7 @@ BROKEN = {
 @pytest.mark.parametrize("what", BROKEN)
 async def test_what_breaks_the_protocol_is_closed_with_its_code(what: str) -> None:
     data, code = BROKEN[what]
-    async with opened(limits=Limits(message=1000, linger_s=0.1)) as door, socket_to(door) as client:
+    async with opened(limits=Limits(message_bytes=1000, linger_s=0.1)) as door, socket_to(door) as client:
         await client.send(frame(TEXT, b"before"), data, frame(TEXT, b"behind"))
         assert await client.read() == (TEXT, b"before")
         assert await client.code() == code
@@ -102,7 +102,7 @@ async def test_what_breaks_the_protocol_is_closed_with_its_code(what: str) -> No
 
 
 async def test_t40_a_message_over_the_limit_is_1009_with_a_reason() -> None:
-    async with opened(limits=Limits(message=16 << 20)) as door:
+    async with opened(limits=Limits(message_bytes=16 << 20)) as door:
         async with connect(door.url.replace("http", "ws") + "/socket", max_size=None) as socket:
             await socket.send(bytes(16 << 20))
             assert len(await socket.recv()) == 16 << 20

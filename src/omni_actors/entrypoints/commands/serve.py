@@ -42,7 +42,7 @@ from omni_actors.telemetry import logs
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What one client may take of the connections (see README, Limits of connections). Repeatable.",
+    help="What one client may take of the connections (the README lists them). Repeatable.",
 )
 @click.option(
     "--api-key",

@@ -131,15 +131,15 @@ class RequestParser:
             raise BadRequest(400, f"Malformed request: {error}.") from None
         if head:
             self._check_size()
-        elif self._framing > self._limits.head:
+        elif self._framing > self._limits.head_bytes:
             raise BadRequest(431, "Too much framing for too little body.")
 
     def _check_size(self) -> None:
         limits = self._limits
-        if len(self._url) > limits.request_line:
-            raise BadRequest(414, f"The request's target is longer than {limits.request_line} bytes.")
-        if self._framing > limits.head:
-            raise BadRequest(431, f"The request's head is larger than {limits.head} bytes.")
+        if len(self._url) > limits.request_line_bytes:
+            raise BadRequest(414, f"The request's target is longer than {limits.request_line_bytes} bytes.")
+        if self._framing > limits.head_bytes:
+            raise BadRequest(431, f"The request's head is larger than {limits.head_bytes} bytes.")
         if len(self.headers) > limits.headers:
             raise BadRequest(431, f"The request has more than {limits.headers} header lines.")
         if self.head_complete:

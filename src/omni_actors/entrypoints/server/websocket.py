@@ -76,7 +76,7 @@ class WebSocket:
         self._ended: SocketClosed | None = None
         self._busy = 0
         self._draining = False
-        self._protocol = Protocol(Side.SERVER, max_size=self._limits.message, logger=_protocol_log)
+        self._protocol = Protocol(Side.SERVER, max_size=self._limits.message_bytes, logger=_protocol_log)
         self._response = _handshake(exchange)
 
     @property
