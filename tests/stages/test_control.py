@@ -117,6 +117,18 @@ async def test_a_replacement_that_is_called_off_while_it_waits_changes_nothing()
         assert (replica.incarnation, replica.takes, orchestrator.pools["b"].replacing) == (1, True, False)
 
 
+async def test_requests_wait_for_the_new_worker_also_when_who_gave_the_command_has_left() -> None:
+    async with stub_orchestrator("stages.b.options.load_s=0.5") as orchestrator:
+        b, pool = orchestrator.pools["b"].replicas[0], orchestrator.pools["b"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(orchestrator.control.replace, "b", 0)
+            await until(lambda: not b.live)
+            nursery.cancel_scope.cancel()
+        assert pool.replacing
+        assert text_of(await collect(orchestrator, stub(text="waited"))) == "waited"
+        assert (b.incarnation, pool.replacing) == (2, False)
+
+
 async def test_a_new_worker_that_does_not_start_is_said_and_the_rest_is_left_alone() -> None:
     """Stages behind the one that failed keep the workers that serve."""
     async with stub_orchestrator("stages.a.start_timeout_s=5", "limits.restart_delay_s=5") as orchestrator:

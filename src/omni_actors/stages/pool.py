@@ -49,14 +49,14 @@ class StagePool:
         self.stage = stage
         self.replicas = replicas
         self.changing: set[StageReplica] = set()
-        """Replicas that are being replaced by command."""
+        """Replicas that a command is at, which replaces them."""
         self._turn = 0
         self._affinities: dict[str, StageReplica] = {}
 
     @property
     def replacing(self) -> bool:
         """Whether a replica is being replaced by command: a request that finds none waits, and is not refused."""
-        return bool(self.changing)
+        return bool(self.changing) or any(replica.awaited for replica in self.replicas)
 
     def expected_s(self) -> float:
         """Seconds until a replica is likely to be ready: 0 if one is."""

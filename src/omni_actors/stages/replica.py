@@ -119,6 +119,8 @@ class StageReplica:
         """Whether an operator wants it to take no new requests."""
         self.renewing = False
         """Whether its worker is being ended for another one to begin."""
+        self.awaited = False
+        """Whether its worker was ended for another one, which is not ready yet and has not failed to become so."""
         self.sentence: tuple[Cause, ErrorInfo] | None = None
         """Why its worker is being killed, if it is."""
         self.watch: Watch | None = None
@@ -286,7 +288,8 @@ class StageReplica:
         """End this life for another one to begin at once, which is no failure: as :meth:`stop` does. Requests in it are
         told that their worker was replaced. Nothing happens between two lives. The next one is not drained."""
         if self._child is not None and self.state is not ReplicaState.DRAINING:
-            self.renewing, self.drained = True, False
+            self.renewing = self.awaited = True
+            self.drained = False
             await self.stop()
 
     def kill(self, cause: Cause | None = None, why: str = "") -> None:
@@ -312,6 +315,7 @@ class StageReplica:
         if self.state is ReplicaState.DRAINING and not self.renewing:
             cause = error = None
         self.lives.end(cause, error)
+        self.awaited = self.awaited and self.renewing
         self.state = advance(self.state, ReplicaState.DEAD)
         self._child = self.watch = self.pid = None
         self.progress = "ended"
@@ -354,6 +358,7 @@ class StageReplica:
                 self.was_ready = True
                 self.last_error = None
                 self.lives.become_ready()
+                self.awaited = False
                 log.info("%s is ready (pid %s)", self.name, self.pid)
                 self._on_ready(self)
                 self._changed()
