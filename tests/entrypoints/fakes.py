@@ -18,6 +18,7 @@ from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
+from omni_actors.orchestrator.recovery import Recovery
 from omni_actors.orchestrator.admission import Load
 from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
@@ -122,6 +123,7 @@ class FakeOrchestrator:
     def __post_init__(self) -> None:
         self.stages = {stage.name: Stage() for stage in self.plan.stages}
         self.control = Control({}, self.plan.limits, lambda replica: None)
+        self.recovery = Recovery(self.plan.limits, {}, lambda record, places: None, lambda: None)
 
     @asynccontextmanager
     async def open(self, request: Request) -> AsyncIterator[FakeStream]:

@@ -73,7 +73,10 @@ async def metrics(services: Services, call: Call) -> Reply:
     fetches = services.media.fetches if services.media is not None else None
     states = {name: Counter(state.states) for name, state in stages.items()}
     ends = {name: state.ends for name, state in stages.items()}
-    body = services.metrics.render(counters, replicas, fetches, states, ends, services.orchestrator.load())
+    orchestrator = services.orchestrator
+    body = services.metrics.render(
+        counters, replicas, fetches, states, ends, orchestrator.load(), orchestrator.recovery
+    )
     return Reply(body, [("content-type", CONTENT_TYPE)])
 
 

@@ -18,7 +18,7 @@ from omni_actors.protocol.errors import OmniError, invalid_request, not_found
 from omni_actors.protocol.request import Completed, Event, MediaChunk, MediaRef, Request, TextDelta
 from omni_actors.stages.control import Control
 from omni_actors.stages.lives import End
-from omni_actors.telemetry.metrics import Load, Metrics, RequestMetrics
+from omni_actors.telemetry.metrics import Load, Metrics, RequestMetrics, Resumes
 
 OPENAI_VOICES = (
     "alloy",
@@ -104,6 +104,9 @@ class Orchestration(Protocol):
     def health(self) -> Mapping[str, StageState]: ...
 
     def load(self) -> Load: ...
+
+    @property
+    def recovery(self) -> Resumes: ...
 
     async def counters(self) -> Mapping[str, list[dict[str, Any]]]: ...
 

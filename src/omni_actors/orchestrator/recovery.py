@@ -108,6 +108,9 @@ class Recovery:
         self.poisoned = 0
         self.pauses_s: deque[float] = deque(maxlen=256)
         """Seconds from a death to the first word of its stage about a request that was in it, of the last ones."""
+        self.pauses = 0
+        self.paused_s = 0.0
+        """Number and sum of all of them."""
 
     @property
     def waiting(self) -> int:
@@ -162,7 +165,10 @@ class Recovery:
         if replica.stage.name != casualty.watched:
             return
         casualty.watched = None
-        self.pauses_s.append(trio.current_time() - casualty.since)
+        pause_s = trio.current_time() - casualty.since
+        self.pauses_s.append(pause_s)
+        self.pauses += 1
+        self.paused_s += pause_s
         trial = self._trials.get(replica.stage.name)
         if trial is not None and trial.on is record and not trial.strict:
             self._next(trial)

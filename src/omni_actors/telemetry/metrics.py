@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
 from omni_actors.protocol.request import Usage
@@ -30,6 +30,19 @@ class HttpRecord(Protocol):
 
     route: str
     status: int
+
+
+class Resumes(Protocol):
+    """What became of requests whose worker died. ``pauses`` and ``paused_s``: how many went on, and after how long all
+    together."""
+
+    resumed: dict[str, int]
+    poisoned: int
+    pauses: int
+    paused_s: float
+
+    @property
+    def waiting(self) -> int: ...
 
 
 class Load(Protocol):
@@ -137,15 +150,19 @@ class Metrics:
         states: Mapping[str, Mapping[str, int]] | None = None,
         ends: Mapping[str, Mapping[str, int]] | None = None,
         load: Load | None = None,
+        resumes: Resumes | None = None,
     ) -> bytes:
         """The exposition. ``counters``: stage → counters of each replica; ``replicas``: stage → (live, wanted);
         ``fetches``: outcome → fetches of clients' URLs, and their ``bytes``; ``states``: stage → state → replicas;
-        ``ends``: stage → cause → lives of workers that ended; ``load``: what is admitted, waits and was refused."""
+        ``ends``: stage → cause → lives of workers that ended; ``load``: what is admitted, waits and was refused;
+        ``resumes``: what became of requests whose worker died."""
         stages = CollectorRegistry()
         families = [*_stage_families(counters, replicas), *_fetch_families(fetches or {})]
         families += _life_families(states or {}, ends or {})
         if load is not None:
             families += _load_families(load)
+        if resumes is not None:
+            families += _resume_families(resumes)
         stages.register(_Families(families))
         return generate_latest(self.registry) + generate_latest(stages)
 
@@ -211,6 +228,26 @@ def _fetch_families(fetches: Mapping[str, int]) -> list[Metric]:
         else:
             ended.add_metric([outcome], count)
     return [ended, size] if fetches else []
+
+
+def _resume_families(resumes: Resumes) -> list[Metric]:
+    resumed = CounterMetricFamily(
+        "omni_actors_requests_resumed", "Attempts begun because a worker had ended, by its stage.", labels=["stage"]
+    )
+    for stage, count in resumes.resumed.items():
+        resumed.add_metric([stage], count)
+    poison = CounterMetricFamily(
+        "omni_actors_requests_poisonous", "Requests refused because they end workers.", value=resumes.poisoned
+    )
+    waiting = GaugeMetricFamily("omni_actors_requests_between_attempts", "Requests that wait for a worker to go on.")
+    waiting.add_metric([], resumes.waiting)
+    pause = SummaryMetricFamily(
+        "omni_actors_resume_pause_seconds",
+        "From a worker's end to the first word of the next one about a request that was in it.",
+        count_value=resumes.pauses,
+        sum_value=resumes.paused_s,
+    )
+    return [resumed, poison, waiting, pause]
 
 
 def _load_families(load: Load) -> list[Metric]:
