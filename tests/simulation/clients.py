@@ -1,0 +1,218 @@
+"""The clients of a run, each with its habits, and what one of them may find at its end."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import trio
+
+from omni_actors.orchestrator import Orchestrator, RequestStream
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta
+
+from .outputs import Expected, expected, fed_value, mix
+from .schedule import STAGES, Load
+from .world import World
+
+HURRY_S = 0.1
+
+FATAL = frozenset({"crash", "poison", "bug"})
+"""Troubles that end workers."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a client saw. ``error`` or ``completed`` is the terminal event; a client that left has neither."""
+
+    load: Load
+    id: str
+    seed: int
+    events: list[Event] = field(default_factory=list)
+    admitted: bool = False
+    completed: Completed | None = None
+    error: ErrorInfo | None = None
+    left: bool = False
+    begun_at: float = 0.0
+    ended_at: float = 0.0
+
+
+def request_of(load: Load, id: str, seed: int) -> Request:
+    sim = {
+        "seed": seed,
+        "tokens": load.tokens,
+        "choices": load.choices,
+        "big": load.big,
+        "trouble": load.trouble,
+        "where": STAGES[load.where],
+        "after": load.amount % 4,
+    }
+    deadline_s = HURRY_S + load.amount / 1000 if load.habit == "hurry" else None
+    return Request(task=load.task, outputs=load.outputs, params={"sim": sim}, id=id, deadline_s=deadline_s)
+
+
+async def client(world: World, orchestrator: Orchestrator, number: int, load: Load) -> Outcome:
+    """Make one request, with the load's habit, and say what came of it."""
+    outcome = Outcome(load, f"r{number}", mix(number, 23))
+    await trio.sleep(load.at / 1000)
+    outcome.begun_at = trio.current_time()
+    with trio.CancelScope() as scope:
+        if load.habit == "gone":
+            scope.deadline = trio.current_time() + load.amount / 1000
+        try:
+            async with orchestrator.open(request_of(load, outcome.id, outcome.seed)) as stream:
+                outcome.admitted = True
+                world.streams.add(stream)
+                if load.task == "stream":
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(_feed, world, stream, outcome)
+                        await _receive(world, stream, outcome)
+                        nursery.cancel_scope.cancel()
+                else:
+                    await _receive(world, stream, outcome)
+            world.streams.discard(stream)
+            await _nothing_more(world, stream, outcome)
+        except OmniError as error:
+            outcome.error = error.info
+            if error.info.code == "overloaded":
+                world.hit("overload")
+    if scope.cancelled_caught:
+        outcome.left = True
+    outcome.ended_at = trio.current_time()
+    if outcome.left:
+        world.hit(f"client:{load.habit}")
+    word = "left" if outcome.left else "completed" if outcome.completed else outcome.error and outcome.error.code
+    world.note(f"{outcome.id} ({load.task} {load.outputs} {load.habit} {load.trouble}): {word}")
+    return outcome
+
+
+async def _receive(world: World, stream: RequestStream, outcome: Outcome) -> None:
+    load = outcome.load
+    if load.habit == "never":
+        outcome.left = True
+        return
+    if load.habit == "deaf":
+        await trio.sleep(load.amount / 100)
+        outcome.left = load.amount % 2 == 0
+        if outcome.left:
+            return
+    try:
+        async for event in stream:
+            if outcome.completed is not None or outcome.error is not None:
+                world.violate(f"{outcome.id} got something after its end")
+            if type(event) is Completed:
+                outcome.completed = event
+            else:
+                outcome.events.append(event)
+            world.look()
+            if load.habit == "slow":
+                await trio.sleep(load.amount / 1000)
+            if load.habit == "leaves" and len(outcome.events) > load.amount % 5:
+                outcome.left = True
+                return
+    except OmniError as error:
+        if outcome.completed is not None:
+            world.violate(f"{outcome.id} failed after it was complete")
+        outcome.error = error.info
+
+
+async def _nothing_more(world: World, stream: RequestStream, outcome: Outcome) -> None:
+    """After the block is left there is nothing more to receive but the error that was there."""
+    try:
+        event = await stream.receive()
+    except trio.EndOfChannel:
+        return
+    except OmniError:
+        if outcome.error is None and not outcome.left:
+            world.violate(f"{outcome.id} ended twice")
+        return
+    world.violate(f"{outcome.id} got {type(event).__name__} after its block was left")
+
+
+async def _feed(world: World, stream: RequestStream, outcome: Outcome) -> None:
+    load = outcome.load
+    try:
+        for i in range(load.tokens):
+            if world.chance.random() < 0.5:
+                await trio.sleep(world.chance.random() * 0.03)
+            meta = {"value": fed_value(outcome.seed, i)}
+            await stream.feed("text", "n", meta, end=i + 1 == load.tokens)
+            world.hits["feed"] += 1
+    except OmniError as error:
+        world.violate(f"{outcome.id}: its input was refused: {error.info.message}")
+    try:
+        await stream.feed("text", "n", None, end=True)
+    except OmniError as error:
+        if error.info.status != 400:
+            world.violate(f"{outcome.id}: input after its end was refused with {error.info.status}")
+    else:
+        world.violate(f"{outcome.id}: input after its end was taken")
+
+
+def judge(world: World, outcome: Outcome, deaths: bool, closing: bool) -> None:
+    """Whether a client's request came to an end that it may have. ``deaths`` says whether any worker died in this run,
+    ``closing`` whether the deployment was ended meanwhile."""
+    load, id = outcome.load, outcome.id
+    if outcome.completed is not None:
+        if load.trouble != "early":
+            _compare(world, outcome, expected(load, outcome.seed))
+        return
+    if outcome.left:
+        return
+    error = outcome.error
+    if error is None:
+        world.violate(f"{id} ended without a terminal event")
+        return
+    may: set[str | None] = set()
+    if load.trouble:
+        may |= {"stage_failed", "out_of_memory"} | ({None} if load.trouble == "refuse" else set())
+        may |= {"stage_died", "poison"} if load.trouble in FATAL else set()
+        may |= {"not_resumable"} if load.trouble == "early" else set()
+    if deaths:
+        may |= {"stage_died", "stage_unavailable", "poison"}
+    if load.habit == "hurry":
+        may.add("deadline_exceeded")
+    if load.most_bytes > world.limits.sink_bytes:
+        may.add("slow_client")
+    if not outcome.admitted:
+        may.add("overloaded")
+    if closing:
+        may |= {"draining", "stage_died", "stage_unavailable"}
+    if error.code not in may:
+        world.violate(f"{id} failed without a cause: {error.code} ({error.message})")
+    if error.code is not None:
+        world.hits[f"error:{error.code}"] += 1
+    if error.status >= 500 and error.code in ("stage_died", "stage_failed", "poison") and error.stage is None:
+        world.violate(f"{id}: an error that names no stage: {error.message}")
+    if "Traceback" in error.message:
+        world.violate(f"{id}: an error with a traceback")
+
+
+def _compare(world: World, outcome: Outcome, wanted: Expected) -> None:
+    """The output is the same as alone and undisturbed, whatever it went through."""
+    texts: dict[int, str] = defaultdict(str)
+    media: dict[str, bytes] = defaultdict(bytes)
+    finished: dict[int, int] = defaultdict(int)
+    for event in outcome.events:
+        if type(event) is TextDelta:
+            if finished[event.index]:
+                world.violate(f"{outcome.id}: text after the end of choice {event.index}")
+            texts[event.index] += event.text
+            finished[event.index] += event.finish_reason is not None
+        elif type(event) is MediaChunk:
+            media[event.modality] += event.data
+    id = outcome.id
+    got = None if wanted.texts is None else tuple(texts[i] for i in range(len(wanted.texts)))
+    if got != wanted.texts:
+        world.violate(f"{id}: text {got} instead of {wanted.texts}")
+    if wanted.texts is not None and any(finished[i] != 1 for i in range(len(wanted.texts))):
+        world.violate(f"{id}: choices ended {dict(finished)} times")
+    for modality, data in (("audio", wanted.audio), ("image", wanted.image)):
+        if media.get(modality) != data:
+            got_size = len(media.get(modality, b""))
+            what = f"{got_size} bytes" if data is None or got_size != len(data) else "other bytes of that size"
+            world.violate(f"{id}: {modality} of {len(data or b'')} bytes came as {what}")
+    assert outcome.completed is not None
+    counted = outcome.completed.usage.get("writer")
+    if counted is not None and counted.completion_tokens != wanted.tokens:
+        world.violate(f"{id}: {counted.completion_tokens} tokens are counted instead of {wanted.tokens}")

@@ -1,0 +1,113 @@
+"""The pipeline that is simulated, and the deployments of it that schedules choose from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Recovery, Stage, Task
+from omni_actors.pipelines.factory import resolve
+from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
+from omni_actors.pipelines.registry import Registry
+
+
+def _stage(name: str, engine: str, *ports: Port, emits: str | None = None, recovery: Recovery = "replay") -> Stage:
+    return Stage(
+        name=name,
+        engine=f"tests.simulation.engines:{engine}",
+        ports=ports,
+        sections=("sim",),
+        emits=emits,
+        recovery=recovery,
+    )
+
+
+PIPELINE = Pipeline(
+    name="simulated",
+    stages=(
+        _stage("reader", "Reader"),
+        _stage("writer", "Writer", Port("context", "n", required=False), emits="text", recovery="prefix"),
+        _stage("speaker", "Speaker", Port("text", "n", mode="chunk"), recovery="prefix"),
+        _stage(
+            "voice",
+            "Voice",
+            Port("codes", "n", mode="chunk"),
+            Port("hint", "n", required=False, mode="chunk"),
+            emits="audio",
+        ),
+        _stage("painter", "Painter", Port("text", "n"), emits="image"),
+    ),
+    edges=(
+        Edge("reader", "writer.context", "n"),
+        Edge("writer", "speaker.text", "n", mode="chunk", capacity=2),
+        Edge("speaker", "voice.codes", "n", mode="chunk", capacity=2),
+        Edge("writer", "voice.hint", "n", mode="chunk", capacity=2),
+        Edge("writer", "painter.text", "n"),
+    ),
+    tasks=(
+        Task("chat", entries={"text": "writer"}, outputs={"text": "writer", "audio": "voice", "image": "painter"}),
+        Task("describe", entries={"text": "reader"}, outputs={"text": "writer", "audio": "voice"}),
+        Task("stream", entries={"text": "speaker.text"}, outputs={"audio": "voice"}),
+    ),
+    doc="Five stages of every kind: a full edge in, a full edge out, chunks through three stages and past one.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """How the pipeline is placed: ``replicas`` where it is not one, the edges by ``tcp``, and ``limits``."""
+
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    tcp: frozenset[str] = frozenset()
+    capacity: int = 2
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+DEPLOYMENTS = (
+    Deployment(),
+    Deployment({"writer": 2}),
+    Deployment({"speaker": 2, "voice": 2}, capacity=1),
+    Deployment({"writer": 2, "speaker": 2}, limits={"max_inflight": 3}),
+    Deployment({"writer": 2, "speaker": 2, "voice": 2, "painter": 2, "reader": 2}),
+    Deployment({"voice": 2}, limits={"sink_bytes": 300}),
+)
+
+LIMITS: dict[str, Any] = {
+    "max_inflight": 6,
+    "deadline_s": 200.0,
+    "sink_bytes": 600,
+    "stop_grace_s": 0.5,
+    "drain_s": 5.0,
+    "release_timeout_s": 5.0,
+    "query_timeout_s": 3.0,
+    "restart_delay_s": 0.1,
+    "restart_delay_max_s": 2.0,
+}
+
+BUDGETS: dict[str, Any] = {"start_timeout_s": 8.0, "step_budget_s": 5.0, "compile_budget_s": 10.0}
+
+
+@functools.cache
+def plan_of(number: int) -> Plan:
+    """The plan of one of :data:`DEPLOYMENTS`. It has no media process: nothing is decoded or encoded here."""
+    deployment = DEPLOYMENTS[number]
+    overrides = [f"stages.{stage}.replicas={count}" for stage, count in deployment.replicas.items()]
+    registry = Registry({"simulated": f"{__name__}:PIPELINE"})
+    plan = resolve("simulated", overrides=overrides, platform="cpu", registry=registry)
+    stages = [replace(stage, **BUDGETS) for stage in plan.stages if stage.name != MEDIA_STAGE]
+    edges = [
+        replace(
+            edge,
+            capacity=deployment.capacity,
+            connector="tcp" if f"{edge.source}-{edge.target}" in deployment.tcp else edge.connector,
+        )
+        for edge in plan.edges
+    ]
+    return replace(
+        plan,
+        stages=tuple(replace(stage, index=index) for index, stage in enumerate(stages)),
+        edges=tuple(edges),
+        limits=replace(plan.limits, **(LIMITS | dict(deployment.limits))),
+    )
