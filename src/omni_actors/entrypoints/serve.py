@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -111,6 +112,8 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
             except OSError as error:
                 raise _cannot_listen(options, error) from None
             await show_loading(orchestrator, plan)
+            gc.collect()
+            gc.freeze()  # a full collection of what stays would hold everybody up, for some 30 ms, now and again
             ending.ready = True
             took = trio.current_time() - started
             with contextlib.suppress(OSError):  # a full disk behind stdout is no reason not to serve
