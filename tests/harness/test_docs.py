@@ -18,6 +18,7 @@ from omni_actors.entrypoints.openai.fields import accepted_no_ops
 from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
 from omni_actors.entrypoints.openai.voicing import SpeechRequest
+from omni_actors.entrypoints.server import Limits
 from omni_actors.media.stage import STAGE as MEDIA
 from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC
 from omni_actors.pipelines.declaration import Pipeline, Stage
@@ -91,6 +92,9 @@ def limit_rows() -> dict[str, list[list[str]]]:
 
     fields = dataclasses.fields(DeploymentLimits)
     return {
+        "server": [
+            [f"`{it.name}`", shown(it.name, it.default), it.metadata["doc"]] for it in dataclasses.fields(Limits)
+        ],
         "deployment": [[f"`{it.name}`", shown(it.name, it.default), it.metadata["doc"]] for it in fields],
         "autoregressive": of_stage("autoregressive"),
         "generation": of_stage("generation"),
