@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ LOADS = (
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="WORD", help="only servers with this word in their name")
+    parser.add_argument("--loads", metavar="WORD", help="only loads with this word in their name")
     options = parser.parse_args()
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -88,17 +90,18 @@ def main() -> None:
     servers = {name: command for name, command in SERVERS.items() if not missing or "uvicorn" not in name}
     if options.only:
         servers = {name: command for name, command in servers.items() if options.only in name}
-    seconds = 0.7 if options.quick else 3.0
+    loads = [it for it in LOADS if (it.quick or not options.quick) and (options.loads or "") in it.name]
+    seconds = 0.6 if options.quick else 3.0
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         load = Path(folder) / "load"
         subprocess.run([compiler, "-O2", "-o", load, HERE / "httpload" / "load.c"], check=True)
         bench = Bench(load, Path(folder), seconds)
-        if not options.only or options.only in FLOOR:
+        if not options.loads and (not options.only or options.only in FLOOR):
             rows += bench.floor()
         for name, command in servers.items():
-            rows += bench.server(name, command, [it for it in LOADS if it.quick or not options.quick])
-        if not options.only or options.only in WHOLE:
+            rows += bench.server(name, command, loads)
+        if not options.loads and (not options.only or options.only in WHOLE):
             rows += bench.whole(options.quick)
     report = Report("HTTP, server-sent events and WebSockets: one server core", rows, aims(rows))
     if missing:
@@ -144,6 +147,7 @@ class Bench:
         chat = json.dumps(CHAT).encode()
         path = "/v1/chat/completions"
         with running([sys.executable, "-m", "httpload.whole", str(port)], port, cores=None) as server:
+            wait_ready(port)
             for clients in (1, 32):
                 found = self._measure(server, port, Load("chat", "http", path, clients), chat)
                 rows.append(row(WHOLE, "chat", clients, found))
@@ -240,7 +244,9 @@ def running(command: list[str], port: int, cores: set[int] | None = SERVER_CORE)
     environment = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
         server = stack.enter_context(
-            subprocess.Popen(command, preexec_fn=on(cores), env=environment, stderr=subprocess.DEVNULL)
+            subprocess.Popen(
+                command, preexec_fn=on(cores), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
         )
         stack.callback(server.kill)
         deadline = time.monotonic() + 60
@@ -253,6 +259,19 @@ def running(command: list[str], port: int, cores: set[int] | None = SERVER_CORE)
                     raise RuntimeError(f"{' '.join(command)} does not serve") from None
                 time.sleep(0.05)
         yield server
+
+
+def wait_ready(port: int) -> None:
+    """Until its stages are loaded."""
+    deadline = time.monotonic() + 60
+    while True:
+        client = HTTPConnection("127.0.0.1", port, timeout=10)
+        client.request("GET", "/health")
+        if client.getresponse().status == 200:
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeError("its stages are not ready")
+        time.sleep(0.1)
 
 
 def free_port() -> int:

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import sys
 
-import trio
-
-from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.entrypoints.server import serve
-from omni_actors.orchestrator import open_orchestrator
+from omni_actors.entrypoints.serve import run_server
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.registry import Registry
@@ -32,12 +28,6 @@ PIPELINE = Pipeline(
 )
 
 
-async def main(port: int) -> None:
-    plan = resolve("stub", platform="cpu", registry=Registry({"stub": f"{__name__}:PIPELINE"}))
-    async with open_orchestrator(plan, log_level="WARNING") as orchestrator:
-        await orchestrator.wait_ready()
-        await serve(build_app(orchestrator, None, plan, ServerOptions()), "127.0.0.1", port)
-
-
 if __name__ == "__main__":
-    trio.run(main, int(sys.argv[1]))
+    plan = resolve("stub", platform="cpu", registry=Registry({"stub": "httpload.whole:PIPELINE"}))
+    run_server(plan, ServerOptions(port=int(sys.argv[1]), log_level="WARNING"))
