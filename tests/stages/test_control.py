@@ -156,6 +156,16 @@ async def test_a_new_worker_that_does_not_start_is_said_and_the_rest_is_left_alo
         assert health.last_end.cause == "start"
 
 
+async def test_a_start_without_a_free_descriptor_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stub_orchestrator("limits.restart_delay_s=0.2") as orchestrator:
+        b = orchestrator.pools["b"].replicas[0]
+        with monkeypatch.context() as patched:
+            patched.setattr("os.memfd_create", lambda *_: os.open("/nowhere/at/all", 0))
+            orchestrator.control.kill("b", 0)
+            await until(lambda: b.lives.ends["start"] > 0)
+        await until(lambda: b.live)
+
+
 async def test_a_refusal_tells_when_the_stage_is_likely_to_be_back() -> None:
     overrides = ["limits.restart_delay_s=6", "limits.restart_delay_max_s=6", "limits.max_resumes=0"]
     async with open_orchestrator(resolve("stub", overrides=overrides)) as orchestrator:

@@ -51,7 +51,11 @@ class Incarnation(Actor[Never]):
         replica = self._replica
         stage = replica.stage
         replica.actor = self.ref
-        self._page = Page()
+        try:
+            self._page = Page()
+        except OSError as error:  # no descriptor is free
+            replica.ended("start", ErrorInfo(message=f"the worker could not be started: {error}", stage=stage.name))
+            raise
         try:
             await self._start()
         except BaseException:

@@ -57,12 +57,17 @@ class Page:
     """The page of one life of a worker: made before it, and mapped here as long as it lasts."""
 
     def __init__(self) -> None:
+        """Raises :class:`OSError` when there is no descriptor or memory for it; nothing is left then."""
         self.fd = os.memfd_create("omni-liveness", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         """To be inherited by the worker; :meth:`handed_over` closes it here."""
-        os.ftruncate(self.fd, PAGE_BYTES)
-        # What is mapped here cannot be taken away: a page that shrinks would kill its readers.
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self._map = mmap.mmap(self.fd, PAGE_BYTES, prot=mmap.PROT_READ)
+        try:
+            os.ftruncate(self.fd, PAGE_BYTES)
+            # What is mapped here cannot be taken away: a page that shrinks would kill its readers.
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._map = mmap.mmap(self.fd, PAGE_BYTES, prot=mmap.PROT_READ)
+        except OSError:
+            self.handed_over()
+            raise
         self._words = memoryview(self._map).cast("Q")[:WORDS]
 
     def read(self) -> Beat:
