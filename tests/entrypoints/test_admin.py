@@ -15,13 +15,17 @@ from click.testing import CliRunner
 from tests.entrypoints.fakes import served
 from tests.orchestrator.spine import collect, stub, stub_orchestrator, text_of, until
 
+from omni_actors.actors.background import background
 from omni_actors.entrypoints.admin import _is_loopback
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.cli import main
 from omni_actors.entrypoints.commands.replicas import replicas_group
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import serve
-from omni_actors.orchestrator import Orchestrator
+from omni_actors.media.client import MediaService
+from omni_actors.media.limits import read_limits
+from omni_actors.orchestrator import Orchestrator, open_orchestrator
+from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
 
 PATH = "/admin/replicas"
@@ -185,3 +189,59 @@ def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[st
         main(["replicas", "list", "--url", "http://127.0.0.1:9"])
     assert ended.value.code == 1
     assert capsys.readouterr().err.startswith("Error: The server at http://127.0.0.1:9 does not answer")
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(120)
+async def test_every_worker_is_replaced_under_load_over_http_without_a_failed_or_another_answer() -> None:
+    """The media process among them: it encodes what the speaker says, in a stream that goes on while it is replaced."""
+    chat = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 30}
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "tone", "format": "mp3"}}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"model": "stub-voice", **chat}),
+        ("/v1/chat/completions", {"model": "stub-voice", **chat, **spoken}),
+        ("/v1/audio/speech", {"model": "stub-voice", "input": "A few words to say.", "response_format": "flac"}),
+    ]
+    answers: dict[int, set[bytes]] = {which: set() for which in range(len(asked))}
+    failed: list[str] = []
+    done, over = 0, False
+    plan = resolve("stub-voice", overrides=["stages.writer.options.step_s=0.005"])
+    async with open_orchestrator(plan) as orchestrator, background() as tasks:
+        await orchestrator.wait_ready()
+        assert plan.media is not None
+        media = MediaService(orchestrator.query_media, limits=read_limits(plan.media.options))
+        tasks.start_soon(media.run)
+        async with trio.open_nursery() as nursery:
+            app = build_app(orchestrator, media, plan, ServerOptions())
+            (url, *_) = await nursery.start(partial(serve, app, "127.0.0.1", 0, grace_s=1.0))
+            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+
+                async def ask(number: int) -> None:
+                    nonlocal done
+                    while not over:
+                        which = number % len(asked)
+                        path, body = asked[which]
+                        answer = await client.post(path, json=body)
+                        if answer.status_code != 200:
+                            failed.append(answer.text)
+                            return
+                        said = answer.content
+                        if path.endswith("completions"):
+                            message = answer.json()["choices"][0]["message"]
+                            said = f"{message['content']} {(message.get('audio') or {}).get('data')}".encode()
+                        answers[which].add(said)
+                        done += 1
+                        number += 1
+
+                async with trio.open_nursery() as clients:
+                    for number in range(16):
+                        clients.start_soon(ask, number)
+                    await until(lambda: done > 32)
+                    replaced = await client.post(PATH, json={"action": "restart", "grace_s": 10})
+                    before = done
+                    await until(lambda: done > before + 32 or bool(failed))
+                    over = True
+            nursery.cancel_scope.cancel()
+    assert failed == []
+    assert [it["incarnation"] for it in replaced.json()["replicas"]] == [2, 2, 2]
+    assert [len(each) for each in answers.values()] == [1, 1, 1]
