@@ -100,10 +100,10 @@ def direct(pump: Pump) -> Application:
         return Reply(sse.encode(work.answer(body.id, body.input, body.max_tokens)))
 
     async def saturated(services: Services, call: Call) -> Reply:
-        return Reply(sse.in_band(pump.tokens(), call.context.id), sse.HEADERS)
+        return Reply(pump.tokens(), sse.HEADERS, events=True)
 
     async def slowly(services: Services, call: Call) -> Reply:
-        return Reply(sse.in_band(paced(), call.context.id), sse.HEADERS)
+        return Reply(paced(), sse.HEADERS, events=True)
 
     async def echo(services: Services, socket: WebSocket) -> None:
         await socket.accept()

@@ -7,7 +7,7 @@ registers there, paths with placeholders, HEAD and OPTIONS, unknown paths and wr
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, cast
 
@@ -22,8 +22,8 @@ from werkzeug.exceptions import HTTPException
 from omni_actors.entrypoints import admin, probes
 from omni_actors.entrypoints.asgi import AsgiExchange, Message, Receive, Send
 from omni_actors.entrypoints.guard import Guard, Guarded, new_context, normal_path, refusal
-from omni_actors.entrypoints.http import BrokenStream, Call, Exchange, Reply, RequestContext
-from omni_actors.entrypoints.openai import chat, completions, models, speech, transcriptions
+from omni_actors.entrypoints.http import Call, Exchange, Reply, RequestContext
+from omni_actors.entrypoints.openai import chat, completions, models, speech, sse, transcriptions
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server.asgi import Adapter
@@ -148,7 +148,7 @@ class Application:
 
         try:
             await Adapter(app).http(cast(Any, exchange))
-        except BrokenStream:
+        except _BrokenStream:
             return
 
     async def _asgi_websocket(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -191,13 +191,20 @@ async def _direct(services: Services, exchange: Guarded, handler: Handler) -> No
             return
         async with aclosing(reply.body) as pieces:
             try:
-                await exchange.start(reply.status, headers, await anext(pieces, b""))
-                write = exchange.write
+                first = await anext(pieces, b"")
+            except Exception as error:
+                words = sse.last_words(error, exchange.context.id)
+                await exchange.start(reply.status, headers, words if reply.events else b"")
+                return
+            await exchange.start(reply.status, headers, first)
+            write = exchange.write
+            try:
                 async for piece in pieces:
                     await write(piece)
-            except BrokenStream:
-                if not exchange.context.status:
-                    await exchange.start(reply.status, headers)
+            except Exception as error:
+                words = sse.last_words(error, exchange.context.id)
+                if reply.events:
+                    await write(words)
                 return
             await exchange.finish()
 
@@ -275,20 +282,39 @@ def _view(services: Services, handler: Handler) -> Callable[..., Awaitable[Respo
         exchange: Guarded = scope[GUARDED]
         exchange.context.route = request.url_rule.rule if request.url_rule is not None else "unmatched"
         call = Call(exchange.context, exchange.fields, exchange, scope["omni_actors.stack"])
-        return _response(await handler(services, call, **values))
+        return _response(await handler(services, call, **values), exchange.context.id)
 
     return view
 
 
-def _response(reply: Reply) -> Response:
-    response = Response(reply.body, reply.status)
+class _BrokenStream(Exception):
+    """Ends a response abnormally."""
+
+
+def _response(reply: Reply, request_id: str) -> Response:
+    body = reply.body if isinstance(reply.body, bytes) else _pieces(reply.body, reply.events, request_id)
+    response = Response(body, reply.status)
     response.timeout = None
     for name, value in reply.headers:
         response.headers[name] = value
     return response
 
 
+async def _pieces(pieces: AsyncGenerator[bytes, None], events: bool, request_id: str) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        try:
+            async for piece in pieces:
+                yield piece
+        except Exception as error:
+            words = sse.last_words(error, request_id)
+        else:
+            return
+        if events:
+            yield words
+        raise _BrokenStream
+
+
 async def _render(error: Exception) -> Response:
     asked = request if has_request_context() else websocket
     context: RequestContext = cast(dict[str, Any], asked.scope)[CONTEXT]
-    return _response(_failed(error, context, getattr(asked, "method", "GET"), asked.path))
+    return _response(_failed(error, context, getattr(asked, "method", "GET"), asked.path), context.id)

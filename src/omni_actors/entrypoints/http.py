@@ -82,10 +82,6 @@ class Body(Protocol):
     async def __anext__(self) -> bytes: ...
 
 
-class BrokenStream(Exception):
-    """Raised by a reply's body that cannot go on: the response ends abnormally, its connection is closed."""
-
-
 @dataclass(slots=True)
 class RequestContext:
     """What the guard knows of a request. ``label`` is the caller's ``X-Request-Id``, echoed as it came; ``id`` is ours,
@@ -183,8 +179,11 @@ class Call:
 
 @dataclass(slots=True)
 class Reply:
-    """A status, a head and a body: bytes, or pieces as they come. A body may raise :class:`BrokenStream`."""
+    """A status, a head and a body: bytes, or pieces as they come. A body that raises has failed: the response ends
+    abnormally."""
 
     body: bytes | AsyncGenerator[bytes, None]
     headers: Sequence[tuple[str, str]] = field(default_factory=lambda: [("content-type", "application/json")])
     status: int = 200
+    events: bool = False
+    """Whether the pieces are server-sent events: a failure is told as one before the end."""

@@ -72,7 +72,7 @@ async def create(services: Services, call: Call) -> Reply:
     await events.begin()
     if body.stream:
         pieces = _spoken_stream if spoken else _text_stream
-        return Reply(sse.in_band(pieces(services, call, events, answer), call.context.id), sse.HEADERS)
+        return Reply(pieces(services, call, events, answer), sse.HEADERS, events=True)
     return Reply(await _whole(services, call, events, answer))
 
 

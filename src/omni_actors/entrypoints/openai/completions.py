@@ -89,7 +89,7 @@ async def create(services: Services, call: Call) -> Reply:
     events = await _run(services, call, requests, sampling.n)
     first = await anext(events)
     if body.stream:
-        return Reply(sse.in_band(_stream(services, events, first, answer), call.context.id), sse.HEADERS)
+        return Reply(_stream(services, events, first, answer), sse.HEADERS, events=True)
     return Reply(await _whole(services, events, first, answer))
 
 

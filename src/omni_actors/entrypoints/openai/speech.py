@@ -57,11 +57,11 @@ async def create(services: Services, call: Call) -> Reply:
     if body.stream_format == "sse":
         base64 = sse.Base64(audio.frame_of(format, channels))
         pieces = _events(services, events, encoder, first, base64)
-        return Reply(sse.in_band(pieces, call.context.id), [*sse.HEADERS, *described])
+        return Reply(pieces, [*sse.HEADERS, *described], events=True)
     headers = [("content-type", audio.content_type(format, rate, channels)), *described]
     if whole:
         return Reply(b"".join([piece async for piece in _bytes(events, encoder, first)]), headers)
-    return Reply(sse.in_band(_bytes(events, encoder, first), call.context.id, sse=False), headers)
+    return Reply(_bytes(events, encoder, first), headers)
 
 
 async def _first_audio(events: Events) -> MediaChunk:

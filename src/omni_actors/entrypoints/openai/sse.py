@@ -5,13 +5,10 @@ from __future__ import annotations
 import base64
 import logging
 import math
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
-from omni_actors.entrypoints.http import BrokenStream
 from omni_actors.entrypoints.openai.errors import error_body, internal_error
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
@@ -59,25 +56,14 @@ class Base64:
         return base64.b64encode(rest)
 
 
-async def in_band(
-    pieces: AsyncGenerator[bytes, None], request_id: str, *, sse: bool = True
-) -> AsyncGenerator[bytes, None]:
-    """A reply's body that fails as a stream must: the error as an event (``sse``), then an abnormal end."""
-    async with aclosing(pieces):
-        try:
-            async for piece in pieces:
-                yield piece
-        except OmniError as error:
-            log.info("failed while its answer was being sent: %s", error.info.message)
-            info = error.info
-        except Exception:
-            log.exception("unexpected failure while the answer was being sent")
-            info = internal_error(request_id)
-        else:
-            return
-        if sse:
-            yield error_event(info)
-        raise BrokenStream
+def last_words(error: Exception, request_id: str) -> bytes:
+    """A failure while the answer is being sent, as the event that says so. What is unexpected is logged with its
+    traceback; the client gets its id."""
+    if isinstance(error, OmniError):
+        log.info("failed while its answer was being sent: %s", error.info.message)
+        return error_event(error.info)
+    log.error("unexpected failure while the answer was being sent", exc_info=error)
+    return error_event(internal_error(request_id))
 
 
 class Template:

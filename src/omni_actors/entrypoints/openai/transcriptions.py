@@ -103,7 +103,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     events = await call.enter(services.open(request))
     await events.begin()
     if streamed:
-        return Reply(sse.in_band(_stream(services, events, task), call.context.id), sse.HEADERS)
+        return Reply(_stream(services, events, task), sse.HEADERS, events=True)
     return await _whole(events, format, task, clip.seconds, language, granularities)
 
 
