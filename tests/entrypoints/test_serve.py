@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -24,14 +25,14 @@ from omni_actors.entrypoints.loading import show_loading
 from omni_actors.orchestrator import open_orchestrator
 from omni_actors.pipelines.factory import resolve
 
-COMMAND = [sys.executable, "-m", "omni_actors", "serve", "stub", "--platform", "cpu"]
+COMMAND = [sys.executable, "-m", "omni_actors", "serve", "--platform", "cpu"]
 
 
 @contextmanager
-def starting(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def starting(*arguments: str, model: str = "stub") -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server that has just been launched, and its port. Killed if the test leaves it running."""
     port = free_port()
-    command = [*COMMAND, "--port", str(port), *arguments]
+    command = [*COMMAND, model, "--port", str(port), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process, port
@@ -136,6 +137,39 @@ def test_an_idle_connection_does_not_hold_the_end() -> None:
         assert process.wait(15) == 0
         assert time.monotonic() - began < 6  # not the 30 s of limits.drain_s
         connection.close()
+
+
+@pytest.mark.deadline(60)
+def test_t03_with_everything_open_it_ends_in_time_and_tells_its_clients() -> None:
+    """An idle connection, a request in a worker that is deep in a step, a stalled reader, a body that does not come."""
+    settings = ("--set", "limits.drain_s=1.5", "--set", "stages.writer.options.step_s=20")
+    with starting(*settings, model="stub-voice") as (process, port):
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 30)[0]
+        idle, running, stalled, slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+        idle.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle.recv(65536).startswith(b"HTTP/1.1 200 ")
+        body = b'{"prompt":"hello"}'
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        running.sendall(head + body)
+        slow.sendall(head + body[:-1])
+        stalled.setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # until an answer waits for its reader
+            while True:
+                stalled.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        deadline = time.monotonic() + 10
+        while b'omni_actors_num_requests_running{task="completion"} 1.0' not in get(port, "/metrics")[1]:
+            assert time.monotonic() < deadline
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+        assert time.monotonic() - began < 1.5 + 2
+        for client in (running, slow):
+            client.settimeout(2)
+            assert client.recv(65536).startswith((b"HTTP/1.1 503 ", b"HTTP/1.1 408 ")), client
+        assert idle.recv(1) == b""
+        for client in (idle, running, stalled, slow):
+            client.close()
 
 
 async def test_a_terminal_shows_a_line_per_stage() -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import httpx
 import pytest
 import trio
-from tests.entrypoints.fakes import RATE, FakeOrchestrator, message, served
+from tests.entrypoints.fakes import RATE, FakeOrchestrator, answer, message, served
 
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import Limits, serve
@@ -58,8 +58,7 @@ async def test_after_the_grace_requests_are_cancelled() -> None:
         assert server.orchestrator.cancelled == 1
 
 
-async def test_a_client_that_does_not_read_is_disconnected() -> None:
-    """Its connection would stay as long as it likes."""
+async def test_t02_a_stream_that_is_not_read_is_cancelled_and_its_slot_is_free() -> None:
     options = ServerOptions(limits=Limits(write_s=0.5))
     chunk = MediaChunk(0, "audio", {"sample_rate": RATE, "channels": 1}, bytes(1 << 20))
     async with served(lambda request: [chunk] * 40, options=options) as server:
@@ -75,6 +74,28 @@ async def test_a_client_that_does_not_read_is_disconnected() -> None:
                     await trio.sleep(0.01)
                 await server.orchestrator.idle.wait()
         assert server.orchestrator.cancelled == 1
+
+
+async def test_t40_a_stream_is_not_cut_however_long_it_takes() -> None:
+    """None of the times of a connection is one of an answer: it outlives all of them, with silences beyond each."""
+    limits = Limits(head_s=0.2, keep_alive_s=0.2, write_s=0.2, linger_s=0.2)
+    options = ServerOptions(limits=limits, body_idle_s=0.2, body_s=0.2)
+    pieces = [step for number in range(4) for step in (TextDelta(0, 0, str(number), []), 0.4)]
+    async with served(lambda request: [*pieces, Completed({})], options=options) as server:
+        async with server.client.stream("POST", "/v1/chat/completions", json=message(stream=True)) as response:
+            body = await response.aread()
+        assert body.endswith(b"data: [DONE]\n\n")
+        assert all(b'"content":"%d"' % number in body for number in range(4))
+
+
+async def test_t40_an_upload_of_17_mib() -> None:
+    """Accepted or refused as the deployment says, and never cut."""
+    for limit, status in ((1 << 24, 413), (1 << 25, 400)):  # (400: it is no audio)
+        async with served(answer, f"limits.max_body_bytes={limit}") as server:
+            files = {"file": ("a.wav", bytes(17 << 20), "audio/wav")}
+            response = await server.client.post("/v1/audio/transcriptions", files=files, data={"model": "assistant"})
+            assert response.status_code == status, response.text
+            assert response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -108,7 +129,7 @@ def test_the_fake_has_what_the_surfaces_use() -> None:
     from omni_actors.entrypoints.services import Orchestration
     from omni_actors.orchestrator import Orchestrator
 
-    used = {name for name in vars(Orchestration) if not name.startswith("_")}
+    used = {name for name, it in vars(Orchestration).items() if not name.startswith("_") and callable(it)}
     assert used >= {"open", "health", "counters"}
     for kind in (FakeOrchestrator, Orchestrator):
         assert used <= set(dir(kind))

@@ -24,8 +24,11 @@ from omni_actors.orchestrator import Orchestrator, open_orchestrator
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
-TAIL_S = 1.0
+TAIL_S = 0.5
 """After the drain the connections have so long to say how their requests ended."""
+
+END_S = 1.5
+"""After the drain everything has so long: a worker that is deep in a step then is killed."""
 
 AT_ONCE_S = 5.0
 """What an end at once gets, until a connection whose client does not read is no reason to stay any longer."""
@@ -56,7 +59,7 @@ class _Ending:
 async def _main(plan: Plan, options: ServerOptions) -> None:
     async with trio.open_nursery() as nursery:
         ending = _Ending(nursery.cancel_scope)
-        nursery.start_soon(_signals, ending)
+        nursery.start_soon(_signals, plan, ending)
         try:
             await _serve(plan, options, ending)
         finally:
@@ -64,7 +67,7 @@ async def _main(plan: Plan, options: ServerOptions) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def _signals(ending: _Ending) -> None:
+async def _signals(plan: Plan, ending: _Ending) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
         async for number in received:
             if ending.asked.is_set() or not ending.ready:
@@ -76,6 +79,7 @@ async def _signals(ending: _Ending) -> None:
                     os._exit(1)  # the workers end with this process, however it ends
                 return
             log.info("%s: requests in flight may finish", signal.Signals(number).name)
+            ending.at_once.deadline = trio.current_time() + plan.limits.drain_s + END_S
             ending.asked.set()
 
 
