@@ -60,19 +60,21 @@ def faults_of(text: str, stage: str) -> set[str]:
 
 @dataclass(slots=True)
 class _Held:
-    """A request: the words that it is made of, how many of them are ``said``, and whether ``more`` come. ``told`` of
-    them the client has from an earlier attempt."""
+    """A request: the words that a speaker has of it, how many it is made of so far, how many of them are ``said``, and
+    whether ``more`` come. ``told`` of them the client has from an earlier attempt."""
 
     work: Work
     faults: set[str] = field(default_factory=set)
     words: list[str] = field(default_factory=list)
+    seed: int = 0
+    count: int = 0
     said: int = 0
     told: int = 0
     more: bool = False
 
     @property
     def due(self) -> bool:
-        return "stall" not in self.faults and (self.said < len(self.words) or not self.more)
+        return "stall" not in self.faults and (self.said < self.count or not self.more)
 
 
 class _Stub(Engine):
@@ -109,9 +111,9 @@ class _Stub(Engine):
                 self.abort(key)
                 out.fail(key, stage_failed(self.hello.stage, "asked to fail").info)
                 continue
-            if held.said < len(held.words):
+            if held.said < held.count:
                 self.say(key, held, out)
-            if held.said == len(held.words) and not held.more:
+            if held.said == held.count and not held.more:
                 out.finish(key, self.usage(held))
                 self.abort(key)
         return ran
@@ -142,7 +144,8 @@ class Writer(_Stub):
         prompt, sampling = work.params["prompt"], work.params["sampling"]
         text = prompt.text or " ".join(str(message.get("content")) for message in prompt.messages or ())
         held = self.take(work, text)
-        held.words = [WORDS[it] for it in written(text, sampling.max_tokens or MAX_WORDS)]
+        held.seed = zlib.crc32(text.encode())
+        held.count = sampling.max_tokens or MAX_WORDS
         if work.prefix is not None and work.prefix.tokens:
             held.told = len(work.prefix.tokens[0])
 
@@ -151,8 +154,8 @@ class Writer(_Stub):
 
     def say(self, key: int, held: _Held, out: Outbox) -> None:
         begin, held.said = held.said, max(held.said + 1, held.told)
-        words = held.words[begin : held.said]
-        last = held.said == len(held.words)
+        words = [WORDS[word(held.seed, place)] for place in range(begin, held.said)]
+        last = held.said == held.count
         if begin >= held.told or last:
             fresh = words[max(0, held.told - begin) :]
             text = "".join(f"{'' if not begin else ' '}{it}" for it in fresh)
@@ -172,13 +175,14 @@ class Speaker(_Stub):
         text = "" if speech is None else speech.text or ""
         held = self.take(work, text)
         held.more = bool(work.ports)
-        if not held.more:
-            held.words = text.split()
+        held.words = text.split()
+        held.count = len(held.words)
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
         held = self._held[key]
         if payload is not None:
             held.words += payload.meta["text"].split()
+            held.count = len(held.words)
         held.more = held.more and not end
         return True
 
