@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import ssl
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ async def _signals(plan: Plan, ending: _Ending) -> None:
 async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
     started = trio.current_time()
     tls = _tls(options)
+    _allow_descriptors()
     async with open_orchestrator(plan, log_level=options.log_level) as orchestrator:
         media = None
         if plan.media is not None:
@@ -131,6 +133,12 @@ async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, patien
     if patient is not None:
         await trio.sleep(TAIL_S)
         patient.cancel()
+
+
+def _allow_descriptors() -> None:
+    """The usual soft limit (1,024 files) is for programs that use select(); it is ours to raise."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _tls(options: ServerOptions) -> ssl.SSLContext | None:

@@ -147,19 +147,22 @@ async def test_a_reader_that_is_slow_is_not() -> None:
         assert trio.current_time() > began + 1
 
 
-async def test_a_write_that_is_cancelled_ends_the_connection_in_the_middle() -> None:
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_write_that_is_cancelled_ends_the_connection_in_the_middle(whole: bool) -> None:
     """The application's own deadline around a write holds, and nothing follows half a piece."""
     given_up = trio.Event()
 
     async def app(exchange: Exchange) -> None:
-        await exchange.start(200, PLAIN)
         with trio.move_on_after(0.2):
+            if whole:
+                await exchange.respond(200, PLAIN, bytes(100 << 20))
+            await exchange.start(200, PLAIN)
             while True:
                 await exchange.write(bytes(65536))
         given_up.set()
 
     async with opened(app) as door, await door.connect() as stream:
-        await stream.send_all(request())
+        await stream.send_all(request() * 2)
         with trio.fail_after(2):
             await given_up.wait()
         await door.closed("unfinished")

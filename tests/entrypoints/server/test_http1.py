@@ -173,6 +173,7 @@ REFUSED = {
     "a chunk beyond any": b"POST / HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n" + b"f" * 17 + b"\r\na",
     "a target that is not ASCII": b"GET /\xc3\xa9 HTTP/1.1\r\n%b\r\n",
     "no target": b"GET  HTTP/1.1\r\n%b\r\n",
+    "a target that is half a URL": b"GET http://[::1 HTTP/1.1\r\n%b\r\n",
     "a method in small letters": b"get / HTTP/1.1\r\n%b\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03%b" + bytes(500),
     "nothing": bytes(range(14, 256)) + b"%b",

@@ -222,8 +222,11 @@ async def test_tls(certificate: Path) -> None:
                 raise AssertionError("there was a place")
         await door.closed("client_left")
         await door.closed("handshake_timeout", 2)
-        assert await door.say(request()) != b"HTTP/1.1"
+        assert not (await door.say(request())).startswith(b"HTTP/1.1")
         await door.closed("handshake_failed")
+        async with await secure(door) as stream:
+            await stream.send_all(b"nonsense\r\n\r\n")
+            assert (await until_end(stream)).startswith(b"HTTP/1.1 400 ")
         async with await secure(door) as stream:
             for body in (b"", b"x" * 300_000):
                 await stream.send_all(request("/a", body))

@@ -176,14 +176,19 @@ class Connection:
                 self._refusal = BadRequest(408, "The request's head did not arrive in time.")
         if self.reason == "drained" and self.transport.has_bytes():  # a request that crossed the drain
             self._refusal = BadRequest(503, "The server is shutting down.")
+        last = b""
         if self._refusal is not None and (self._exchange is None or not self._exchange.started):
-            self.transport.send_last(error_response(self._refusal))
+            last = error_response(self._refusal)
         elif self.reason != "done" or self._is_cut() or self._has_all():
             return
-        await self.transport.end_writing()
         with trio.move_on_after(self.server.limits.linger_s):
-            while await self.transport.receive():
-                pass
+            try:
+                await self.transport.send(last)
+                await self.transport.end_writing()
+                while await self.transport.receive():
+                    pass
+            except (trio.BrokenResourceError, Stalled):
+                return
 
     def _has_all(self) -> bool:
         """Whether the client has said its last word, and it is read."""
@@ -209,16 +214,18 @@ class Connection:
     # --- bytes
 
     async def send(self, data: bytes) -> None:
-        """Cancelled when the client is gone, or stops reading."""
+        """Cancelled when the client is gone, or stops reading; or an earlier send was cancelled half-way."""
         try:
-            await self.transport.send(data)
+            if self.transport.torn:
+                self.end("unfinished")
+            else:
+                await self.transport.send(data)
         except trio.BrokenResourceError:
             self.end("client_left")
         except Stalled:
             self.end("write_stalled")
-        else:
-            return
-        await trio.lowlevel.checkpoint()
+        if self.transport.torn:
+            await trio.lowlevel.checkpoint()
 
     async def fill(self) -> None:
         """Read on in the present request. Cancelled when the client is gone, or breaks the protocol."""
@@ -337,7 +344,7 @@ class Connection:
             log.error("unexpected failure of %s %r", exchange.method, exchange.path, exc_info=failure)
         if not exchange.started:
             await _refuse(exchange, 500, "Internal error.")
-        elif not exchange.finished:
+        elif not exchange.finished or self.transport.torn:
             self.reason = "unfinished"
 
     async def _discard(self) -> None:

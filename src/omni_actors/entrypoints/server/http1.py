@@ -56,6 +56,8 @@ class RequestParser:
         "head_complete",
         "headers",
         "keep_alive",
+        "path",
+        "query",
         "upgrade",
     )
 
@@ -73,6 +75,7 @@ class RequestParser:
         self.keep_alive = False
         self.expects = False
         self.upgrade = False
+        self.path = self.query = b""
         self._url = b""
         self._tail = b""
         self._left: int | None = None  # of a body whose length is known
@@ -199,6 +202,7 @@ class RequestParser:
                 self.upgrade = value.lower() == b"websocket"
         if self.upgrade and any(name in _BODY and value != b"0" for name, value in self.headers):
             raise BadRequest(400, "A request for a WebSocket has no body.")
+        self.path, self.query = _split(self._url)
         if hosts > 1 or (not hosts and version == "1.1"):
             raise BadRequest(400, "A request has one Host.")
 
@@ -269,7 +273,7 @@ class Exchange:
         self.method = parser.method
         self.http_version = parser.version
         self.headers = parser.headers
-        self.target, self.query = _split(parser.target)
+        self.target, self.query = parser.path, parser.query
         path = self.target.decode("ascii")
         self.path = unquote(path) if "%" in path else path
         self.keep_alive = parser.keep_alive
@@ -332,6 +336,13 @@ class Exchange:
         """The next bytes of the answer. Returns when the kernel has them all, which is as fast as the client reads."""
         if data and (framed := self._framed(data)):
             await self._connection.send(framed)
+
+    def write_now(self, data: bytes) -> bool:
+        """:meth:`write` without waiting, and not by the answer's own task. ``False``: it has to wait, so that nothing
+        is written."""
+        if not self._chunked or self.finished:
+            return False
+        return self._connection.transport.send_now(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def finish(self, last: bytes = b"") -> None:
         """The end of the answer, with its last bytes in the same write."""
@@ -416,7 +427,10 @@ def error_response(error: BadRequest) -> bytes:
 def _split(target: bytes) -> tuple[bytes, bytes]:
     """Path and query of a target in any of its forms (RFC 9112, 3.2)."""
     if not target.startswith(b"/") and target != b"*":
-        url = httptools.parse_url(target)
+        try:
+            url = httptools.parse_url(target)
+        except httptools.HttpParserInvalidURLError:
+            raise BadRequest(400, "The request's target is malformed.") from None
         return url.path or b"/", url.query or b""
     path, _, query = target.partition(b"#")[0].partition(b"?")
     return path, query

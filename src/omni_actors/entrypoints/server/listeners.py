@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import socket
 import ssl
 import stat
@@ -19,6 +20,9 @@ BACKLOG = 1024
 
 PAUSE_S = 0.1
 """How long accepting pauses when the process has no descriptor left and no connection ends."""
+
+RESERVED = 256
+"""Descriptors that are left to the rest of the process: its workers' channels, pages, wardens, and new ones."""
 
 BATCH = 64
 """So many connections are accepted before others run."""
@@ -115,6 +119,7 @@ class Door:
         self._nursery = connections
         self._clients: Counter[str] = Counter()
         self._full = False
+        self._most = _most(server.limits.connections)
 
     async def accept(self, listener: socket.socket) -> None:
         """Runs until it is cancelled. No failure of a client's or of the kernel's ends it."""
@@ -135,7 +140,7 @@ class Door:
                 return
 
     def _is_full(self) -> bool:
-        return len(self._server.connections) >= self._server.limits.connections
+        return len(self._server.connections) >= self._most
 
     async def _room(self) -> None:
         """For somebody who waits."""
@@ -163,7 +168,10 @@ class Door:
                 await self._server.freed.park()
             return False
         self._full = False
-        self._begin(connection, address)
+        try:
+            self._begin(connection, address)
+        except OSError:  # the client's, again
+            connection.close()
         return True
 
     def _begin(self, connection: socket.socket, address: object) -> None:
@@ -201,6 +209,18 @@ class Door:
             self._clients[host] -= 1
             if not self._clients[host]:
                 del self._clients[host]
+
+
+def _most(wanted: int) -> int:
+    """So many connections as there are descriptors for, beside what the process itself needs."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = max(1, descriptors - RESERVED)
+    if descriptors != resource.RLIM_INFINITY and possible < wanted:
+        log.warning(
+            "%d connections at once instead of %d: the process may open %d files", possible, wanted, descriptors
+        )
+        return possible
+    return wanted
 
 
 def _listen(listener: socket.socket) -> None:

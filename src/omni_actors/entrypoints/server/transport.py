@@ -26,16 +26,17 @@ class Transport:
     """A connected socket. Reading and writing first try without waiting; only a socket that is not ready is waited for.
 
     :meth:`receive` and :meth:`send` can be cancelled. A cancelled (or failed) send may have sent a part: the transport
-    is ``torn`` then, and good for nothing but its end. One task may receive while another sends.
+    is ``torn`` then, and nothing more may be sent. One task may receive while another sends.
     """
 
-    __slots__ = ("_stall_s", "_steps", "socket", "torn")
+    __slots__ = ("_rest", "_stall_s", "_steps", "socket", "torn")
 
     def __init__(self, connection: socket.socket, stall_s: float) -> None:
         self.socket = connection
         self.torn = False
         self._stall_s = stall_s
         self._steps = 0
+        self._rest = b""
 
     async def receive(self) -> bytes:
         """What has come, as soon as something has; ``b""`` once the peer will send no more, or is gone."""
@@ -60,6 +61,8 @@ class Transport:
         Raises :class:`Stalled` when the peer takes nothing for ``stall_s``, :class:`trio.BrokenResourceError` when it
         is gone. Not a checkpoint every time, but at least every :data:`STEPS` times.
         """
+        if self._rest:
+            data, self._rest = self._rest + data, b""
         try:
             sent = self.socket.send(data)
         except BlockingIOError:
@@ -73,6 +76,19 @@ class Transport:
         if self._steps >= STEPS:
             self._steps = 0
             await trio.lowlevel.checkpoint()
+
+    def send_now(self, data: bytes) -> bool:
+        """Hand it to the kernel if that has room; otherwise nothing of it is sent, and it is ``False``. Where there is
+        room for a part, the rest leaves with what is sent next."""
+        if self._rest:
+            return False
+        try:
+            sent = self.socket.send(data)
+        except OSError:  # no room, or nobody there: the next send waits, or says so
+            return False
+        if sent < len(data):
+            self._rest = data[sent:]
+        return True
 
     async def _send_rest(self, rest: memoryview) -> None:
         self.torn = True
@@ -92,7 +108,7 @@ class Transport:
 
     def send_last(self, data: bytes) -> None:
         """A last word to a peer that nobody waits for: it is lost where there is no room for it."""
-        if not self.torn:
+        if not self.torn and not self._rest:
             try:
                 self.socket.send(data)
             except OSError:
@@ -152,6 +168,9 @@ class TlsTransport(Transport):
             if patience.cancelled_caught:
                 raise Stalled
         self.torn = False
+
+    def send_now(self, data: bytes) -> bool:
+        return False
 
     def send_last(self, data: bytes) -> None:
         return
