@@ -108,6 +108,12 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
             )
         if type(body.messages[-1]).__struct_config__.tag != "assistant":
             raise invalid_request("'continue_final_message' needs an assistant's message last.", "messages")
+    try:
+        msgspec.msgpack.encode(body.chat_template_kwargs)
+    except OverflowError:  # JSON's numbers have no end, a frame's have 64 bits
+        raise invalid_request(
+            "'chat_template_kwargs' holds a number of more than 64 bits.", "chat_template_kwargs"
+        ) from None
     params: dict[str, Any] = {
         "prompt": Prompt(
             messages=prompt_messages(body.messages, media, services.history),
@@ -246,6 +252,12 @@ async def _text_stream(services: Services, call: Call, events: Events, answer: _
     template = _template(answer)
     made = [template.chunk(_choice(index, b'{"role":"assistant","content":""}')) for index in range(answer.choices)]
     texts = [template.around(_choice(index, b'{"content":%b}')) for index in range(answer.choices)]
+
+    def at_once(event: TextDelta) -> bool:
+        plain = event.finish_reason is None and bool(event.text) and not answer.logprobs
+        return plain and call.write_now(texts[event.index] % sse.encode(event.text))
+
+    events.divert(at_once)
     async for event in events:
         if isinstance(event, TextDelta):
             logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
