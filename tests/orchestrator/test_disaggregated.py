@@ -164,6 +164,29 @@ async def test_a_death_in_mid_transfer_takes_its_requests_alone(model: str) -> N
             assert await answers(orchestrator, [asks(p) for p in long], 8) == expected
 
 
+@pytest.mark.slow
+@pytest.mark.deadline(120)
+@pytest.mark.parametrize("victim", ["llm-prefill", "llm"])
+async def test_with_resumes_a_death_in_mid_transfer_changes_no_answer(model: str, victim: str) -> None:
+    long = [[*prompt, *PROMPTS[0] * 100][:450] for prompt in PROMPTS[:16]]
+    async with serving(model, *TWO_POOLS, "stages.llm.prefill.options.prefix_cache=false") as orchestrator:
+        prefill, decode = pool(orchestrator, "llm-prefill"), pool(orchestrator, "llm")
+        expected = await answers(orchestrator, [asks(p) for p in long], 8)
+        results: list[list[int] | OmniError] = []
+
+        async def transfers() -> None:
+            results.extend(await answers(orchestrator, [asks(p) for p in long], 16))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(transfers)
+            await in_mid_transfer(prefill, decode, prefill)
+            kill(pool(orchestrator, victim).pid)
+            if victim != prefill.stage.name:
+                assert prefill.pid is not None
+                os.kill(prefill.pid, signal.SIGCONT)
+        assert results == expected
+
+
 async def in_mid_transfer(prefill: StageReplica, decode: StageReplica, stopped: StageReplica) -> None:
     """Stop a worker while the other one holds something of a transfer: a lease that is not given back, or a
     reservation that is filled in part."""

@@ -226,7 +226,7 @@ class Orchestrator:
         stages = {replica.stage.name for replica in holding}
         waiting = {edge.source for edge in record.subgraph.edges if edge.target in stages}
         for replica in holding:
-            if replica.stage.name not in waiting:
+            if replica.stage.name not in waiting and replica.sentence is None:
                 log.error("%s does not let go of a request; it is killed", replica.name, extra={"request": record.id})
                 replica.kill("unreleased", "it did not let go of a request that was over")
         limit = trio.current_time() + self.plan.limits.release_timeout_s
