@@ -62,11 +62,6 @@ class WebSocket:
         self._exchange = exchange
         self._limits = connection.server.limits
         self._unparsed = early
-        self._messages: deque[str | bytes] = deque()
-        self._kind: Opcode | None = None
-        self._parts = bytearray()
-        self._text: list[str] = []
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._turn = trio.Lock()
         self._reading = False
         self._heard = trio.current_time()
@@ -76,7 +71,8 @@ class WebSocket:
         self._ended: SocketClosed | None = None
         self._busy = 0
         self._draining = False
-        self._protocol = Protocol(Side.SERVER, max_size=self._limits.message_bytes, logger=_protocol_log)
+        self._protocol = _Protocol(self._limits.message_bytes)
+        self._messages = self._protocol.messages
         self._response = _handshake(exchange)
 
     @property
@@ -206,9 +202,7 @@ class WebSocket:
         if self._unparsed:
             piece, self._unparsed = self._unparsed[:SLICE], self._unparsed[SLICE:]
             protocol.receive_data(piece)
-            for frame in protocol.events_received():
-                if self._closed is not None or not isinstance(frame, Frame) or not self._take(frame):
-                    break
+            protocol.events_received()  # the messages are made of them already
         else:
             protocol.receive_eof()
         if protocol.state is not State.OPEN and self._closed is None:
@@ -228,34 +222,6 @@ class WebSocket:
         self._closed = self._ended
         self._writes += self._protocol.data_to_send()
         await self._flush()
-
-    def _take(self, frame: Frame) -> bool:
-        """Whether it is in order."""
-        opcode = frame.opcode
-        if opcode in (Opcode.TEXT, Opcode.BINARY):
-            self._kind = opcode
-        elif opcode is not Opcode.CONT:
-            return True
-        if self._kind is Opcode.BINARY:
-            if frame.fin and not self._parts:
-                self._messages.append(bytes(frame.data))
-                return True
-            self._parts += frame.data
-            if frame.fin:
-                self._messages.append(bytes(self._parts))
-                self._parts = bytearray()
-            return True
-        try:
-            text = self._decoder.decode(frame.data, frame.fin)
-        except UnicodeDecodeError:
-            self._protocol.fail(1007, "A text message has to be UTF-8.")
-            return False
-        if text:
-            self._text.append(text)
-        if frame.fin:
-            self._messages.append("".join(self._text))
-            self._text.clear()
-        return True
 
     def _end(self, code: int, reason: str) -> None:
         """Close from this side."""
@@ -315,6 +281,48 @@ class WebSocket:
             self._pinged = True
             self._writes.append(Frame(Opcode.PING, b"").serialize(mask=False))
             await self._flush()
+
+
+class _Protocol(Protocol):
+    """Makes messages of frames as each is read, so that a text that is no UTF-8 fails the connection in its place: what
+    follows it in the same segment is not answered any more."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(Side.SERVER, max_size=most, logger=_protocol_log)
+        self.messages: deque[str | bytes] = deque()
+        self._kind = Opcode.CONT
+        self._parts = bytearray()
+        self._text: list[str] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def recv_frame(self, frame: Frame) -> None:
+        opcode = frame.opcode
+        if opcode is Opcode.CLOSE:
+            self.current_size = None  # control frames may come between fragments (RFC 6455, 5.4), this one too
+        super().recv_frame(frame)
+        if self.state is not State.OPEN:
+            return
+        if opcode in (Opcode.TEXT, Opcode.BINARY):
+            self._kind = opcode
+        elif opcode is not Opcode.CONT:
+            return
+        if self._kind is Opcode.TEXT:
+            self._take_text(frame)
+        elif frame.fin and not self._parts:
+            self.messages.append(bytes(frame.data))
+        else:
+            self._parts += frame.data
+            if frame.fin:
+                self.messages.append(bytes(self._parts))
+                self._parts = bytearray()
+
+    def _take_text(self, frame: Frame) -> None:
+        """What it raises closes with 1007."""
+        if text := self._decoder.decode(frame.data, frame.fin):
+            self._text.append(text)
+        if frame.fin:
+            self.messages.append("".join(self._text))
+            self._text.clear()
 
 
 def _short(reason: str) -> str:
