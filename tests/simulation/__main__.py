@@ -64,15 +64,18 @@ def search(seed: int, count: int = BATCH, *, shrink: bool = True) -> Found:
     @given(SCHEDULES)
     def all_hold(schedule: Schedule) -> None:
         nonlocal limit
-        if found.schedule is not None and time.monotonic() > limit:
-            return  # enough shrunk
+        text = msgspec.json.encode(schedule).decode()
+        if found.schedule is not None and time.monotonic() > limit:  # enough shrunk
+            if text == found.schedule:
+                raise Violated
+            return
         report = run(schedule)
         found.runs += 1
         found.hits.update(report.hits)
         if report.violations:
             if found.schedule is None:
                 limit = time.monotonic() + SHRINK_S
-            found.schedule = msgspec.json.encode(schedule).decode()
+            found.schedule = text
             found.violations = report.violations
             raise Violated
 

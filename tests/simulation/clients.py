@@ -48,7 +48,15 @@ def request_of(load: Load, id: str, seed: int) -> Request:
         "after": load.amount % 4,
     }
     deadline_s = HURRY_S + load.amount / 1000 if load.habit == "hurry" else None
-    return Request(task=load.task, outputs=load.outputs, params={"sim": sim}, id=id, deadline_s=deadline_s)
+    return Request(
+        task=load.task,
+        outputs=load.outputs,
+        params={"sim": sim},
+        id=id,
+        deadline_s=deadline_s,
+        tenant=load.tenant,
+        priority=load.priority,
+    )
 
 
 async def client(world: World, orchestrator: Orchestrator, number: int, load: Load) -> Outcome:
@@ -170,6 +178,10 @@ def judge(world: World, outcome: Outcome, deaths: bool, closing: bool) -> None:
         may |= {"not_resumable"} if load.trouble == "early" else set()
     if deaths:
         may |= {"stage_died", "stage_unavailable", "poison"}
+    if world.breaks:
+        may |= {"link_lost", "stage_unavailable"}
+    if "drain" in world.commands and not outcome.admitted:
+        may.add("stage_unavailable")
     if load.habit == "hurry":
         may.add("deadline_exceeded")
     if load.most_bytes > world.limits.sink_bytes:

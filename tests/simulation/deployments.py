@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,25 +58,37 @@ PIPELINE = Pipeline(
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """How the pipeline is placed: ``replicas`` where it is not one, the edges by ``tcp``, and ``limits``."""
+    """How the pipeline is placed: ``replicas`` where it is not one, the edges (``source-target``) by ``tcp``, what is
+    under way on an edge, the ``limits`` of it all and of each stage, and the size of sockets' buffers."""
 
     replicas: Mapping[str, int] = field(default_factory=dict)
     tcp: frozenset[str] = frozenset()
     capacity: int = 2
     limits: Mapping[str, Any] = field(default_factory=dict)
+    stage_limits: Mapping[str, int] = field(default_factory=dict)
+    buffer_bytes: int = 0
 
+
+_BY_TCP = frozenset({"writer-speaker", "writer-voice", "speaker-voice"})
 
 DEPLOYMENTS = (
     Deployment(),
     Deployment({"writer": 2}),
     Deployment({"speaker": 2, "voice": 2}, capacity=1),
-    Deployment({"writer": 2, "speaker": 2}, limits={"max_inflight": 3}),
+    Deployment({"writer": 2, "speaker": 2}, limits={"max_inflight": 3, "max_queued": 2}),
     Deployment({"writer": 2, "speaker": 2, "voice": 2, "painter": 2, "reader": 2}),
     Deployment({"voice": 2}, limits={"sink_bytes": 300}),
+    Deployment(tcp=_BY_TCP),
+    Deployment({"speaker": 2, "voice": 2}, tcp=_BY_TCP | {"reader-writer"}, capacity=1),
+    Deployment({"writer": 2}, buffer_bytes=1),
+    Deployment({"writer": 2}, stage_limits={"max_inflight": 1}, limits={"max_per_key": 2}),
+    Deployment(stage_limits={"max_inflight": 2, "max_inflight_tokens": 3}, limits={"max_queued": 0}),
 )
 
 LIMITS: dict[str, Any] = {
     "max_inflight": 6,
+    "max_queued": 3,
+    "priority_ageing_s": 0.2,
     "deadline_s": 200.0,
     "sink_bytes": 600,
     "stop_grace_s": 0.5,
@@ -89,11 +102,30 @@ LIMITS: dict[str, Any] = {
 BUDGETS: dict[str, Any] = {"start_timeout_s": 8.0, "step_budget_s": 5.0, "compile_budget_s": 10.0}
 
 
+ARENA_BYTES = 200_000
+"""Of shared memory: the room of three large payloads."""
+
+
+def socket_pair(number: int) -> tuple[socket.socket, socket.socket]:
+    """With buffers of the size that a deployment has (the kernel's least, if that is more)."""
+    pair = socket.socketpair()
+    if size := DEPLOYMENTS[number].buffer_bytes:
+        for sock in pair:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+    return pair
+
+
 @functools.cache
 def plan_of(number: int) -> Plan:
     """The plan of one of :data:`DEPLOYMENTS`. It has no media process: nothing is decoded or encoded here."""
     deployment = DEPLOYMENTS[number]
-    overrides = [f"stages.{stage}.replicas={count}" for stage, count in deployment.replicas.items()]
+    overrides = [f"stages.{stage.name}.limits.arena_bytes={ARENA_BYTES}" for stage in PIPELINE.stages]
+    overrides += [
+        f"stages.{name}.limits.{key}={value}"
+        for name in ("writer", "voice")
+        for key, value in deployment.stage_limits.items()
+    ]
+    overrides += [f"stages.{stage}.replicas={count}" for stage, count in deployment.replicas.items()]
     registry = Registry({"simulated": f"{__name__}:PIPELINE"})
     plan = resolve("simulated", overrides=overrides, platform="cpu", registry=registry)
     stages = [replace(stage, **BUDGETS) for stage in plan.stages if stage.name != MEDIA_STAGE]

@@ -333,7 +333,7 @@ class Voice(SimEngine):
         left_out = min(len(sound) // 2, max(0, state["skip"] - begin))
         meta = {"sample_rate": RATE, "channels": 1}
         if left_out < len(sound) // 2:
-            if left_out or self.chance.random() < 0.5:
+            if state["skip"] or self.chance.random() < 0.5:
                 meta["start"] = begin + left_out
             out.media(MediaChunk(held.work.key, "audio", meta, sound[2 * left_out :]))
 

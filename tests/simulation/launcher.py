@@ -19,6 +19,7 @@ import trio
 
 from omni_actors.actors.process import ChildProcess, Death
 from omni_actors.connectors.listener import Listener
+from omni_actors.connectors.tcp import TcpLink
 from omni_actors.protocol.errors import ErrorInfo, stage_failed
 from omni_actors.protocol.frames import Fatal, Ready
 from omni_actors.protocol.liveness import Activity
@@ -27,6 +28,7 @@ from omni_actors.worker.liveness import Liveness
 from omni_actors.worker.loop import Worker
 from omni_actors.worker.main import give_up, handshake, load, tell
 
+from .deployments import socket_pair
 from .world import WORLD, Crash, World
 
 MOST_TURNS = 20_000
@@ -84,10 +86,25 @@ class SimChild(ChildProcess):
         """Hear neither Stop nor SIGTERM."""
         self._deaf = True
 
-    def babble(self) -> None:
-        """Send what is no frame."""
+    def break_link(self, *, mangle: bool, which: int) -> bool:
+        """Break one of the links that can while both ends live, by its end or by what is no frame; whether one is."""
+        if self.worker is None or self.death is not None:
+            return False
+        links = [link for link in self.worker._links if isinstance(link, TcpLink) and link.deadline is None]
+        if not links:
+            return False
+        sock = links[which % len(links)]._sock
+        with contextlib.suppress(OSError):
+            if mangle:
+                sock.send(b"\xff" * 40)
+            else:
+                sock.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def babble(self, data: bytes) -> None:
+        """Send this to the serving process."""
         if self.worker is not None and self.death is None:
-            self.worker._control._unsent += b"\x05\0\0\0\xc1\xc1\xc1\xc1\xc1"
+            self.worker._control._unsent += data
             with contextlib.suppress(Hangup):
                 Control.flush(self.worker._control)
 
@@ -246,7 +263,7 @@ class SimLauncher:
         if "no_start" in plans:
             world.hit("no_start")
             raise OSError("asked not to start")
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket_pair(world.schedule.deployment)
         ours.setblocking(False)
         self._pids += 1
         child = SimChild(world, name, self._pids, ours, theirs)

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import gc
-import logging
-import math
 import os
-import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
-from unittest import mock
 
 import trio
-import trio.testing
 
-from omni_actors.actors.errors import ProcessDied
 from omni_actors.orchestrator import Orchestrator, StartupError, open_orchestrator
-from omni_actors.protocol.errors import OmniError
 from omni_actors.stages.replica import StageReplica
 
 from .clients import Outcome, client, judge
 from .deployments import plan_of
-from .launcher import open_sim_launcher
+from .faults import befall, plan_start
 from .leftovers import leftovers, sizes
-from .schedule import SHAPES, STAGES, Fault, Load, Schedule
+from .schedule import SHAPES, Load, Schedule
+from .substitutes import Deadlock, substituted, virtual_clock
 from .world import WORLD, World
 
 PATIENCE_S = 2000.0
@@ -33,15 +24,6 @@ PATIENCE_S = 2000.0
 
 SETTLE_S = 120.0
 """Virtual seconds after the last client until nothing of it is left, and all workers are back."""
-
-FROZEN_S = 40.0
-
-FEEDS = 3
-"""Pieces of streaming input under way, instead of the usual number."""
-
-AT_START = frozenset({"no_start", "no_load", "no_ready", "kill_loading"})
-
-log = logging.getLogger("omni_actors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +34,6 @@ class Report:
     hits: dict[str, int]
     trace: list[str]
     virtual_s: float
-
-
-def _clock() -> trio.testing.MockClock:
-    """Jumps to the next deadline when all sleep. When there is none, they sleep for ever."""
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    jump = clock._autojump
-
-    def jump_or_raise() -> None:
-        if trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf:
-            raise Deadlock
-        jump()
-
-    clock._autojump = jump_or_raise  # type: ignore[method-assign]
-    return clock
-
-
-class Deadlock(Exception):
-    """Everybody waits, and nobody for a deadline."""
 
 
 def run(schedule: Schedule, *, tracing: bool = False) -> Report:
@@ -88,9 +52,10 @@ def run(schedule: Schedule, *, tracing: bool = False) -> Report:
             world.violate(f"it hangs: {world.where()}")
         elapsed = trio.current_time() - begun
 
-    with _substituted(world):
+    world.clock = virtual_clock()
+    with substituted(world):
         try:
-            trio.run(main, clock=_clock(), strict_exception_groups=True)
+            trio.run(main, clock=world.clock, strict_exception_groups=True)
         except trio.TrioInternalError as error:
             if not isinstance(error.__cause__, Deadlock):
                 raise
@@ -110,7 +75,7 @@ def run(schedule: Schedule, *, tracing: bool = False) -> Report:
 async def _run(world: World) -> None:
     schedule = world.schedule
     outcomes: list[Outcome] = []
-    doomed = _plan_start(world)
+    doomed = plan_start(world)
     async with open_orchestrator(plan_of(schedule.deployment)) as orchestrator:
         world.orchestrator = orchestrator
         try:
@@ -134,7 +99,7 @@ async def _run(world: World) -> None:
 
         async with trio.open_nursery() as faults:
             for fault in schedule.faults:
-                faults.start_soon(_befall, world, orchestrator, fault)
+                faults.start_soon(befall, world, orchestrator, fault)
             async with trio.open_nursery() as clients:
                 for number, load in enumerate(schedule.loads):
                     clients.start_soon(one, number, load)
@@ -153,69 +118,14 @@ async def _run(world: World) -> None:
         world.closing = True
         for stage, count in orchestrator.recovery.resumed.items():
             world.hits[f"resumed:{stage}"] += count
+        stuck = sum(replica.lives.ends["stuck"] for pool in orchestrator.pools.values() for replica in pool.replicas)
+        if stuck and not world.hits["freeze"] and not world.hits["stall"]:
+            world.violate(f"{stuck} workers are ended as stuck, and none was")
     for outcome in outcomes:
         judge(world, outcome, world.deaths > 0, bool(schedule.end))
     for child in world.spawned:
         if child.death is None:
             world.violate(f"{child.name} outlives its deployment")
-
-
-def _plan_start(world: World) -> set[str]:
-    """Faults of the very beginning befall the first start. Returns the stages whose start they make fail."""
-    doomed = set()
-    plan = plan_of(world.schedule.deployment)
-    for fault in world.schedule.faults:
-        stage = STAGES[fault.stage]
-        if not fault.at and fault.kind in AT_START and fault.replica < plan.stage(stage).replicas:
-            world.plan_for_next(stage, fault.replica, fault.kind)
-            doomed.add(stage)
-    return doomed
-
-
-async def _befall(world: World, orchestrator: Orchestrator, fault: Fault) -> None:
-    """One fault, at its time, on the worker that is there then."""
-    stage = STAGES[fault.stage]
-    if not fault.at and fault.kind in AT_START:
-        return
-    await trio.sleep(fault.at / 1000)
-    child = world.children.get((stage, fault.replica))
-    if child is None:
-        return
-    replica = orchestrator.pools[stage].replicas[fault.replica]
-    world.note(f"fault {fault.kind} on {child.name}")
-    match fault.kind:
-        case "kill":
-            world.hit("kill" if replica.live else "kill_starting")
-            child.kill()
-        case "kill_writing" | "kill_partial":
-            child.die_writing(fault.amount % 8, partial=fault.kind == "kill_partial")
-        case "kill_loading" | "kill_restart" | "no_start" | "no_load" | "no_ready":
-            world.plan_for_next(stage, fault.replica, fault.kind)
-            child.kill()
-        case "stall":
-            world.hit("stall")
-            child.stall(fault.amount / 100)
-        case "freeze":
-            world.hit("freeze")
-            child.stall(FROZEN_S + fault.amount / 10)
-        case "lag":
-            child.lag()
-        case "garbage":
-            world.hit("garbage")
-            child.babble()
-        case "deaf_stop":
-            child.be_deaf()
-        case "ask":
-            try:
-                answer = await replica.query("counters", timeout_s=2.0)
-            except OmniError as error:
-                if error.info.code not in ("stage_unavailable", "stage_died", "deadline_exceeded"):
-                    world.violate(f"a question failed: {error}")
-                world.hit(f"ask:{error.info.code}")
-            else:
-                world.hit("ask")
-                if "jobs" not in answer:
-                    world.violate(f"a question was answered by {answer}")
 
 
 async def _settle(world: World, orchestrator: Orchestrator) -> None:
@@ -232,6 +142,9 @@ def _left(world: World, orchestrator: Orchestrator) -> list[str]:
     load = orchestrator.admission.load()
     if load.waiting_bytes or any((*load.running.values(), *load.waiting.values(), *load.stages.values())):
         found.append(f"admission counts {load}")
+    for health in orchestrator.health().values():
+        if health.unlinked:
+            found.append(f"{health.stage} has no link to {health.unlinked}")
     if orchestrator.inflight:
         found.append(f"requests in flight: {[record.id for record in orchestrator.inflight.values()]}")
     for pool in orchestrator.pools.values():
@@ -281,61 +194,3 @@ async def _probe(world: World, orchestrator: Orchestrator) -> None:
 
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-# ---- what is substituted
-
-
-class _Errors(logging.Handler):
-    """Exceptions that nobody foresaw are violations, also those that somebody logs and survives."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(logging.DEBUG if world.tracing else logging.ERROR)
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        self._world.note(f"{record.levelname} {record.getMessage()}{'' if error is None else f' ({error!r})'}")
-        if record.levelno >= logging.ERROR and error is not None and not _foreseen(error):
-            self._world.violate(f"{record.getMessage()}: {error!r}")
-
-
-def _foreseen(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(_foreseen, error.exceptions))
-    return isinstance(error, (ProcessDied, OmniError)) or "asked " in str(error)
-
-
-@contextmanager
-def _substituted(world: World) -> Iterator[None]:
-    """The launcher, the clock and trio's dice, for the time of one run."""
-    from omni_actors.connectors import listener, tcp
-    from omni_actors.orchestrator import orchestrator, record
-    from omni_actors.stages.liveness import Watch
-    from omni_actors.worker import links, loop
-
-    clock = SimpleNamespace(monotonic=trio.current_time)
-    handler = _Errors(world)
-    level, propagate = log.level, log.propagate
-    with ExitStack() as stack:
-        for target, name, value in (
-            (orchestrator, "open_launcher", open_sim_launcher),
-            (Watch.__init__, "__defaults__", (trio.current_time,)),
-            (record, "FEEDS_UNDER_WAY", FEEDS),
-            (listener, "time", clock),
-            (tcp, "time", clock),
-            (links, "time", clock),
-            (loop, "time", clock),
-            (trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
-            (trio._core._run, "_r", random.Random(world.seed)),
-        ):
-            stack.enter_context(mock.patch.object(target, name, value))
-        log.addHandler(handler)
-        stack.callback(log.removeHandler, handler)
-        log.setLevel(handler.level)
-        log.propagate = False
-        try:
-            yield
-        finally:
-            log.setLevel(level)
-            log.propagate = propagate

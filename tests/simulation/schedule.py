@@ -59,7 +59,15 @@ FAULTS = (
     "no_load",  # the next life cannot load
     "no_ready",  # the next life loads for ever
     "deaf_stop",  # it does not listen to stop, nor to SIGTERM
+    "leap",  # the whole machine stands still for a while
+    "stale",  # words about requests that nobody knows (any more)
+    "unlink",  # a link breaks while both its ends live
+    "mangle",  # a link carries what is no frame
     "ask",  # a question to it
+    "drain",  # an operator lets it take nothing new, for a while
+    "replace",  # an operator gives it another worker
+    "restart",  # an operator gives its stage, or all, other workers
+    "kill_command",  # an operator kills it
 )
 
 
@@ -75,6 +83,8 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     where: int = 0
     big: bool = False
     choices: int = 1
+    tenant: str = ""
+    priority: int = 0
 
     @property
     def task(self) -> str:
@@ -120,6 +130,8 @@ LOADS = st.builds(
     where=st.integers(0, len(STAGES) - 1),
     big=st.sampled_from((False, False, False, True)),
     choices=st.sampled_from((1, 1, 2)),
+    tenant=st.sampled_from(("", "a", "a", "b")),
+    priority=st.integers(0, 2),
 )
 
 FAULT_EVENTS = st.builds(

@@ -74,7 +74,10 @@ PLANTED: dict[str, tuple[Patch, str]] = {
         lambda patch: patch.setattr(StageLedger, "again", lambda self: (None, 0)),
         "text .* instead of|bytes came as",
     ),
-    "input that is not fed again": (_losing(RequestStream, "feed_again", 1), "deadline_exceeded|bytes came as"),
+    "input that is not fed again": (
+        _losing(RequestStream, "feed_again", 1),
+        "deadline_exceeded|bytes came as|not_resumable",
+    ),
 }
 """Bugs, and what is said of them."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import trio
+import trio.testing
 
 from omni_actors.orchestrator import Orchestrator, RequestStream
 from omni_actors.orchestrator.record import _size
@@ -44,6 +45,11 @@ class World:
     streams: set[RequestStream] = field(default_factory=set)
     """Those that clients hold."""
     orchestrator: Orchestrator | None = None
+    clock: trio.testing.MockClock = field(init=False)
+    commands: set[str] = field(default_factory=set)
+    """What an operator has done."""
+    breaks: int = 0
+    """Links that were broken while both ends lived."""
     closing: bool = False
     """Whether the deployment is being ended."""
     deaths: int = 0
