@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
@@ -32,13 +32,17 @@ from omni_actors.telemetry.metrics import Metrics
 
 
 class Stream:
-    """Tokens on their way to one client: at most one waits. It wakes its reader as a request's record does."""
+    """Tokens on their way to one client: at most one waits. Like a request's record it offers what comes to ``take``
+    while its reader waits, and wakes that with what is not taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[bytes], bool]) -> None:
         self.tokens: deque[bytes] = deque()
+        self._take = take
         self._reader: trio.lowlevel.Task | None = None
 
     def put(self, token: bytes) -> None:
+        if self._reader is not None and not self.tokens and self._take(token):
+            return
         if not self.tokens:
             self.tokens.append(token)
         if self._reader is not None:
@@ -72,8 +76,8 @@ class Pump:
                 stream.put(work.token())
             await trio.lowlevel.checkpoint()
 
-    async def tokens(self) -> AsyncGenerator[bytes, None]:
-        stream = Stream()
+    async def tokens(self, take: Callable[[bytes], bool]) -> AsyncGenerator[bytes, None]:
+        stream = Stream(take)
         self._streams.add(stream)
         self._some.set()
         try:
@@ -100,7 +104,7 @@ def direct(pump: Pump) -> Application:
         return Reply(sse.encode(work.answer(body.id, body.input, body.max_tokens)))
 
     async def saturated(services: Services, call: Call) -> Reply:
-        return Reply(pump.tokens(), sse.HEADERS, events=True)
+        return Reply(pump.tokens(call.write_now), sse.HEADERS, events=True)
 
     async def slowly(services: Services, call: Call) -> Reply:
         return Reply(paced(), sse.HEADERS, events=True)
@@ -134,7 +138,7 @@ def add_routes(app: QuartTrio, pump: Pump) -> None:
 
     @app.post("/saturated")
     async def saturated() -> Response:
-        return _stream(pump.tokens())
+        return _stream(pump.tokens(lambda token: False))
 
     @app.post("/paced")
     async def slowly() -> Response:

@@ -165,7 +165,11 @@ class FakeStream:
     id: str
     steps: list[Step]
     waiting: bool = False
-    """The real one says whether an event is there; here each comes by itself."""
+    """The real one says whether an event is there; here each comes by itself, while its receiver waits."""
+    take: Callable[[TextDelta], bool] | None = None
+
+    def divert(self, take: Callable[[TextDelta], bool]) -> None:
+        self.take = take
 
     async def receive(self) -> Event:
         await trio.lowlevel.checkpoint()
@@ -179,6 +183,8 @@ class FakeStream:
                 del self.steps[0]
                 if isinstance(step, OmniError):
                     raise step
+                if isinstance(step, TextDelta) and self.take is not None and self.take(step):
+                    continue
                 return step
             del self.steps[0]
 

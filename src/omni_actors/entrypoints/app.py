@@ -182,7 +182,9 @@ async def _direct(services: Services, exchange: Guarded, handler: Handler) -> No
     """Answer by a handler, without anything between it and the exchange."""
     async with AsyncExitStack() as stack:
         try:
-            reply = await handler(services, Call(exchange.context, exchange.fields, exchange, stack))
+            reply = await handler(
+                services, Call(exchange.context, exchange.fields, exchange, stack, exchange.write_now)
+            )
         except Exception as error:
             reply = _failed(error, exchange.context, exchange.method, exchange.path)
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
@@ -281,10 +283,15 @@ def _view(services: Services, handler: Handler) -> Callable[..., Awaitable[Respo
         scope = cast(dict[str, Any], request.scope)
         exchange: Guarded = scope[GUARDED]
         exchange.context.route = request.url_rule.rule if request.url_rule is not None else "unmatched"
-        call = Call(exchange.context, exchange.fields, exchange, scope["omni_actors.stack"])
+        call = Call(exchange.context, exchange.fields, exchange, scope["omni_actors.stack"], _never)
         return _response(await handler(services, call, **values), exchange.context.id)
 
     return view
+
+
+def _never(data: bytes) -> bool:
+    """What goes through Quart is written by Quart."""
+    return False
 
 
 class _BrokenStream(Exception):

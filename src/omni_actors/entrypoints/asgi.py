@@ -111,6 +111,9 @@ class AsgiExchange:
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    def write_now(self, data: bytes) -> bool:
+        return False
+
     async def finish(self, last: bytes = b"") -> None:
         self.finished = True
         await self._send({"type": "http.response.body", "body": last, "more_body": False})

@@ -180,6 +180,7 @@ class Guarded:
         "path",
         "query",
         "write",
+        "write_now",
     )
 
     def __init__(
@@ -196,6 +197,7 @@ class Guarded:
         self._exchange = exchange
         self._room = guard.max_body
         self.write = exchange.write
+        self.write_now = exchange.write_now
         self.finish = exchange.finish
 
     def __getattr__(self, name: str) -> Any:

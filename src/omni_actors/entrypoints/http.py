@@ -66,6 +66,11 @@ class Exchange(Protocol):
 
     async def write(self, data: bytes) -> None: ...
 
+    def write_now(self, data: bytes) -> bool:
+        """The same, without waiting and for any task while nobody is in :meth:`write`. ``False``: it would have to
+        wait, and nothing is written."""
+        ...
+
     async def finish(self, last: bytes = b"") -> None: ...
 
 
@@ -146,6 +151,8 @@ class Call:
     """Names in lower case; of several of a name the first."""
     body: Body
     stack: AsyncExitStack
+    write_now: Callable[[bytes], bool]
+    """As of :class:`Exchange`, while the reply's body is waited for: more of it, by who is not its task."""
 
     async def enter(self, manager: AbstractAsyncContextManager[T]) -> T:
         return await self.stack.enter_async_context(manager)

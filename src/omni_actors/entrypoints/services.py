@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -49,6 +49,8 @@ class EventStream(Protocol):
 
     @property
     def waiting(self) -> bool: ...
+
+    def divert(self, take: Callable[[TextDelta], bool]) -> None: ...
 
     async def receive(self) -> Event: ...
 
@@ -287,6 +289,11 @@ class Events:
     def waiting(self) -> bool:
         """Whether the next event is there already: what is written of several that are leaves in one piece."""
         return self._stream.waiting and not self._over
+
+    def divert(self, take: Callable[[TextDelta], bool]) -> None:
+        """Let ``take`` have a text that comes while its receiver waits: if it takes it (``True``), nobody is woken. It
+        is called by whoever brings the text, and does not wait and does not raise. (It need not be asked.)"""
+        self._stream.divert(take)
 
     def __aiter__(self) -> Events:
         return self

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -85,6 +85,7 @@ class RequestStream:
         self._unreleased = 0
         self._task: trio.lowlevel.Task | None = None
         self._received = 0
+        self._take: Callable[[TextDelta], bool] | None = None
         self._fed = 0
         self._fed_consumed = 0
         self._feeds = Feeds()
@@ -129,6 +130,11 @@ class RequestStream:
         event = self._events.popleft()
         self._waiting_bytes -= _size(event)
         return event
+
+    def divert(self, take: Callable[[TextDelta], bool]) -> None:
+        """Offer ``take`` what text comes while the caller waits in :meth:`receive`. What it takes (``True``) is an
+        event no more, and wakes nobody. It runs in a replica's reader: it does not wait, and does not raise."""
+        self._take = take
 
     @property
     def waiting(self) -> bool:
@@ -290,6 +296,14 @@ class RequestStream:
             self.state = advance(self.state, RequestState.RUNNING)
         if self.casualty.watched:
             self._orchestrator.recovery.progress(self, replica)
+        if (
+            self._take is not None
+            and self._task is not None
+            and not self._events
+            and type(event) is TextDelta
+            and self._take(event)
+        ):
+            return
         self._events.append(event)
         self._waiting_bytes += _size(event)
         if self._waiting_bytes > self._orchestrator.plan.limits.sink_bytes:
