@@ -98,8 +98,9 @@ class StageLedger:
         self._data += entry.data
 
     def done(self) -> None:
-        """The stage has said everything. Raises :class:`Diverged` when that is less than the client has."""
-        if self._at < self.delivered or any(text.at < text.told for text in self._texts.values()):
+        """The stage has said everything. Raises :class:`Diverged` when that is less than the client has. (One that may
+        begin behind what is delivered, and finds nothing there, says nothing.)"""
+        if 0 < self._at < self.delivered or any(text.at < text.told for text in self._texts.values()):
             raise Diverged
 
     def again(self) -> tuple[Prefix | None, int]:
