@@ -4,12 +4,11 @@ What waits in a worker cannot be ordered by priority, shared out fairly or taken
 answer late; what waits to be admitted can. So a stage gets
 
 * for an autoregressive engine its batch and an eighth of that, to take the place of what ends without a round trip;
-* for a one-shot engine two batches: one runs while the next one is made up;
-* for any other engine as many as come;
-
-and where other stages feed one whose number is known, at least what those are given: a request is in all stages of its
-subgraph from its admission on, and would otherwise be kept from the first one by a last one that has nothing to do yet.
-Behind an edge that hands on only at the end (``full``) the two are added: one works when the other has finished.
+* for a one-shot engine two batches: one runs while the next one is made up; but at least what the stages that feed it
+  are given. A request is in all stages of its subgraph from its admission on, and would otherwise be kept from the
+  first one by a last one that has nothing to do yet. Behind an edge that hands on only at the end (``full``) the two
+  are added: one works when the other has finished;
+* for any other engine as many as come.
 """
 
 from __future__ import annotations
@@ -29,17 +28,22 @@ def sized(stages: Iterable[StagePlan], edges: Iterable[EdgePlan]) -> tuple[Stage
     totals: dict[str, int] = {}
 
     def total(name: str) -> int:
+        """What all replicas together are given; 0 where nobody knows."""
         if name not in totals:
             stage = by_name[name]
-            own = found = _own(stage) * stage.replicas
-            for edge in inner:
-                if edge.target == name:
-                    above = total(edge.source)
-                    found = max(found, own + above if edge.mode == "full" else above)
-            totals[name] = found
+            own = _own(stage) * stage.replicas
+            totals[name] = max([own, *(fed(edge, own) for edge in inner if edge.target == name and _one_shot(stage))])
         return totals[name]
 
+    def fed(edge: EdgePlan, own: int) -> int:
+        above = total(edge.source)
+        return own + above if edge.mode == "full" else above
+
     return tuple(_with(stage, total(stage.name)) for stage in by_name.values())
+
+
+def _one_shot(stage: StagePlan) -> bool:
+    return "max_batch" in stage.limits and stage.limits.get("max_inflight") is None
 
 
 def _own(stage: StagePlan) -> int:
@@ -54,7 +58,7 @@ def _own(stage: StagePlan) -> int:
 
 
 def _with(stage: StagePlan, total: int) -> StagePlan:
-    if stage.limits.get("max_inflight") is not None or not _own(stage):
+    if stage.limits.get("max_inflight") is not None or not total:
         return stage
     each = math.ceil(total / stage.replicas)
     most = stage.limits.get("max_requests") or each
