@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from omni_actors.orchestrator.deadlines import Deadlines
-from omni_actors.protocol.errors import ErrorInfo, OmniError, not_resumable, poison, stage_unavailable
+from omni_actors.protocol.errors import ErrorInfo, OmniError, not_resumable, poison
 from omni_actors.protocol.frames import Feed
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class Recovery:
             for part in record.subgraph.parts
             if not any(replica.live for replica in self._pools[part.stage.name].replicas)
         ]
-        record.fail(stage_unavailable(dead[0] if dead else record.subgraph.parts[0].stage.name).info)
+        record.fail(self._pools[dead[0] if dead else record.subgraph.parts[0].stage.name].unavailable().info)
 
     # ---- trials
 
