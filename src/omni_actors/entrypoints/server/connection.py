@@ -229,6 +229,8 @@ class Connection:
 
     async def fill(self) -> None:
         """Read on in the present request. Cancelled when the client is gone, or breaks the protocol."""
+        if self._pending:  # without waiting
+            await trio.lowlevel.checkpoint()
         data = self._pending or await self.transport.receive()
         self._pending = b""
         if not data:
@@ -301,7 +303,7 @@ class Connection:
             if not late:
                 late = True
                 self.end_after(self.server.limits.head_s, "head_timeout")
-            data = await self.transport.receive()
+            data = self._pending or await self.transport.receive()
             if not data:
                 self.reason = "client_left"
                 return False

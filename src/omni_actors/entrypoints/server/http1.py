@@ -20,6 +20,9 @@ Headers = list[tuple[bytes, bytes]]
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+STEPS = 256
+"""Most pieces that are parsed in one go. A body may be cut into pieces at every fourth byte."""
+
 _BODY = frozenset({b"content-length", b"transfer-encoding"})
 _END = b"\r\n\r\n"
 _NO_BODY = frozenset({204, 304})
@@ -96,29 +99,32 @@ class RequestParser:
         return self._url
 
     def feed(self, data: bytes) -> bytes:
-        """Take what belongs to the present request; returns what is behind it. Raises :class:`BadRequest`."""
-        while data and not self.complete:
-            size = self._span(data)
-            self._parse(data if size == len(data) else data[:size])
-            data = data[size:]
-        return data
+        """Take what belongs to the present request, or the beginning of it (of data that is much work: others want to
+        run, too); returns the rest. Raises :class:`BadRequest`."""
+        at = 0
+        for _ in range(STEPS):
+            end = self._reach(data, at)
+            self._parse(data if end - at == len(data) else memoryview(data)[at:end])
+            at = end
+            if self.complete or at == len(data):
+                break
+        return data[at:]
 
-    def _span(self, data: bytes) -> int:
-        """How much of it cannot reach beyond the present request."""
+    def _reach(self, data: bytes, at: int) -> int:
+        """Up to where it cannot be beyond the present request."""
         if self._left is not None:
-            size = min(self._left, len(data))
-            self._left -= size
-            return size
-        window = self._tail + data
-        end = window.find(_END)
-        if end >= 0:
-            size = end + len(_END) - len(self._tail)
-            self._tail = b""
-            return size
-        self._tail = window[-3:]
+            end = min(at + self._left, len(data))
+            self._left -= end - at
+            return end
+        tail, self._tail = self._tail, b""  # an empty line may have begun in it
+        if tail and (end := (tail + data[:3]).find(_END)) >= 0:
+            return end + len(_END) - len(tail)
+        if (end := data.find(_END, at)) >= 0:
+            return end + len(_END)
+        self._tail = (tail + data[max(at, len(data) - 3) :])[-3:]
         return len(data)
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes | memoryview) -> None:
         self._framing += len(data)
         head = not self.head_complete
         try:
@@ -143,8 +149,6 @@ class RequestParser:
             raise BadRequest(414, f"The request's target is longer than {limits.request_line_bytes} bytes.")
         if self._framing > limits.head_bytes:
             raise BadRequest(431, f"The request's head is larger than {limits.head_bytes} bytes.")
-        if len(self.headers) > limits.headers:
-            raise BadRequest(431, f"The request has more than {limits.headers} header lines.")
         if self.head_complete:
             self._framing = 0
 
@@ -168,8 +172,11 @@ class RequestParser:
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.head_complete:  # trailers are of no use to anybody here
-            self.headers.append((name.lower(), value.strip()))
+        if self.head_complete:
+            return  # trailers are of no use to anybody here
+        if len(self.headers) == self._limits.headers:
+            raise BadRequest(431, f"The request has more than {self._limits.headers} header lines.")
+        self.headers.append((name.lower(), value.strip()))
 
     def on_headers_complete(self) -> None:
         if self.head_complete:
