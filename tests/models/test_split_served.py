@@ -113,11 +113,8 @@ async def test_a_split_thinker_sounds_like_a_whole_one(tiny_model: Callable[[str
                     await until(lambda it=replica: bool(it.requests))  # type: ignore[misc]
                 kill(replica.pid)
             for ours, theirs in zip(results, expected, strict=True):
-                if isinstance(ours, OmniError):
-                    assert ours.info.stage == stage
-                else:
-                    assert_same(ours, theirs)
-            assert any(isinstance(it, OmniError) for it in results)
+                assert_same(ours, theirs)
+            assert orchestrator.recovery.resumed[stage]
             with trio.fail_after(90):
                 await until(lambda: orchestrator.ready)
         for ours, theirs in zip(await ask_all(omni), expected, strict=True):
