@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.entrypoints.server.door import PLAIN, echo, opened, request, until, until_end
 
 from omni_actors.entrypoints.server import Exchange, Limits
-from omni_actors.entrypoints.server.http1 import BadRequest, RequestParser
+from omni_actors.entrypoints.server.http1 import STEPS, BadRequest, RequestParser
 
 CHUNKED = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNKS = b"3;note=1\r\nabc\r\n4\r\n\r\n\r\n\r\n1\r\nd\r\n0\r\nTrailer: 1\r\n\r\n"
@@ -66,6 +66,22 @@ def test_requests_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> N
 
 def test_byte_by_byte() -> None:
     assert parsed([STREAM[at : at + 1] for at in range(len(STREAM))]) == SEEN
+
+
+def test_a_body_that_is_much_work_is_parsed_in_steps() -> None:
+    """Every fourth byte of it could be the end. It takes no longer for that than its length says, and others may run in
+    between."""
+    parser = RequestParser(Limits())
+    parser.feed(CHUNKED)
+    rest, seen, steps = b"10000\r\n" + b"\r\n" * 0x8000 + b"\r\n0\r\n\r\nrest", b"", 0
+    while not parser.complete:
+        rest = parser.feed(rest)
+        seen += b"".join(parser.body)
+        parser.body.clear()
+        steps += 1
+    assert seen == b"\r\n" * 0x8000
+    assert rest == b"rest"
+    assert steps == 0x4000 // STEPS + 1
 
 
 @settings(max_examples=500, deadline=None)
