@@ -72,10 +72,10 @@ def test_a_steps_budget_is_its_engine_kinds_unless_somebody_says_otherwise() -> 
     shown = {fact.path: fact for fact in facts(plan_of(ASSISTANT, "stages.llm.compile_budget_s=900"))}
     found = {stage.name: shown[f"stages.{stage.name}.step_budget_s"] for stage in PLAN.stages}
     kinds = {stage.name: stage.declaration.engine for stage in PLAN.stages}
-    assert found["media"].value == 30
+    assert found["media"].value == 60
     assert found["media"].origin.kind == "declaration"
     by_kind = {kinds[name]: fact.value for name, fact in found.items() if name != "media"}
-    assert (by_kind.pop("autoregressive"), set(by_kind.values())) == (60, {120})
+    assert (by_kind.pop("autoregressive"), set(by_kind.values())) == (120, {300})
     assert "killed" in found["llm"].doc
     compiling = shown["stages.llm.compile_budget_s"]
     assert (compiling.value, compiling.origin.kind) == (900, "command line")

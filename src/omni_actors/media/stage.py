@@ -20,6 +20,6 @@ STAGE = Stage(
     options_least={
         name: 1 if type(value) is int else 0.001 for name, value in _DEFAULTS.items() if type(value) in (int, float)
     },
-    step_budget_s=30.0,
+    step_budget_s=60.0,
     doc="Decodes what clients send, encodes what they get, parses large bodies.",
 )

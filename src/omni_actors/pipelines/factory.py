@@ -46,7 +46,7 @@ EARLY = {"model": "the argument MODEL", "pipeline": "--pipeline", "platform": "-
 """Keys of a deploy file that decide which other keys there are; the command line has a word of its own for each."""
 
 START_TIMEOUT_S = 300.0
-COMPILE_BUDGET_S = 300.0
+COMPILE_BUDGET_S = 600.0
 
 MEDIA = "omni_actors.media.stage:STAGE"
 """Dotted name of the implicit media stage."""

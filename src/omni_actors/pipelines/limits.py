@@ -36,11 +36,11 @@ _BY_KIND: dict[str, dict[str, StageLimit]] = {
 }
 
 
-STEP_BUDGET_S = {"autoregressive": 60.0, "generation": 120.0}
+STEP_BUDGET_S = {"autoregressive": 120.0, "generation": 300.0}
 """How long one step may take, by engine kind, before its worker counts as stuck: many times what the slowest takes on a
 CPU, since a step that is cut short by mistake costs more than one that is waited for."""
 
-OTHER_STEP_BUDGET_S = 120.0
+OTHER_STEP_BUDGET_S = 300.0
 """The same of an engine by dotted name."""
 
 
