@@ -7,6 +7,7 @@ following ones, with ``-n``); ``--replay '…'`` one schedule, as a failure prin
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import sys
@@ -113,7 +114,7 @@ def main() -> int:
     begun = time.perf_counter()
     total = Found(first)
     failed = 0
-    with ProcessPoolExecutor(arguments.jobs) as pool:
+    with ProcessPoolExecutor(arguments.jobs, initializer=gc.freeze) as pool:
         for found in pool.map(search, seeds, [BATCH] * len(seeds)):
             total.runs += found.runs
             total.hits += found.hits

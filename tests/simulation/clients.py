@@ -157,9 +157,9 @@ async def _feed(world: World, stream: RequestStream, outcome: Outcome) -> None:
         world.violate(f"{outcome.id}: input after its end was taken")
 
 
-def judge(world: World, outcome: Outcome, deaths: bool, closing: bool) -> None:
-    """Whether a client's request came to an end that it may have. ``deaths`` says whether any worker died in this run,
-    ``closing`` whether the deployment was ended meanwhile."""
+def judge(world: World, outcome: Outcome, closing: bool) -> None:
+    """Whether a client's request came to an end that it may have. ``closing`` says whether the deployment was ended
+    meanwhile."""
     load, id = outcome.load, outcome.id
     if outcome.completed is not None:
         if load.trouble != "early":
@@ -176,8 +176,12 @@ def judge(world: World, outcome: Outcome, deaths: bool, closing: bool) -> None:
         may |= {"stage_failed", "out_of_memory"} | ({None} if load.trouble == "refuse" else set())
         may |= {"stage_died", "poison"} if load.trouble in FATAL else set()
         may |= {"not_resumable"} if load.trouble == "early" else set()
-    if deaths:
-        may |= {"stage_died", "stage_unavailable", "poison"}
+    if world.deaths:
+        may.add("stage_unavailable")
+    if world.deaths.total() > world.limits.max_resumes:
+        may.add("stage_died")
+    if error.stage is not None and world.inflicted[error.stage] > 1:
+        may.add("poison")  # it may well have been alone at the second of them
     if world.breaks:
         may |= {"link_lost", "stage_unavailable"}
     if "drain" in world.commands and not outcome.admitted:

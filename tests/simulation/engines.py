@@ -56,6 +56,8 @@ class SimEngine(Engine):
         self.world = WORLD.get()
         self.chance = random.Random(f"{self.world.seed} {hello.stage} {hello.replica} {hello.incarnation}")
         self.held: dict[int, Held] = {}
+        self.blamed = False
+        """Whether a request has ended this worker."""
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         progress("loading nothing", 0.5)
@@ -178,12 +180,15 @@ class SimEngine(Engine):
                 self.finish(held, out)
             case "crash" if held.work.request_id not in self.world.crashed:
                 self.world.crashed.add(held.work.request_id)
+                self.blamed = True
                 raise Crash
             case "poison":
                 self.world.crashed.add(held.work.request_id)
+                self.blamed = True
                 raise Crash
             case "bug":
                 self.world.crashed.add(held.work.request_id)
+                self.blamed = True
                 raise RuntimeError("asked to fail in step")
             case _:
                 return False

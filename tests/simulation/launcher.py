@@ -129,7 +129,9 @@ class SimChild(ChildProcess):
             else:
                 os.close(page)
             self._theirs.close()
-            world.deaths += not world.closing
+            if not world.closing:
+                world.deaths[self.stage] += 1
+                world.inflicted[self.stage] += not (self.engine and self.engine.blamed)
             world.note(f"{self.name} ends: {self._signal or code}")
             self.death = Death(self.name, self.pid, code, self._signal, trio.current_time())
             self._gone.set()

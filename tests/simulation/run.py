@@ -122,7 +122,7 @@ async def _run(world: World) -> None:
         if stuck and not world.hits["freeze"] and not world.hits["stall"]:
             world.violate(f"{stuck} workers are ended as stuck, and none was")
     for outcome in outcomes:
-        judge(world, outcome, world.deaths > 0, bool(schedule.end))
+        judge(world, outcome, bool(schedule.end))
     for child in world.spawned:
         if child.death is None:
             world.violate(f"{child.name} outlives its deployment")
@@ -189,7 +189,7 @@ async def _probe(world: World, orchestrator: Orchestrator) -> None:
         if outcome.completed is None:
             word = "nothing" if outcome.error is None else f"{outcome.error.code} ({outcome.error.message})"
             world.violate(f"after all that, {SHAPES[shape]} gives {word}")
-        judge(world, outcome, deaths=False, closing=False)
+        judge(world, outcome, closing=False)
 
 
 def _descriptors() -> int:

@@ -44,12 +44,13 @@ class Deadlock(Exception):
 def virtual_clock() -> trio.testing.MockClock:
     """Jumps to the next deadline when all sleep. Raises :class:`Deadlock` (in trio's own error) when there is none."""
     clock = trio.testing.MockClock(autojump_threshold=0)
-    jump = clock._autojump
 
     def jump_or_raise() -> None:
-        if trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf:
+        seconds = trio.lowlevel.current_statistics().seconds_to_next_deadline
+        if seconds == math.inf:
             raise Deadlock
-        jump()
+        if seconds > 0:
+            clock.jump(seconds)
 
     clock._autojump = jump_or_raise  # type: ignore[method-assign]
     return clock

@@ -37,6 +37,13 @@ def test_requests_outlive_the_workers_that_they_were_in() -> None:
     assert not any(kind.startswith("error:") for kind in report.hits)
 
 
+def test_a_request_that_sees_workers_of_two_stages_die_is_no_poison() -> None:
+    kills = (Fault(at=60, kind="kill", stage=1), Fault(at=300, kind="kill", stage=3))
+    report = run(Schedule(seed=1, loads=(Load(shape=2, tokens=60),), faults=kills))
+    assert report.violations == []
+    assert report.hits["resumed:writer"] == report.hits["resumed:voice"] == 1
+
+
 def test_a_schedule_is_the_same_run_each_time_and_in_each_process() -> None:
     ours = run(BUSY, tracing=True)
     again = run(BUSY, tracing=True)

@@ -52,8 +52,10 @@ class World:
     """Links that were broken while both ends lived."""
     closing: bool = False
     """Whether the deployment is being ended."""
-    deaths: int = 0
-    """Workers that ended before that."""
+    deaths: Counter[str] = field(default_factory=Counter)
+    """Workers that ended before that, by stage."""
+    inflicted: Counter[str] = field(default_factory=Counter)
+    """Those of them that no request was to blame for."""
     _plans: dict[tuple[str, int], set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

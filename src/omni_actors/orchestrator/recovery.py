@@ -14,7 +14,7 @@ others so, until the culprit is found. Who dies alone is refused as poison.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -38,18 +38,18 @@ KEPT_FEED_BYTES = 1 << 20
 """Streaming input of one request that is kept for another attempt."""
 
 _COMPANY = 1
-"""How often a request may see its worker die and go on in company."""
+"""How often a request may see its worker in one stage die and go on in company."""
 
 log = logging.getLogger("omni_actors.orchestrator")
 
 
 @dataclass(slots=True)
 class Casualty:
-    """A request as the deaths around it go: how many attempts it had on account of them, how many of the deaths may be
-    its doing, and the stage whose next word about it is waited for since ``since`` (trio time)."""
+    """A request as the deaths around it go: how many attempts it had on account of them, how many of the deaths of
+    each stage may be its doing, and the stage whose next word about it is waited for since ``since`` (trio time)."""
 
     resumes: int = 0
-    strikes: int = 0
+    strikes: Counter[str] = field(default_factory=Counter)
     watched: str | None = None
     since: float = 0.0
 
@@ -129,7 +129,7 @@ class Recovery:
         if error.code == "stage_died":
             alone = replica.casualties == 1
             tried = trial is not None and trial.place is replica
-            if alone and casualty.strikes >= _COMPANY:
+            if alone and casualty.strikes[stage] >= _COMPANY:
                 self.poisoned += 1
                 if tried and trial is not None:
                     trial.strict = False  # it was that one
@@ -141,7 +141,7 @@ class Recovery:
                 trial.strict = True  # it may be one that was cleared too early
             else:
                 casualty.resumes += 1
-            casualty.strikes += 1
+            casualty.strikes[stage] += 1
         elif error.code == "link_lost":
             casualty.resumes += 1
         if casualty.resumes > self._limits.max_resumes:
@@ -154,7 +154,7 @@ class Recovery:
         record.suspend()
         self.resumed[stage] += 1
         casualty.watched, casualty.since = stage, trio.current_time()
-        if casualty.strikes > _COMPANY:
+        if casualty.strikes[stage] > _COMPANY:
             self._accuse(record, replica)
         else:
             self._go_on(record)
