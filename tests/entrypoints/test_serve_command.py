@@ -11,9 +11,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from click.testing import CliRunner
+
+from omni_actors.entrypoints.cli import cli
 
 
 @contextmanager
@@ -52,6 +56,41 @@ def test_it_says_where_it_serves_and_ends_in_order_on_a_signal() -> None:
         assert (status, [model["id"] for model in json.loads(body)["data"]]) == (200, ["parrot"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.deadline(60)
+def test_a_unix_socket_a_limit_and_no_trace_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "door"
+    command = [sys.executable, "-m", "omni_actors", "serve", "stub", "--platform", "cpu", "--uds", str(path)]
+    with subprocess.Popen([*command, "--limit", "keep_alive_s=0.2"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert f"Serving stub on unix:{path} " in process.stdout.readline()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(10)
+            client.connect(str(path))
+            client.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+            assert client.recv(65536) == b""  # idle for longer than its limit
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--limit", "conections=3"], "connections"),
+        (["--limit", "connections=many"], "takes a number"),
+        (["--limit", "connections=0"], "takes a positive number"),
+        (["--limit", "write_s=nan"], "takes a positive number"),
+        (["--limit", "write_s=3", "--server", "hypercorn"], "builtin"),
+        (["--ssl-keyfile", __file__], "--ssl-certfile"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(cli, ["serve", "stub", *arguments])
+    assert done.exit_code == 2
+    assert said in done.output
 
 
 @pytest.mark.deadline(60)

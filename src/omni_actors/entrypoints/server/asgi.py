@@ -15,6 +15,9 @@ from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
 Message = MutableMapping[str, Any]
 ASGIApp = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
+STARTUP_S = 60.0
+"""What an application gets for its own startup."""
+
 SHUTDOWN_S = 1.0
 """What an application gets for its own shutdown."""
 
@@ -104,7 +107,10 @@ class Adapter:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             to_app.send_nowait({"type": "lifespan.startup"})
-            await up.wait()
+            with trio.move_on_after(STARTUP_S):
+                await up.wait()
+            if not up.is_set():
+                failures.append(f"it took more than {STARTUP_S:g} s")
             if failures:
                 raise RuntimeError(f"the application could not start: {failures[0]}")
             yield

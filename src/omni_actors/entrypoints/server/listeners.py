@@ -10,6 +10,7 @@ import socket
 import ssl
 import stat
 from collections import Counter
+from typing import Any
 
 import trio
 
@@ -34,6 +35,7 @@ reader's progress only by thirds of that.)"""
 KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
 """The kernel asks a silent client every 15 s after a minute: one that has vanished is gone after two."""
 
+_ABSENT = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = logging.getLogger("omni_actors.server")
@@ -53,27 +55,41 @@ def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
 
 
 async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
-    found = await trio.socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
-    )
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     opened: list[socket.socket] = []
+    missing: OSError | None = None
     try:
         for family, _, _, _, address in dict.fromkeys(found):
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            opened.append(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            if port == 0 and len(opened) > 1:  # one port for all
+            if port == 0 and opened:  # one port for all
                 address = (address[0], opened[0].getsockname()[1], *address[2:])
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)  # connections inherit it
-            listener.bind(address)
-            _listen(listener)
+            try:
+                opened.append(_bound(family, address))
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                missing = error  # a name may stand for an address of a family that this machine has not
     except OSError:
         for listener in opened:
             listener.close()
         raise
+    if missing is not None and not opened:
+        raise missing
     return opened
+
+
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)  # connections inherit it
+        listener.bind(address)
+        _listen(listener)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _listen_unix(path: str) -> socket.socket:
@@ -235,4 +251,5 @@ def _is_left_behind(path: str) -> bool:
     except FileNotFoundError:
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         return probe.connect_ex(path) == errno.ECONNREFUSED
