@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from tests.media.room import Room, tone, wav
 
-from omni_actors.connectors.payload import pcm_payload
+from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.media import questions as q
 from omni_actors.media.aside import Hung
-from omni_actors.media.bridge import JoinMedia
+from omni_actors.media.bridge import JoinMedia, cut
 from omni_actors.media.engine import MediaEngine
 from omni_actors.media.limits import CLIP_RATE, PIECE
 from omni_actors.media.stage import STAGE
-from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.engine import Work
 
@@ -363,6 +363,40 @@ def test_one_poisonous_job_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     while long not in room.replies:
         room.engine.step(room)
     assert room.take(long)["seconds"] == pytest.approx(5.0)
+
+
+def test_an_operation_without_memory_says_so_and_the_next_one_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room()
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("omni_actors.media.engine.ChatBody", full)
+        with pytest.raises(OmniError) as caught:
+            room.ask(q.ParseChat(owner="o", data=b"{}"))
+    assert (caught.value.info.status, caught.value.info.code) == (503, "out_of_memory")
+    room.keep(CLIP)
+
+
+def test_a_medium_that_cannot_be_delivered_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, failed = Room(), dict[int, ErrorInfo]()
+    monkeypatch.setattr(room, "fail", failed.__setitem__)
+    short, long = room.keep(wav(tone(0.1))), room.keep(wav(tone(0.2)))
+
+    def cut_short_ones(payload: Payload) -> deque[Payload]:
+        if len(payload.tensors["samples"]) < CLIP_RATE / 8:
+            raise MemoryError
+        return cut(payload)
+
+    monkeypatch.setattr("omni_actors.media.engine.cut", cut_short_ones)
+    room.engine.admit(Work(1, "r1", {"clips": [short.id]}))
+    room.engine.admit(Work(2, "r2", {"clips": [long.id]}))
+    while room.engine.runnable:
+        room.engine.step(room)
+    assert list(failed) == [1]
+    assert failed[1].code == "out_of_memory"
+    assert list(room.finished) == [2]
 
 
 def test_a_decoder_that_does_not_come_back_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,11 @@ from omni_actors.media.held import Blob, Delivery, Job, Made, Medium, Stream
 from omni_actors.media.libav import bound_allocations
 from omni_actors.media.limits import CLIP_RATE, PIECE, read_limits, too_long_to_encode
 from omni_actors.media.tables import Sized, Table, lost
-from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, stage_failed, too_large
+from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, too_large
 from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
+from omni_actors.worker.isolation import Faults
 
 _PLURAL = {"audio": "clips", "image": "images", "video": "videos"}
 
@@ -68,6 +69,7 @@ class MediaEngine(Engine):
         self._jobs: deque[Job] = deque()
         self._aside = Aside(clock)
         self._deliveries: dict[int, Delivery] = {}
+        self._faults = Faults(hello)
         self._settling: list[int] = []
         """Questions that are answered when nothing is held."""
         self._formats: tuple[str, ...] = ()
@@ -94,7 +96,8 @@ class MediaEngine(Engine):
         except msgspec.ValidationError:
             raise invalid_request("section 'clips' must list the ids of media", "clips") from None
         media = deque([self._lend(number) for number in numbers])
-        self._deliveries[work.key] = Delivery(media, sum(medium.audio_seconds for medium in media))
+        seconds = sum(medium.audio_seconds for medium in media)
+        self._deliveries[work.key] = Delivery(work.request_id, media, seconds)
 
     def _lend(self, number: int) -> Medium:
         held = (self._lent if number in self._lent else self._clips).pop(number)
@@ -160,8 +163,13 @@ class MediaEngine(Engine):
         for key in [key for key in self._deliveries if out.ready(key)]:
             ran = True
             delivery = self._deliveries[key]
-            if delivery.media:
-                self._send(key, delivery, out)
+            try:
+                if delivery.media:
+                    self._send(key, delivery, out)
+            except Exception as error:
+                del self._deliveries[key]
+                out.fail(key, self._faults.explain(error, delivery.request_id))
+                continue
             if not delivery.media:
                 del self._deliveries[key]
                 out.finish(key, Usage(audio_input_s=delivery.audio_seconds))
@@ -232,11 +240,8 @@ class MediaEngine(Engine):
             next(job.work)
         except StopIteration as end:
             out.reply(job.question, end.value)
-        except OmniError as error:
-            out.reply(job.question, None, error.info)
-        except Exception:
-            log.exception("a question to the media process failed")
-            out.reply(job.question, None, stage_failed(self.hello.stage, "The media could not be processed.").info)
+        except Exception as error:
+            out.reply(job.question, None, self._faults.explain(error, job.owner))
         else:
             self._jobs.append(job)
 

@@ -165,6 +165,7 @@ class Delivery:
     """A request's media on their way to the stages that its edges lead to. ``pieces`` are those of the first one that
     are not sent yet."""
 
+    request_id: str
     media: deque[Medium]
     audio_seconds: float
     index: int = 0
