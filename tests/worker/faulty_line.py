@@ -1,8 +1,8 @@
 """Two stages with planted faults: ``speaker`` makes codes, ``codec`` makes them sound.
 
-A request's section ``line`` says which ``codes`` it has and which ``fault``: of the speaker ``shape``, ``range``,
-``name``, ``raise``, ``memory``; of the codec ``nan``, ``codec raise``, ``codec memory``; ``crash bridge`` of what lies
-between.
+The speaker has memory for :data:`FITS` frames at once. A request's section ``line`` says which ``codes`` it has and
+which ``fault``: of the speaker ``shape``, ``range``, ``name``, ``raise``, ``memory``; of the codec ``nan``, ``codec
+raise``, ``codec memory``; ``crash bridge`` of what lies between.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Piece, Result
 
 GROUPS, CODEBOOK, FRAME = 2, 16, 4
+FITS = 40
 NAN, RAISE, MEMORY = 13, 14, 15
 """Codes at which the codec goes wrong."""
 
@@ -42,6 +43,8 @@ class Speaker(GenerationAdapter[Work, Work]):
                     raise ValueError("secret detail")
                 case "memory":
                     raise MemoryError
+        if sum(len(item.params["line"]["codes"]) for item in items) > FITS:
+            raise MemoryError
         return [Result([Piece(self._payload(item.params["line"]))]) for item in items]
 
     def _payload(self, line: dict[str, Any]) -> Payload:

@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 import trio
+from tests.worker.faulty_client import REGISTRY, say
 from tests.worker.faulty_line import GROUPS, expected
 
-from omni_actors.orchestrator import Orchestrator, open_orchestrator
+from omni_actors.orchestrator import open_orchestrator
 from omni_actors.pipelines.factory import resolve
-from omni_actors.pipelines.registry import Registry
-from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.protocol.request import MediaChunk, Request
-
-REGISTRY = Registry({"faulty": "tests.worker.faulty_line:PIPELINE"})
 
 FAULTS: dict[str, tuple[str, str, int, str]] = {
     # fault: stage, code, status, words
@@ -29,19 +25,6 @@ FAULTS: dict[str, tuple[str, str, int, str]] = {
     "codec raise": ("codec", "stage_failed", 500, "failed on this request"),
     "codec memory": ("codec", "out_of_memory", 503, "not enough memory"),
 }
-
-
-async def say(orchestrator: Orchestrator, codes: list[list[int]], fault: str = "") -> bytes | ErrorInfo:
-    line = {"codes": codes, "fault": fault}
-    request = Request(task="speech", inputs=("text",), outputs=("audio",), params={"line": line})
-    heard = b""
-    try:
-        async with orchestrator.open(request) as stream:
-            async for event in stream:
-                heard += event.data if isinstance(event, MediaChunk) else b""
-    except OmniError as error:
-        return error.info
-    return heard
 
 
 @pytest.mark.deadline(60)
