@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import random
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -346,7 +347,7 @@ def _sections(request: Request) -> dict[str, msgspec.Raw]:
     params = request.params
     sampling = params.get("sampling")
     if type(sampling) is Sampling and sampling.seed is None:
-        params = {**params, "sampling": msgspec.structs.replace(sampling, seed=secrets.randbits(63))}
+        params = {**params, "sampling": msgspec.structs.replace(sampling, seed=random.getrandbits(63))}
     try:
         sections = {name: raw(value) for name, value in params.items()}
     except (TypeError, ValueError, OverflowError) as error:

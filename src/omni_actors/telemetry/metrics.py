@@ -198,11 +198,15 @@ class RequestMetrics:
         self.completed = True
         metrics._e2e.observe(perf_counter() - self._started, self._task)
         for stage, used in usage.items():
-            metrics._prompt.add(used.prompt_tokens, stage)
-            metrics._cached.add(used.cached_tokens, stage)
-            metrics._generated.add(used.completion_tokens, stage)
-            metrics._audio_in.add(used.audio_input_s, stage)
-            metrics._audio_out.add(used.audio_output_s, stage)
+            if used.prompt_tokens:
+                metrics._prompt.add(used.prompt_tokens, stage)
+                metrics._cached.add(used.cached_tokens, stage)
+            if used.completion_tokens:
+                metrics._generated.add(used.completion_tokens, stage)
+            if used.audio_input_s:
+                metrics._audio_in.add(used.audio_input_s, stage)
+            if used.audio_output_s:
+                metrics._audio_out.add(used.audio_output_s, stage)
 
     def over(self) -> None:
         """Count it: completed, failed, or cancelled (it was left before its end)."""

@@ -169,11 +169,19 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
     base64 = sse.Base64()
     encoded: list[bytes] = []
     usage: Any = None
+
+    def keep(delta: TextDelta) -> bool:
+        texts[delta.index].append(delta.text)
+        if delta.logprobs:
+            logprobs[delta.index].extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            finish[delta.index] = delta.finish_reason
+        return True
+
+    events.divert(keep)
     async for event in events:
         if isinstance(event, TextDelta):
-            texts[event.index].append(event.text)
-            logprobs[event.index].extend(event.logprobs or ())
-            finish[event.index] = event.finish_reason or finish[event.index]
+            keep(event)
         elif isinstance(event, MediaChunk):
             if encoder is None:
                 encoder = await _encoder(services, call, answer, *audio.pcm_of(event), streaming=False)
