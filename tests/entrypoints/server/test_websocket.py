@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import trio
+import trio.lowlevel
 from tests.entrypoints.server.door import (
     UPGRADE,
     Watched,
@@ -385,6 +386,26 @@ async def test_a_silent_client_is_asked_and_then_closed() -> None:
     async with opened(limits=Limits(ping_s=0)) as door, socket_to(door) as client:
         with trio.move_on_after(0.4):
             raise AssertionError(await client.read())
+
+
+async def test_a_receive_that_is_given_up_loses_nothing() -> None:
+    got: list[str | bytes] = []
+
+    async def handler(socket: WebSocket) -> None:
+        await socket.accept()
+        while True:
+            with trio.move_on_after(0.0003):
+                got.append(await socket.receive())
+
+    async with opened(websocket=handler) as door, socket_to(door) as client:
+        messages = [str(number) * 200 for number in range(500)]
+        for message in messages:
+            await client.send(frame(1, message.encode()))
+            await trio.sleep(0)
+        with trio.fail_after(5):
+            while len(got) < len(messages):
+                await trio.sleep(0.002)
+        assert got == messages
 
 
 async def test_a_flood_of_tiny_frames_lets_others_run() -> None:

@@ -25,7 +25,7 @@ PAUSE_S = 0.1
 RESERVED = 256
 """Descriptors that are left to the rest of the process: its workers' channels, pages, wardens, and new ones."""
 
-BATCH = 64
+BATCH = 16
 """So many connections are accepted before others run."""
 
 UNSENT = 262_144
