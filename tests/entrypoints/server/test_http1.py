@@ -143,6 +143,10 @@ async def test_who_waits_for_a_go_ahead_gets_it_when_the_body_is_wanted() -> Non
         await until(stream, b"POST /a ? body")
         await stream.send_all(whole)  # it has not waited: nothing is said
         assert (await until(stream, b"POST /a ? body")).startswith(b"HTTP/1.1 200 ")
+        await stream.send_all(whole[:-4].replace(b"HTTP/1.1", b"HTTP/1.0"))  # does not know of it
+        await trio.sleep(0.05)
+        await stream.send_all(b"body")
+        assert (await until_end(stream)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_who_waits_for_a_go_ahead_and_is_refused_is_not_waited_for() -> None:

@@ -204,7 +204,7 @@ class RequestParser:
                 if value.lower() != b"chunked":
                     raise BadRequest(501, "The only Transfer-Encoding that is known here is 'chunked'.")
             elif name == b"expect":
-                self.expects = value.lower() == b"100-continue"
+                self.expects = value.lower() == b"100-continue" and version == "1.1"
             elif name == b"upgrade" and upgrades:
                 self.upgrade = value.lower() == b"websocket"
         if self.upgrade and any(name in _BODY and value != b"0" for name, value in self.headers):
