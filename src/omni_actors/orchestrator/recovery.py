@@ -99,7 +99,9 @@ class Recovery:
         self._attempt = attempt
         self._returned = returned
         self._waiting: dict[RequestStream, int] = {}
-        """Records that wait for replicas, with their slots in ``overdue``."""
+        """Records that wait for any replicas, with their slots in ``overdue``."""
+        self._accused: dict[RequestStream, int] = {}
+        """Those that wait for their trial."""
         self.overdue: Deadlines[RequestStream] = Deadlines(self._give_up)
         self._trials: dict[str, _Trial] = {}
         self.stopping = False
@@ -115,7 +117,7 @@ class Recovery:
     @property
     def waiting(self) -> int:
         """Requests between two attempts."""
-        return len(self._waiting) + sum(len(trial.waiting) for trial in self._trials.values())
+        return len(self._waiting) + len(self._accused)
 
     # ---- what happens
 
@@ -176,9 +178,11 @@ class Recovery:
     def over(self, record: RequestStream) -> None:
         """A request is terminal: it waits for nothing any more."""
         self._wait_no_more(record)
-        for trial in list(self._trials.values()):
-            if record in trial.waiting:
-                trial.waiting.remove(record)
+        if record in self._accused:
+            for trial in self._trials.values():
+                if record in trial.waiting:
+                    trial.waiting.remove(record)
+            self._acquit(record)
 
     def released(self, record: RequestStream) -> None:
         """No worker holds it any more: the next one can be alone."""
@@ -215,8 +219,7 @@ class Recovery:
             if error.info.code != "stage_unavailable":
                 record.fail(error.info)
             elif record not in self._waiting:
-                limit = trio.current_time() + self._limits.resume_wait_s
-                self._waiting[record] = self.overdue.add(record, limit)
+                self._waiting[record] = self._patience(record)
         else:
             self._wait_no_more(record)
 
@@ -225,9 +228,11 @@ class Recovery:
         if slot is not None:
             self.overdue.discard(record, slot)
 
+    def _patience(self, record: RequestStream) -> int:
+        return self.overdue.add(record, trio.current_time() + self._limits.resume_wait_s)
+
     def _give_up(self, record: RequestStream) -> None:
         """No replica came back in time."""
-        del self._waiting[record]
         assert record.subgraph is not None
         dead = [
             part.stage.name
@@ -246,8 +251,12 @@ class Recovery:
             trial.waiting.appendleft(record)
         else:
             trial.waiting.append(record)
+        self._accused[record] = self._patience(record)
         if trial.place is None:
             trial.place = replica
+
+    def _acquit(self, record: RequestStream) -> None:
+        self.overdue.discard(record, self._accused.pop(record))
 
     def _next(self, trial: _Trial) -> None:
         """Try the next suspect, or give the replica back to all."""
@@ -260,11 +269,11 @@ class Recovery:
             if not place.live:
                 return  # :meth:`ready` comes back to it
             trial.on = record = trial.waiting.popleft()
+            self._acquit(record)
             self._go_on(record)
-            if not record.state.live:
+            if trial.on is record and not record.state.live:  # else its end has brought the next one on
                 trial.on = None
-        if trial.on is None:
+        if trial.on is None and self._trials.pop(place.stage.name, None) is not None:
             place.reserved = False
-            del self._trials[place.stage.name]
             self._returned()
             self.wake()
