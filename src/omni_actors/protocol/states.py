@@ -26,6 +26,8 @@ class RequestState(enum.Enum):
     CANCELLED = "cancelled"
     RELEASED = "released"
 
+    __hash__ = object.__hash__  # a member is only itself; Enum's own is a call in Python, ten of them for each request
+
     @property
     def live(self) -> bool:
         """Admitted and not terminal."""

@@ -58,6 +58,7 @@ async def serve(
         server = Server(answers, limits or Limits(), metrics or Metrics(), address, departures, tls)
         async with adapter.lifespan(), trio.open_nursery() as watching:
             watching.start_soon(departures.run)
+            watching.start_soon(server.sweep)
             async with trio.open_nursery() as connections:
                 door = listeners.Door(server, connections)
                 async with trio.open_nursery() as accepting:

@@ -12,8 +12,9 @@ import trio
 
 from omni_actors.entrypoints.openai.errors import error_body, http_error
 from omni_actors.entrypoints.server.departures import Departures
-from omni_actors.entrypoints.server.http1 import BadRequest, DateLine, Exchange, RequestParser, error_response
+from omni_actors.entrypoints.server.http1 import DateLine, Exchange, error_response
 from omni_actors.entrypoints.server.limits import Limits
+from omni_actors.entrypoints.server.parser import BadRequest, RequestParser
 from omni_actors.entrypoints.server.transport import Stalled, TlsTransport, Transport
 from omni_actors.entrypoints.server.websocket import WebSocket
 from omni_actors.telemetry.metrics import Metrics
@@ -70,6 +71,19 @@ class Server:
         for connection in list(self.connections):
             connection.drain()
 
+    async def sweep(self) -> None:
+        """End the connections that have been idle for too long. Runs until it is cancelled. (Deadlines of their own,
+        set and taken back for each request, would cost that a twentieth of its time here.)"""
+        while True:
+            now = trio.current_time()
+            following = now + self.limits.keep_alive_s
+            for connection in list(self.connections):
+                if connection.idle and connection.idle_until <= now:
+                    connection.end("idle")
+                elif connection.idle:
+                    following = min(following, connection.idle_until)
+            await trio.sleep_until(following)
+
     def shed(self, number: int) -> int:
         """Close the connections that have been idle for longest. Returns how many there were."""
         idle = [connection for connection in self.connections if connection.idle][:number]
@@ -95,6 +109,7 @@ class Connection:
         "_served",
         "client",
         "idle",
+        "idle_until",
         "reason",
         "scope",
         "server",
@@ -107,6 +122,8 @@ class Connection:
         self.transport = transport
         self.client = client
         self.idle = False
+        self.idle_until = math.inf
+        """Trio time at which :meth:`Server.sweep` ends it, if it is idle then."""
         self.reason: str | None = None
         self.scope = trio.CancelScope()
         self.socket: WebSocket | None = None
@@ -298,7 +315,8 @@ class Connection:
                 self.reason, self._refusal = "bad_request", error
                 return False
             if parser.head_complete:
-                self.scope.deadline = math.inf
+                if self.scope.deadline != math.inf:
+                    self.scope.deadline = math.inf
                 return True
             if not late:
                 late = True
@@ -314,7 +332,10 @@ class Connection:
         connections[self] = connections.pop(self)  # behind those that have been idle for longer
         self.idle = True
         limits = self.server.limits
-        self.end_after(limits.keep_alive_s if self._served else limits.head_s, "idle")
+        if self._served:
+            self.idle_until = trio.current_time() + limits.keep_alive_s
+        else:
+            self.end_after(limits.head_s, "idle")
         self._served = True
         data = b""
         while not data:
