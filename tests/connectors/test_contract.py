@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_actors.connectors.link import LinkClosed
-from omni_actors.connectors.packing import pack, place
+from omni_actors.connectors.packing import pack, place, unpack
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import FrameTooLarge
-from omni_actors.protocol.frames import INLINE_LIMIT, Ack, Chunk
+from omni_actors.protocol.frames import INLINE_LIMIT, Ack, Chunk, TensorMeta
 
 from .ends import BACKENDS, Pair, open_pair, send, take, transfer
 
@@ -224,3 +224,29 @@ def test_any_mix_of_sizes_and_releases_keeps_contents(backend: str, sizes: list[
             for _, payload, n in live:
                 assert (payload.tensors["a"] == n % 251).all()
     arena.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "offset", "nbytes"),
+    [
+        ("float32", (2,), -8, 8),
+        ("float32", (2,), 12, 8),
+        ("float32", (3,), 0, 8),
+        ("float32", (-1,), 0, -4),
+        ("float32", (-1, -2), 0, 8),
+        ("S0", (2,), 0, 0),
+        ("V0", (), 0, 0),
+        ("O", (2,), 0, 16),
+        ("f4,)4", (2,), 0, 8),
+        (",loat32", (2,), 0, 8),
+        ("(2,)f4", (1,), 0, 8),
+        ("", (0,), 0, 0),
+    ],
+)
+def test_tensors_that_do_not_lie_in_their_payload_are_refused(
+    dtype: str, shape: tuple[int, ...], offset: int, nbytes: int
+) -> None:
+    """By what a reader catches: another process may have written anything."""
+    chunk = Chunk(1, 0, 0, False, "x", {}, (TensorMeta("a", dtype, shape, offset, nbytes),), bytes(16))
+    with pytest.raises((LookupError, ValueError, TypeError)):
+        unpack(chunk, memoryview(bytes(16)))

@@ -368,3 +368,11 @@ async def test_head_requests_and_plain_options() -> None:
         head = await server.client.head("/v1/models")
         assert (head.status_code, head.content) == (200, b"")
         assert (await server.client.options("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("host", [".x", "a..b", "x" * 64, "\xe4", ""])
+async def test_a_host_that_is_no_name_is_of_no_interest(host: str) -> None:
+    async with served(answer) as server:
+        for path, status in (("/live", b"200"), ("/nowhere", b"404"), ("/v1/models/assistant", b"200")):
+            asked = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            assert (await raw(server, asked.encode("latin-1"))).startswith(b"HTTP/1.1 " + status)

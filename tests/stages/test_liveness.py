@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from tests.orchestrator.spine import collect, stub, stub_orchestrator, text_of, 
 from omni_actors.orchestrator import open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
-from omni_actors.protocol.liveness import HEARTBEAT_S, Activity
+from omni_actors.protocol.liveness import HEARTBEAT_S, PAGE_BYTES, Activity
 from omni_actors.stages.liveness import GRACE_S, Beat, Page, Watch, budget_s
 from omni_actors.worker.liveness import Liveness
 
@@ -221,3 +222,14 @@ async def test_who_waits_for_credit_is_never_killed() -> None:
     async with stub_orchestrator(*overrides) as orchestrator:
         await collect(orchestrator, stub(text="x", pieces=3, bytes=100_000))
         assert orchestrator.pools["a"].replicas[0].incarnation == 1
+
+
+def test_a_page_with_anything_in_it_can_be_read() -> None:
+    """A worker that writes over its memory ends by its budget, and takes nobody along."""
+    page = Page()
+    try:
+        with mmap.mmap(page.fd, PAGE_BYTES) as theirs:
+            theirs[:24] = b"\xff" * 24
+            assert page.read().activity is Activity.WORKING
+    finally:
+        page.close()

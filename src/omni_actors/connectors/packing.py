@@ -117,7 +117,8 @@ def _write(payload: Payload, metas: tuple[TensorMeta, ...], buffer: memoryview) 
 
 def _tensor(meta: TensorMeta, buffer: memoryview) -> np.ndarray[Any, Any]:
     dtype = numpy_dtype(meta.dtype)
-    if meta.offset < 0 or meta.offset + meta.nbytes > len(buffer) or _nbytes(meta.shape, dtype) != meta.nbytes:
+    fits = 0 <= meta.offset <= meta.offset + meta.nbytes <= len(buffer)
+    if not fits or _nbytes(meta.shape, dtype) != meta.nbytes:
         raise ValueError(f"tensor {meta.name!r} does not fit its payload")
     flat = np.frombuffer(buffer, dtype=dtype, count=meta.nbytes // dtype.itemsize, offset=meta.offset)
     return flat.reshape(meta.shape)

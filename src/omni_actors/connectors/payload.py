@@ -32,12 +32,21 @@ class Payload:
         return sum(t.nbytes for t in self.tensors.values())
 
 
+_WIDTHS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}
+_DTYPES = {
+    "bool": np.dtype("bool"),
+    "bfloat16": np.dtype("uint16"),
+    **{f"{kind}{bits}": np.dtype(f"{kind}{bits}") for kind, widths in _WIDTHS.items() for bits in widths},
+}
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """What holds a tensor of this dtype here. Raises :class:`TypeError` for a name that is none, or of objects."""
-    dtype = np.dtype("uint16" if name == "bfloat16" else name)
-    if dtype.hasobject:
-        raise TypeError(f"a tensor cannot hold {name}")
-    return dtype
+    """What holds a tensor of this dtype here. Raises :class:`TypeError` for any but plain numbers: a name comes from
+    another process, and numpy's own reading of one is a language (``2i4,(3,)O``)."""
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise TypeError(f"a tensor cannot hold {name[:40]!r}") from None
 
 
 def blank_payload(kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:

@@ -17,7 +17,7 @@ from quart.wrappers.request import Body
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import BadHost, HTTPException
 
 from omni_actors.entrypoints import admin, probes
 from omni_actors.entrypoints.asgi import AsgiExchange, Message, Receive, Send
@@ -276,6 +276,13 @@ class _Request(TrioRequest):
 class _App(QuartTrio):
     asgi_http_class = _Connection
     request_class = _Request  # type: ignore[assignment]
+
+    def create_url_adapter(self, request: Any) -> Any:
+        """Also for a Host that is no name of the DNS (``.x``): nothing here is routed by it."""
+        try:
+            return super().create_url_adapter(request)
+        except BadHost:
+            return self.url_map.bind("", path_info=request.path, default_method=request.method)
 
 
 def _view(services: Services, handler: Handler) -> Callable[..., Awaitable[Response]]:

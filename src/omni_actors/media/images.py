@@ -86,7 +86,7 @@ def _open(source: Source) -> Image.Image | None:
     if is_endless(source):
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        warnings.simplefilter("ignore")  # of a size that is checked next, of EXIF that is damaged
         return Image.open(cast(IO[bytes], source), formats=FORMATS)
 
 

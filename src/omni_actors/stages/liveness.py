@@ -72,7 +72,8 @@ class Page:
 
     def read(self) -> Beat:
         turns, activity, moved = self._words
-        return Beat(turns, Activity(activity), moved / 1e9)
+        # What is no activity comes from a worker that writes over its memory: it is still one that has to move.
+        return Beat(turns, Activity(activity) if activity in _NAMES else Activity.WORKING, moved / 1e9)
 
     def handed_over(self) -> None:
         if self.fd >= 0:

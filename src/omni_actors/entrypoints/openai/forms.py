@@ -12,6 +12,8 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 
 MAX_PARTS = 64
 MAX_FIELDS_BYTES = 1 << 20
+PADDING = 64
+"""Blanks that may follow a boundary in its line."""
 SLICE = 64 << 10
 """Bytes that are looked through at once, so that a large file never holds the loop."""
 
@@ -69,10 +71,16 @@ async def read_form(
 
 
 class _Reader:
-    """The parts of a form, one after the other."""
+    """The parts of a form, one after the other.
+
+    werkzeug's decoder gets a line that may be a boundary only when it is whole: of one that is cut behind the boundary
+    (``--b-`` of ``--b--``) it takes the line break before it for data.
+    """
 
     def __init__(self, body: AsyncIterator[bytes], boundary: str) -> None:
         self._decoder = MultipartDecoder(boundary.encode("latin-1"), MAX_FIELDS_BYTES, max_parts=MAX_PARTS)
+        self._line = len(boundary) + PADDING
+        self._held = b""
         self._slices = _slices(body)
         self._in_part = False
 
@@ -106,9 +114,19 @@ class _Reader:
                 return event
             piece = await anext(self._slices, None)
             try:
-                self._decoder.receive_data(piece)
+                self._decoder.receive_data(self._held if piece is None else self._whole_lines(piece))
+                if piece is None:
+                    self._decoder.receive_data(None)
             except Exception:
                 raise _malformed() from None
+
+    def _whole_lines(self, piece: bytes) -> bytes:
+        data = self._held + piece
+        end = 1 + max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1))
+        if len(data) - end > self._line:
+            end = len(data)
+        self._held = data[end:]
+        return data[:end]
 
 
 async def _slices(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -1,0 +1,9 @@
+"""All targets, by name."""
+
+from __future__ import annotations
+
+from tests.fuzz import doors, frames, inputs, media, settings
+
+_ALL = (doors.HTTP, doors.WEBSOCKET, *frames.TARGETS, *inputs.TARGETS, *media.TARGETS, *settings.TARGETS)
+
+TARGETS = {target.name: target for target in _ALL}
