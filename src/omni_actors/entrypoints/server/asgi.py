@@ -9,7 +9,8 @@ from typing import Any
 
 import trio
 
-from omni_actors.entrypoints.server.http1 import Exchange, Headers
+from omni_actors.entrypoints.server.http1 import Exchange
+from omni_actors.entrypoints.server.parser import Headers
 from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
 
 Message = MutableMapping[str, Any]

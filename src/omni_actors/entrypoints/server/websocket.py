@@ -16,7 +16,8 @@ from websockets.http11 import Request, Response
 from websockets.protocol import Protocol, Side, State
 from websockets.server import ServerProtocol
 
-from omni_actors.entrypoints.server.http1 import BadRequest, Exchange, Headers
+from omni_actors.entrypoints.server.http1 import Exchange
+from omni_actors.entrypoints.server.parser import BadRequest, Headers
 
 if TYPE_CHECKING:
     from omni_actors.entrypoints.server.connection import Connection
