@@ -96,7 +96,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         load = Path(folder) / "load"
         subprocess.run([compiler, "-O2", "-o", load, HERE / "httpload" / "load.c"], check=True)
-        bench = Bench(load, Path(folder), seconds)
+        bench = Bench(load, Path(folder), 0.2 if options.quick else 0.5, seconds)
         if not options.loads and (not options.only or options.only in FLOOR):
             rows += bench.floor()
         for name, command in servers.items():
@@ -116,10 +116,10 @@ LOAD_BEFORE = os.getloadavg()[0]
 
 
 class Bench:
-    def __init__(self, load: Path, folder: Path, seconds: float) -> None:
+    def __init__(self, load: Path, folder: Path, warm_s: float, seconds: float) -> None:
         self._load = load
         self._folder = folder
-        self._seconds = seconds
+        self._times = [str(warm_s), str(seconds)]
 
     def floor(self) -> list[dict[str, Any]]:
         port = free_port()
@@ -160,14 +160,16 @@ class Bench:
     def _measure(self, server: subprocess.Popen[bytes], port: int, load: Load, body: bytes) -> dict[str, float]:
         request = self._folder / "request"
         request.write_bytes(upgrade(load.path) if load.mode in ("echo", "push") else post(load.path, body))
-        command = [str(self._load), load.mode, str(port), str(load.clients), "0.4", str(self._seconds), str(request)]
+        command = [str(self._load), load.mode, str(port), str(load.clients), *self._times, str(request)]
         with subprocess.Popen([*command, *load.more], stdout=subprocess.PIPE, preexec_fn=on(LOAD_CORE)) as generator:
             assert generator.stdout is not None
             if generator.stdout.readline() != b"begin\n":
                 raise RuntimeError(f"{load.name}: the load could not begin")
             before = cpu_ns(server.pid)
             found: dict[str, float] = json.loads(generator.stdout.readline())
-            found["cpu_us"] = (cpu_ns(server.pid) - before) / max(1, found["units"]) / 1e3
+            if not found["units"]:
+                raise RuntimeError(f"{load.name}: nothing came back in {self._times[1]} s")
+            found["cpu_us"] = (cpu_ns(server.pid) - before) / found["units"] / 1e3
         time.sleep(0.1)  # the server sees that its clients have left
         return found
 

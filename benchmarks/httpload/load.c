@@ -8,8 +8,8 @@
 //
 // REQUEST is a file with the bytes of one request (or upgrade). A mark is the sender's CLOCK_MONOTONIC; so are the first
 // 8 bytes of a frame. RATE is frames per second on each connection, 0 for one after the other. Times are from a request
-// (a mark, a frame) to its answer's last byte here. Says "begin" when the warm-up is over and the measured time starts,
-// and at its end one line of JSON with times in microseconds.
+// (a mark, a frame) to its answer's last byte here. The warm-up begins when every connection has had its first answer.
+// Says "begin" when the measured time starts, and at its end one line of JSON with times in microseconds.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -25,10 +25,11 @@
 #include <unistd.h>
 
 enum mode { HTTP, STREAM, ECHO, PUSH };
+#define PATIENCE_NS 20000000000u
 enum { CAPACITY = 1 << 18, SAMPLES = 1 << 22, HEADROOM = 14 };
 
 struct peer {
-  int fd, open;        // open: the head of the answer has come
+  int fd, open, seen;  // open: the head of the answer has come; seen: of the first one
   uint64_t began, due; // when its request left; when its next frame is to leave
   size_t have;
   char in[CAPACITY + 1];
@@ -40,7 +41,8 @@ static char request[1 << 16];
 static size_t request_size;
 static unsigned char *frame; // a masked frame with the mask 0
 static size_t frame_size, frame_head;
-static uint64_t measure_from, pause_ns, units, bytes, errors, samples;
+static uint64_t measure_from = UINT64_MAX, pause_ns, units, bytes, errors, samples;
+static int open_peers;
 static uint32_t *sample;
 
 static void die(const char *what) {
@@ -111,6 +113,12 @@ static size_t head_of(struct peer *peer) {
   return end ? (size_t)(end - peer->in) + 4 : 0;
 }
 
+// The head of an answer has come.
+static void opened(struct peer *peer) {
+  open_peers += !peer->seen;
+  peer->open = peer->seen = 1;
+}
+
 static int ends(struct peer *peer) { return peer->have >= 5 && !memcmp(peer->in + peer->have - 5, "0\r\n\r\n", 5); }
 
 static void on_http(struct peer *peer) {
@@ -121,6 +129,7 @@ static void on_http(struct peer *peer) {
   peer->in[head - 1] = '\n';
   if (length ? peer->have < head + strtoul(length + 16, NULL, 10) : !ends(peer)) return;
   if (memcmp(peer->in + 9, "200", 3)) errors++;
+  opened(peer);
   count(peer->began, now());
   start(peer);
 }
@@ -130,7 +139,7 @@ static void on_stream(struct peer *peer) {
   if (!peer->open) {
     size_t head = head_of(peer);
     if (!head) return;
-    peer->open = 1;
+    opened(peer);
     if (memcmp(peer->in + 9, "200", 3)) errors++;
   }
   char *from = peer->in, *end = peer->in + peer->have, *mark;
@@ -156,7 +165,7 @@ static void on_frames(struct peer *peer) {
       fprintf(stderr, "no WebSocket: %.200s\n", peer->in);
       exit(1);
     }
-    peer->open = 1;
+    opened(peer);
     drop(peer, head);
     if (mode == ECHO && !pause_ns) put_frame(peer, now());
     peer->due = now() + (pause_ns ? (uint64_t)rand() % pause_ns : 0);
@@ -267,22 +276,34 @@ int main(int count_of, char **given) {
   }
   sample = calloc(SAMPLES, sizeof *sample);
   struct peer *peers = calloc((size_t)connections, sizeof *peers);
-  measure_from = now() + (uint64_t)(warm_s * 1e9);
-  uint64_t end = measure_from + (uint64_t)(seconds * 1e9);
+  uint64_t end = UINT64_MAX, patience = now() + PATIENCE_NS;
   for (int i = 0; i < connections; i++) dial(&peers[i]);
   struct epoll_event events[256];
   int begun = 0;
   for (uint64_t at = now(); at < end; at = now()) {
+    if (end == UINT64_MAX) {
+      if (open_peers == connections) {
+        measure_from = at + (uint64_t)(warm_s * 1e9);
+        end = measure_from + (uint64_t)(seconds * 1e9);
+      } else if (at > patience) {
+        fprintf(stderr, "only %d of %d connections are answered\n", open_peers, connections);
+        return 1;
+      }
+    }
     if (!begun && at >= measure_from) {
       begun = 1;
       puts("begin");
       fflush(stdout);
     }
+    uint64_t next = at + 20000000;
     for (int i = 0; pause_ns && i < connections; i++) {
       struct peer *peer = &peers[i];
-      if (peer->open && peer->due <= at) put_frame(peer, peer->due), peer->due += pause_ns;
+      if (!peer->open) continue;
+      if (peer->due <= at) put_frame(peer, now()), peer->due += pause_ns;
+      if (peer->due < next) next = peer->due;
     }
-    int ready = epoll_wait(loop, events, 256, pause_ns ? 1 : 50);
+    struct timespec wait = {.tv_nsec = next > at ? (long)(next - at) : 0};
+    int ready = epoll_pwait2(loop, events, 256, &wait, NULL);
     for (int i = 0; i < ready; i++) on_bytes(events[i].data.ptr);
   }
   qsort(sample, samples, sizeof *sample, ascending);
