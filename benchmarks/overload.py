@@ -175,7 +175,7 @@ async def run(queue: int, calm_s: float, overload_s: float) -> Outcome:
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0]).parse_args()
-    calm_s, overload_s = (4.0, 12.0) if options.quick else (15.0, 60.0)
+    calm_s, overload_s = (3.0, 9.0) if options.quick else (15.0, 60.0)
     report = Report(f"Overload: {TIMES} × what a batch of {BATCH} can do, for {overload_s:g} s")
     for queue in (0, 4 * BATCH):
         it = trio.run(run, queue, calm_s, overload_s)
