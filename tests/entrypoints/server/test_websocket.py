@@ -308,6 +308,28 @@ async def test_what_a_client_sent_before_it_left_is_received() -> None:
     assert codes == [1006]
 
 
+async def test_what_a_client_sent_before_it_left_has_a_time() -> None:
+    """A handler that is deep in the first of it is cancelled then."""
+    cancelled = trio.Event()
+
+    async def handler(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.receive()
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    for last in (b"", close_frame(1000)):
+        async with opened(websocket=handler, limits=Limits(close_s=0.2)) as door, socket_to(door) as client:
+            cancelled = trio.Event()
+            await client.send(frame(TEXT, b"one") + frame(TEXT, b"two") + last)
+            await client.stream.aclose()
+            with trio.fail_after(2):
+                await cancelled.wait()
+            await door.closed("client_left")
+
+
 async def test_t02_a_websocket_that_is_not_read_is_cut_off() -> None:
     """With pings asked for and never read, too: answers wait for their reader like everything else."""
     watched = Watched(send_forever)  # type: ignore[arg-type]

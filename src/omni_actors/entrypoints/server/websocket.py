@@ -84,10 +84,13 @@ class WebSocket:
 
     async def accept(self, headers: Headers | None = None, subprotocol: str | None = None) -> None:
         response = self._response
+        more = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers or ()]
         if subprotocol is not None:
-            response.headers["Sec-WebSocket-Protocol"] = subprotocol
-        for name, value in headers or ():
-            response.headers[name.decode("latin-1")] = value.decode("latin-1")
+            more.append(("Sec-WebSocket-Protocol", subprotocol))
+        for name, value in more:
+            if "\n" in name + value or "\r" in name + value:
+                raise ValueError("a header with a line break in it")
+            response.headers[name] = value
         self.accepted = self._exchange.started = self._exchange.finished = True
         self._writes.append(response.serialize())
         if self._connection.server.draining:
@@ -173,9 +176,9 @@ class WebSocket:
 
     def departs(self) -> bool:
         """Whether somebody reads, and so will come to the client's end by itself."""
-        if self._protocol.eof_sent:
+        if self._closed is not None:
             return True
-        if self._reading or self._messages or self._unparsed:
+        if self._reading or self._messages or self._unparsed or self._ended is not None:
             self._connection.end_after(self._limits.close_s, "client_left")
             return True
         return False
