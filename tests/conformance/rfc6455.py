@@ -130,8 +130,12 @@ def _close_code(payload: bytes) -> int | None:
     return code if len(payload) >= 2 and known else 1
 
 
+_HALF_SURROGATES = {bytes([0xED, second]) for second in range(0xA0, 0xC0)}
+
+
 def _begins_utf8(data: bytes, whole: bool) -> bool:
-    """Whether it is UTF-8 (RFC 3629), or may become so: Unicode's table 3-7, byte for byte."""
+    """Whether it is UTF-8 (RFC 3629), or may become so: Unicode's table 3-7, byte for byte. Half a surrogate may pass
+    until its third byte: so long CPython's decoder waits."""
     at = 0
     while at < len(data):
         first = data[at]
@@ -150,7 +154,7 @@ def _begins_utf8(data: bytes, whole: bool) -> bool:
             first, (0x80, 0xBF)
         )
         for place in range(1, more + 1):
-            if at + place == len(data):
+            if at + place == len(data) or (not whole and data[at:] in _HALF_SURROGATES):
                 return not whole
             if not least <= data[at + place] <= most:
                 return False
