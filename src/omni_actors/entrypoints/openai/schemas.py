@@ -66,7 +66,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # ours
     timeout: Seconds | None = None
 
-    user: Annotated[str | None, NoOp("Callers are not told apart.")] = None
+    user: Annotated[str | None, NoOp("Callers are told apart by their API key alone.")] = None
 
 
 class AudioOutput(msgspec.Struct, forbid_unknown_fields=True):
@@ -231,7 +231,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: Annotated[str | None, NoOp(_CACHE)] = None
     prompt_cache_options: Annotated[Any, NoOp(_CACHE)] = None
     prompt_cache_retention: Annotated[str | None, NoOp(_CACHE)] = None
-    safety_identifier: Annotated[str | None, NoOp("Callers are not told apart.")] = None
+    safety_identifier: Annotated[str | None, NoOp("Callers are told apart by their API key alone.")] = None
 
     tools: Annotated[Any, Refused(_TOOLS, ([],))] = None
     tool_choice: Annotated[Any, Refused(_TOOLS, ("none", "auto"))] = None
