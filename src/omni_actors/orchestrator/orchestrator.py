@@ -10,13 +10,11 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import random
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Never
 
-import msgspec
 import trio
 
 from omni_actors.actors.background import background
@@ -28,21 +26,18 @@ from omni_actors.orchestrator.admission import Admission, Load
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.orchestrator.record import RequestStream
 from omni_actors.orchestrator.recovery import Recovery
+from omni_actors.orchestrator.submission import sections_of, submits_of
 from omni_actors.orchestrator.wiring import Wiring
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
 from omni_actors.pipelines.subgraph import Key, Subgraph, subgraph
-from omni_actors.protocol.codec import FrameTooLarge, frame, raw
 from omni_actors.protocol.errors import (
     ErrorInfo,
     OmniError,
     deadline_exceeded,
-    invalid_request,
     not_resumable,
     stage_unavailable,
-    too_large,
 )
-from omni_actors.protocol.frames import Submit, Unlinked
-from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.frames import Unlinked
 from omni_actors.protocol.request import Request
 from omni_actors.stages.control import Control
 from omni_actors.stages.lives import restarts
@@ -137,11 +132,11 @@ class Orchestrator:
         while True:
             seat = await self.admission.enter(request, graph, deadline)
             try:
-                record.sections = _sections(request)
+                record.sections = sections_of(request)
                 replicas = self._bind(request, graph, {})
                 key = next(self._keys)
                 now = trio.current_time()
-                submits = _submits(record, key, graph, replicas, max(0.0, deadline - now))
+                submits = submits_of(record, key, graph, replicas, max(0.0, deadline - now))
                 break
             except BaseException as error:
                 self.admission.leave(seat)
@@ -167,7 +162,7 @@ class Orchestrator:
         if record.request.media and replicas[MEDIA_STAGE].incarnation != record.media_life:
             raise not_resumable(MEDIA_STAGE)  # what it had decoded is gone
         key = next(self._keys)
-        submits = _submits(record, key, graph, replicas, record.deadline - trio.current_time())
+        submits = submits_of(record, key, graph, replicas, record.deadline - trio.current_time())
         log.debug("attempt key=%d", key, extra={"request": record.id})
         assert record.seat is not None
         self.admission.again(record.seat)
@@ -339,55 +334,6 @@ class Orchestrator:
         async with trio.open_nursery() as nursery:
             for replica, actor in lives.items():
                 nursery.start_soon(stop, replica, actor)
-
-
-def _sections(request: Request) -> dict[str, msgspec.Raw]:
-    """The request's parameters as stages get them, the same in every attempt: a seed that the caller leaves open is
-    drawn here. Raises the client's mistake when a value cannot be sent."""
-    params = request.params
-    sampling = params.get("sampling")
-    if type(sampling) is Sampling and sampling.seed is None:
-        params = {**params, "sampling": msgspec.structs.replace(sampling, seed=random.getrandbits(63))}
-    try:
-        sections = {name: raw(value) for name, value in params.items()}
-    except (TypeError, ValueError, OverflowError) as error:
-        raise invalid_request(f"The request holds a value that cannot be sent: {error}.") from None
-    if request.media:
-        sections["clips"] = raw([clip.id for clip in request.media])
-    return sections
-
-
-def _submits(
-    record: RequestStream, key: int, graph: Subgraph, replicas: dict[str, StageReplica], budget_s: float
-) -> list[tuple[StageReplica, bytes]]:
-    """What each replica is to be told, consumers first: a chunk then seldom meets a worker that does not know its
-    request yet. Raises 413 for what is too much for a frame."""
-    submits = []
-    try:
-        for part in reversed(graph.parts):
-            name = part.stage.name
-            replica = replicas[name]
-            routes = tuple((edge.index, _link(replica, replicas[edge.target])) for edge in part.outputs)
-            sources = tuple(
-                (edge.index, _link(replica, replicas[edge.source])) for edge in part.inputs if edge.connector == "tcp"
-            )
-            params = {name: record.sections[name] for name in part.sections if name in record.sections}
-            prefix, delivered = record.ledgers[name].again() if record.ledgers else (None, 0)
-            submit = Submit(
-                key, record.id, params, part.ports, routes, part.visible, sources, prefix, delivered, budget_s
-            )
-            submits.append((replica, frame(submit)))
-    except FrameTooLarge as error:
-        raise too_large(f"The request is too large: {error}.") from None
-    return submits
-
-
-def _link(replica: StageReplica, other: StageReplica) -> int:
-    """The link between two replicas that live. Raises ``stage_unavailable`` while it is being made anew."""
-    try:
-        return replica.links[other.stage.name, other.index]
-    except KeyError:
-        raise stage_unavailable(other.stage.name) from None
 
 
 @asynccontextmanager

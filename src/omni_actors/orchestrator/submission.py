@@ -1,0 +1,68 @@
+"""What the workers are told of a request when an attempt begins."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from omni_actors.pipelines.subgraph import Subgraph
+from omni_actors.protocol.codec import FrameTooLarge, frame, raw
+from omni_actors.protocol.errors import invalid_request, stage_unavailable, too_large
+from omni_actors.protocol.frames import Submit
+from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.request import Request
+from omni_actors.stages.replica import StageReplica
+
+if TYPE_CHECKING:
+    from omni_actors.orchestrator.record import RequestStream
+
+
+def sections_of(request: Request) -> dict[str, msgspec.Raw]:
+    """The request's parameters as stages get them, the same in every attempt: a seed that the caller leaves open is
+    drawn here. Raises the client's mistake when a value cannot be sent."""
+    params = request.params
+    sampling = params.get("sampling")
+    if type(sampling) is Sampling and sampling.seed is None:
+        params = {**params, "sampling": msgspec.structs.replace(sampling, seed=random.getrandbits(63))}
+    try:
+        sections = {name: raw(value) for name, value in params.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise invalid_request(f"The request holds a value that cannot be sent: {error}.") from None
+    if request.media:
+        sections["clips"] = raw([clip.id for clip in request.media])
+    return sections
+
+
+def submits_of(
+    record: RequestStream, key: int, graph: Subgraph, replicas: dict[str, StageReplica], budget_s: float
+) -> list[tuple[StageReplica, bytes]]:
+    """What each replica is to be told, consumers first: a chunk then seldom meets a worker that does not know its
+    request yet. Raises 413 for what is too much for a frame."""
+    submits = []
+    try:
+        for part in reversed(graph.parts):
+            name = part.stage.name
+            replica = replicas[name]
+            routes = tuple((edge.index, _link(replica, replicas[edge.target])) for edge in part.outputs)
+            sources = tuple(
+                (edge.index, _link(replica, replicas[edge.source])) for edge in part.inputs if edge.connector == "tcp"
+            )
+            params = {name: record.sections[name] for name in part.sections if name in record.sections}
+            prefix, delivered = record.ledgers[name].again() if record.ledgers else (None, 0)
+            submit = Submit(
+                key, record.id, params, part.ports, routes, part.visible, sources, prefix, delivered, budget_s
+            )
+            submits.append((replica, frame(submit)))
+    except FrameTooLarge as error:
+        raise too_large(f"The request is too large: {error}.") from None
+    return submits
+
+
+def _link(replica: StageReplica, other: StageReplica) -> int:
+    """The link between two replicas that live. Raises ``stage_unavailable`` while it is being made anew."""
+    try:
+        return replica.links[other.stage.name, other.index]
+    except KeyError:
+        raise stage_unavailable(other.stage.name) from None
