@@ -30,7 +30,7 @@ from tests.entrypoints.server.door import (
 )
 
 from omni_actors.entrypoints.server import Limits, serve
-from omni_actors.entrypoints.server.listeners import tls_context
+from omni_actors.entrypoints.server.listeners import INHERITED, tls_context
 
 ONCE = request("/", None, "Connection: close")
 
@@ -135,6 +135,24 @@ async def test_without_descriptors_the_idle_ones_go_and_the_server_lives(caplog:
             await stream.aclose()
         assert (await door.say(ONCE)).startswith(b"HTTP/1.1 200 ")
     assert len([record for record in caplog.records if "accepting pauses" in record.getMessage()]) < 5
+
+
+async def test_connections_have_their_listeners_options() -> None:
+    async with opened() as door, await door.connect():
+        with trio.fail_after(5):
+            while not door.value("http_connections_open"):
+                await trio.sleep(0.002)
+        theirs = []
+        for name in os.listdir("/proc/self/fd"):  # ours among them: the one that speaks for the server's address
+            try:
+                found = socket.socket(fileno=os.dup(int(name)))
+            except OSError:
+                continue
+            with found:
+                if found.family == socket.AF_INET and found.getsockname() == door.address:
+                    theirs.append({option: found.getsockopt(socket.IPPROTO_TCP, option) for option in INHERITED})
+                    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert theirs == [INHERITED] * 2  # the listener and the connection
 
 
 async def test_clients_that_are_gone_before_they_are_accepted() -> None:

@@ -32,8 +32,15 @@ UNSENT = 262_144
 """Most bytes that wait in the kernel to be sent to one client. (Its own default is 4 MiB, and it would tell of a slow
 reader's progress only by thirds of that.)"""
 
-KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
-"""The kernel asks a silent client every 15 s after a minute: one that has vanished is gone after two."""
+INHERITED = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_NOTSENT_LOWAT: UNSENT,
+    socket.TCP_KEEPIDLE: 60,
+    socket.TCP_KEEPINTVL: 15,
+    socket.TCP_KEEPCNT: 4,
+}
+"""Options of TCP that connections have from their listener. The kernel asks a client that is silent for a minute every
+15 s: one that has vanished is gone after two."""
 
 _ABSENT = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -83,7 +90,9 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)  # connections inherit it
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in INHERITED.items():
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
         listener.bind(address)
         _listen(listener)
     except OSError:
@@ -196,10 +205,6 @@ class Door:
         client: tuple[str, int] | None = None
         if isinstance(address, tuple):
             client = (address[0], address[1])
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in KEEPALIVE.items():
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
         stall_s = server.limits.write_s
         if server.tls is None:
             transport = Transport(connection, stall_s)
