@@ -6,6 +6,7 @@ import logging
 import math
 import ssl
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 import trio
@@ -86,7 +87,7 @@ class Server:
 
     def shed(self, number: int) -> int:
         """Close the connections that have been idle for longest. Returns how many there were."""
-        idle = [connection for connection in self.connections if connection.idle][:number]
+        idle = list(islice((connection for connection in self.connections if connection.idle), number))
         for connection in idle:
             connection.end("shed")
         return len(idle)
