@@ -15,7 +15,7 @@ from omni_actors.connectors.packing import Packed, Placed, pack, place
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import FrameTooLarge
-from omni_actors.protocol.errors import ErrorInfo, stage_failed
+from omni_actors.protocol.errors import ErrorInfo, out_of_memory, stage_failed
 from omni_actors.protocol.frames import Ack, Chunk, Ledger, Reply, Step
 from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
 from omni_actors.worker.control import Control
@@ -25,6 +25,9 @@ log = logging.getLogger("omni_actors.worker")
 
 _UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError)
 """What encoding a frame raises."""
+
+_NO_MEMORY = (MemoryError, OSError)
+"""What making a slab raises: no memory, no descriptor."""
 
 
 _END = Packed("", {}, ())
@@ -214,7 +217,7 @@ class Outlet:
             for emit in self._emits:
                 try:
                     self._send(emit, touched)
-                except _UNSENDABLE as problem:
+                except (*_UNSENDABLE, *_NO_MEMORY) as problem:
                     self._unsendable(emit.job.key, problem)
             self._emits.clear()
             self._last_emits.clear()
@@ -267,12 +270,15 @@ class Outlet:
         self._last_emits[key] = emit
 
     def _unsendable(self, key: int, problem: Exception) -> None:
-        """A payload or delta of this request has no encoding, or is too large: the request fails, nothing else does."""
+        """A payload or delta of this request has no encoding, is too large, or finds no memory: the request fails,
+        nothing else does."""
         job = self.jobs.get(key)
         held = job or self.draining.get(key)
         log.error("output cannot be sent: %s", problem, extra={"request": held.request_id if held else None})
         self._done = [(it, done) for it, done in self._done if it.key != key]
-        self._step.failed.append(StageFailed(key, stage_failed(self._stage, "its output cannot be sent").info))
+        unsendable = stage_failed(self._stage, "its output cannot be sent")
+        error = out_of_memory(self._stage) if isinstance(problem, _NO_MEMORY) else unsendable
+        self._step.failed.append(StageFailed(key, error.info))
         if job is not None:
             self._abort(key)
             self.retire(job)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.worker.engines import tiny_models
 from tests.worker.engines.ar_driver import Collector, assert_idle, engine_of, load_adapter, run, work
+from tests.worker.engines.ar_pair import Pair, half
 from tests.worker.engines.faulty import PLACES, FaultyLM, Planted, caches_are_finite
 
+from omni_actors.connectors.payload import Payload, TensorSpecs
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.platforms import CpuPlatform, Fault
 from omni_actors.protocol.request import TokenLogprob
@@ -239,3 +244,85 @@ def test_requests_that_are_all_bad_end_no_worker(adapter: CausalLM, caplog: pyte
 def seen(logprobs: list[TokenLogprob]) -> set[int]:
     """Every token that these tell of, chosen or not."""
     return {entry.token_id for entry in logprobs} | {token_id for entry in logprobs for token_id, _, _ in entry.top}
+
+
+# ---- halves of a split stage
+
+
+def split(first: CausalLM, second: CausalLM) -> Pair:
+    return Pair(
+        half(first, "prefill", block_size=16, kv_blocks=64),
+        half(second, "decode", block_size=8, kv_blocks=128),
+    )
+
+
+@pytest.mark.parametrize("place", ["prefill", "decode", "nan", "sampled"])
+@pytest.mark.parametrize("bad", [0, 5])
+def test_one_of_eight_fails_alone_in_either_half(
+    adapter: CausalLM, alone: list[list[int]], place: str, bad: int
+) -> None:
+    late = PROMPT + bad + 3 if place != "nan" else 0
+    faulty = FaultyLM.of(adapter, {bad: place}, late)
+    pair = split(faulty, adapter) if place in ("prefill", "nan") else split(adapter, faulty)
+    out = pair.run([work(key, STORY[key : key + PROMPT + key], max_tokens=TOKENS, ignore_eos=True) for key in range(8)])
+    assert set(out.errors) == {bad}
+    assert (out.errors[bad].code, out.errors[bad].stage) == ("stage_failed", "llm")
+    assert_others_unharmed(out, {bad}, alone)
+
+
+def test_a_prompt_that_finds_no_memory_to_leave_fails_alone(
+    adapter: CausalLM, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, allocate = split(adapter, adapter), Collector.allocate
+
+    def full(out: Collector, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        if key == 3:
+            raise OSError(12, "Cannot allocate memory")
+        return allocate(out, key, kind, meta, specs)
+
+    monkeypatch.setattr(Collector, "allocate", full)
+    out = pair.run([work(key, STORY[key : key + PROMPT + key], max_tokens=TOKENS, ignore_eos=True) for key in range(8)])
+    assert set(out.errors) == {3}
+    assert_others_unharmed(out, {3}, alone)
+
+
+# ---- anything
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_whoever_fails_wherever_in_whatever_company(adapter: CausalLM, rng: random.Random) -> None:
+    count = 12
+    bad = {key: rng.choice(PLACES) for key in rng.sample(range(count), rng.randrange(count))}
+    faulty = FaultyLM.of(adapter, bad, late=rng.choice([0, 10, 25]))
+    faulty.memory = rng.choice([3, 9, 40, 1 << 30])
+    engine = engine_of(
+        faulty,
+        kv_blocks=rng.choice([14, 30, 100]),
+        block_size=rng.choice([4, 8, 16]),
+        step_tokens=rng.choice([8, 40, 200]),
+        max_batch=rng.choice([2, 5, 30]),
+        prefix_cache=rng.random() < 0.7,
+    )
+    out = Collector()
+    works = []
+    for key in range(count):
+        start, length, most = rng.randrange(30), rng.randrange(1, 35), rng.randrange(1, 15)
+        choices, temperature = rng.choice([1, 1, 3]), rng.choice([0.0, 1.0])
+        prompt = STORY[start : start + length]
+        it = work(key, prompt, max_tokens=most, n=choices, temperature=temperature, seed=key, ignore_eos=True)
+        works.append(it)
+        engine.admit(it)
+        for _ in range(rng.randrange(3)):
+            engine.step(out)
+    while engine.runnable:
+        assert engine.step(out)
+    assert_idle(engine)
+    assert caches_are_finite(engine._runner.cache.layers)
+    assert out.errors.keys() | out.usage.keys() == set(range(count))
+    assert not out.errors.keys() & out.usage.keys()
+    assert {key for key in out.errors if key not in bad} == set()
+    for it in rng.sample([it for it in works if it.key in out.usage], min(3, len(out.usage))):
+        solo = run(engine_of(adapter, kv_blocks=BLOCKS), [it])
+        for index, answer in solo.answers[it.key].items():
+            assert out.answers[it.key][index].token_ids == answer.token_ids

@@ -123,9 +123,10 @@ class AutoregressiveEngine(Engine):
         if self._max_len < adapter.max_model_len:
             log.warning("the KV cache holds %d tokens: the context is cut to that", self._max_len)
 
-    def _warm_up(self) -> None:
-        """Run a prompt and a decode, so that the first request does not pay for what is made on first use."""
-        count = min(16, self._max_len - 1, self._pool.available * self._pool.block_size - 1)
+    def _warm_up(self, most: int = 16) -> None:
+        """Run a prompt of at most so many tokens and a decode, so that the first request does not pay for what is made
+        on first use."""
+        count = min(most, self._max_len - 1, self._pool.available * self._pool.block_size - 1)
         if count < 1:
             return
         sequence = Sequence(-1, 0, 0, [0] * count, count, blocks=self._pool.allocate(self._pool.blocks_for(count + 1)))
@@ -271,7 +272,7 @@ class AutoregressiveEngine(Engine):
         for key, error in computed.failed.items():
             self._condemn(key, error, out)
         if output is None:
-            self._faults.prove(self._warm_up, next(iter(computed.failed.values())))
+            self._faults.prove(lambda: self._warm_up(1), next(iter(computed.failed.values())))
             return True
         due = self._advance(chunks, output, out)
         if exports is not None:
@@ -454,12 +455,14 @@ class AutoregressiveEngine(Engine):
 
     def _send(self, out: Outbox) -> bool:
         """Prompts, or parts of them, leave for the second half; whether any did."""
-        if self._exports is None:
+        if self._exports is None or (sent := self._exports.send(out)) is None:
             return False
-        moved, through = self._exports.send(out)
+        through, failed = sent
         for key in through:
             self._finish(key, Usage(), out)  # the second half tells of the prompt
-        return moved
+        for key, error in failed.items():
+            self._fail(key, error, out)
+        return True
 
     def _export(self, due: list[tuple[Sequence, int]], output: StepOutput, out: Outbox) -> None:
         """These prompts are computed."""
@@ -483,12 +486,12 @@ class AutoregressiveEngine(Engine):
             moved = request.opened = True
             try:
                 self._adapter.import_state(request.work, handover.state)
+                request.choices.append(self._choice(request, request.first, self._limit(request)))
+                output = handover.output(self._adapter.decoder.device)
             except Exception as error:
                 self._fail(request.work.key, error, out)
                 continue
-            request.choices.append(self._choice(request, request.first, self._limit(request)))
             self._scheduler.adopt(request.first)
-            output = handover.output(self._adapter.decoder.device)
             self._deliver(self._sample([(request.first, 0)], output, out), out)
         return moved
 

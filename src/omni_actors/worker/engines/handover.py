@@ -142,10 +142,10 @@ class Exports:
         """Whether :meth:`send` has something to do, given credit."""
         return any(not e.granted or e.sequence.computed > e.sent for e in self._by_key.values())
 
-    def send(self, out: Outbox) -> tuple[bool, list[int]]:
-        """Put out one payload for each request that has a credit. Returns whether anything moved, and the requests
-        that are through."""
-        moved, through = False, []
+    def send(self, out: Outbox) -> tuple[list[int], dict[int, Exception]] | None:
+        """Put out one payload for each request that has a credit. Returns the requests that are through, and those
+        that failed in it; ``None`` if nothing moved."""
+        moved, through, failed = False, list[int](), dict[int, Exception]()
         for key, export in self._by_key.items():
             if export.granted and export.sequence.computed <= export.sent:
                 continue
@@ -157,9 +157,12 @@ class Exports:
                 out.emit(key, export.question)
                 continue
             export.granted = True  # the question's credit is back
-            if self._send_rows(key, export, out):
-                through.append(key)
-        return moved, through
+            try:
+                if self._send_rows(key, export, out):
+                    through.append(key)
+            except Exception as error:
+                failed[key] = error
+        return (through, failed) if moved else None
 
     def remove(self, key: int) -> None:
         self._by_key.pop(key, None)
