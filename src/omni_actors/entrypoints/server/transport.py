@@ -32,7 +32,7 @@ class Transport:
     is ``torn`` then, and nothing more may be sent. One task may receive while another sends.
     """
 
-    __slots__ = ("_rest", "_stall_s", "_steps", "socket", "torn")
+    __slots__ = ("_rest", "_sent", "_stall_s", "_steps", "socket", "torn")
 
     def __init__(self, connection: socket.socket, stall_s: float) -> None:
         self.socket = connection
@@ -40,10 +40,15 @@ class Transport:
         self._stall_s = stall_s
         self._steps = 0
         self._rest = b""
+        self._sent = False
 
     async def receive(self) -> bytes:
         """What has come, as soon as something has; ``b""`` once the peer will send no more, or is gone."""
         if self._steps >= STEPS:  # before the bytes are taken: a cancellation loses none
+            self._steps = 0
+            await trio.lowlevel.checkpoint()
+        if self._sent:  # what answers it is seldom there yet, and is when others have had their turn: no need to wait
+            self._sent = False
             self._steps = 0
             await trio.lowlevel.checkpoint()
         while True:
@@ -67,6 +72,7 @@ class Transport:
         if self._steps >= STEPS:
             self._steps = 0
             await trio.lowlevel.checkpoint()
+        self._sent = True
         if self._rest:
             data, self._rest = self._rest + data, b""
         try:
