@@ -165,6 +165,8 @@ async def test_the_media_process_is_replaced_when_nothing_of_anybody_is_left_in_
             async with media.encoder("flac", 24_000) as encoder:
                 data = await encoder.feed(tone(1.0))
                 nursery.start_soon(orchestrator.control.replace, "media", 0)
+                while not process.drained:
+                    await process.changed.park()
                 nursery.start_soon(begin)
                 await trio.testing.wait_all_tasks_blocked(0.1)
                 assert (process.incarnation, late) == (1, [])
