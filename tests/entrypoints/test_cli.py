@@ -109,6 +109,12 @@ def test_serving_without_weights_says_what_is_missing(capsys: pytest.CaptureFixt
     assert str(absent) in err
 
 
+def test_a_limit_of_keys_is_a_setting() -> None:
+    plan = Deployment("stub", None, (), "cpu", None, None, api_key_limit=3).plan()
+    assert plan.limits.max_per_key == 3
+    assert Deployment("stub", None, (), "cpu", None, None).plan().limits.max_per_key is None
+
+
 def test_a_deadline_is_a_setting() -> None:
     plan = Deployment("stub", None, (), "cpu", None, "echo", deadline=2.5).plan()
     assert (plan.limits.deadline_s, plan.served_model_name) == (2.5, "echo")

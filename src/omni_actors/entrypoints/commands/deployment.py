@@ -27,12 +27,15 @@ class Deployment:
     pipeline: str | None
     served_model_name: str | None
     deadline: float | None = None
+    api_key_limit: int | None = None
 
     def plan(self) -> Plan:
         """The plan of it. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
         overrides = self.settings
         if self.deadline is not None:
             overrides = (*overrides, f"limits.deadline_s={self.deadline}")
+        if self.api_key_limit is not None:
+            overrides = (*overrides, f"limits.max_per_key={self.api_key_limit}")
         return resolve(
             self.model,
             overlay=self.deploy,
@@ -66,9 +69,10 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         pipeline: str | None,
         served_model_name: str | None,
         deadline: float | None = None,
+        api_key_limit: int | None = None,
         **others: Any,
     ) -> Any:
-        deployment = Deployment(model, deploy, settings, platform, pipeline, served_model_name, deadline)
+        deployment = Deployment(model, deploy, settings, platform, pipeline, served_model_name, deadline, api_key_limit)
         return command(deployment, **others)
 
     return wrapped

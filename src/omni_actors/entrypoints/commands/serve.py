@@ -61,6 +61,12 @@ from omni_actors.telemetry import logs
 )
 @click.option("--model-alias", "model_aliases", multiple=True, help="Another name of the model. Repeatable.")
 @click.option(
+    "--api-key-limit",
+    type=click.IntRange(min=1),
+    help="Requests that each key may have under way (limits.max_per_key).  [default: as many as come]",
+    show_default=False,
+)
+@click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds that a request may take (limits.deadline_s).",
