@@ -143,6 +143,21 @@ def test_a_payload_that_cannot_be_sent_ends_the_work_on_its_request(bench: Bench
     assert 1 not in bench.outlet.jobs
 
 
+def test_a_payload_that_finds_no_memory_fails_its_request_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(nbytes: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(bench.outlet.arena, "allocate", full)
+    bench.outlet.emit(1, Payload("text", {}, {"a": np.zeros(1 << 20)}))
+    bench.outlet.emit(2, Payload("text", {"x": 1}))
+    bench.outlet.finish(2, Usage())
+    (step,) = bench.turn()
+    assert isinstance(step, Step)
+    assert [(it.key, it.error.code, it.error.stage) for it in step.failed] == [(1, "out_of_memory", "a")]
+    assert [it.key for it in step.done] == [2]
+    assert bench.aborted == [1]
+
+
 def test_deltas_that_are_too_much_for_one_frame_together_all_arrive(bench: Bench) -> None:
     for i in range(6):
         bench.outlet.text(TextDelta(1 + i % 2, 0, "x" * (4 << 20), [i]))

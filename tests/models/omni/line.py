@@ -18,10 +18,11 @@ import torch
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.pipelines.declaration import Pipeline, Stage
-from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_failed
 from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello, Ledger, Prefix
 from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.worker.checks import InputError
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.engines.ar_options import OPTIONS as AR_OPTIONS
 from omni_actors.worker.engines.decoder import StepInputs, StepOutput
@@ -119,6 +120,11 @@ class Line:
                 return [self.answers[first + i] for i in range(len(asks))]
         raise AssertionError(f"not done after {MAX_STEPS} turns: {self._busy}")
 
+    @property
+    def next_key(self) -> int:
+        """Of the first request of the next run; the others' follow."""
+        return self._done
+
     def idle(self) -> bool:
         """Whether every gauge of every engine is zero."""
         return not any(
@@ -131,7 +137,7 @@ class Line:
     # -- the pump
 
     def _admit(self, key: int, ask: Ask) -> None:
-        answer = self.answers[key] = Answer()
+        self.answers[key] = Answer()
         route = {"thinker"}
         if ask.media:
             route.add("encoder")
@@ -160,7 +166,7 @@ class Line:
                 prefix=ask.prefixes.get(name),
                 delivered=ask.delivered if name == self.last else 0,
             )
-            self._guard(key, answer, lambda name=name, work=work: self.engines[name].admit(work))  # type: ignore[misc]
+            self._guard(key, name, lambda name=name, work=work: self.engines[name].admit(work))  # type: ignore[misc]
             if key not in self._busy:
                 return
         for payload in ask.media:
@@ -188,16 +194,18 @@ class Line:
     def _deliver(self, key: int, stage: str, port: str, payload: Payload | None) -> None:
         def feed() -> None:
             if stage in self._busy.get(key, ()):  # it may have said its last word already
-                answer = self.answers[key]
-                self._guard(key, answer, lambda: self.engines[stage].feed(key, port, payload, payload is None))
+                self._guard(key, stage, lambda: self.engines[stage].feed(key, port, payload, payload is None))
 
         self._mail.append(feed)
 
-    def _guard(self, key: int, answer: Answer, call: Callable[[], Any]) -> None:
+    def _guard(self, key: int, stage: str, call: Callable[[], Any]) -> None:
         try:
             call()
         except OmniError as error:
             self.fail(key, error.info)
+        except InputError as error:  # as the loop does it
+            (source,) = {source for source, targets in self.targets.items() for target, _ in targets if target == stage}
+            self.fail(key, stage_failed(source, str(error)).info)
 
     def emit(self, key: int, stage: str, payload: Payload) -> None:
         copy = Payload(

@@ -44,7 +44,7 @@ class RandomLine(Line):
             self.unread[key, stage] -= payload is not None
             if stage in self._busy.get(key, ()):
                 engine = self.engines[stage]
-                self._guard(key, self.answers[key], lambda: engine.feed(key, port, payload, payload is None))
+                self._guard(key, stage, lambda: engine.feed(key, port, payload, payload is None))
 
         self.unread[key, stage] += payload is not None
         self.boxes[key, stage].append(feed)
