@@ -63,7 +63,8 @@ class WebSocket:
         self._exchange = exchange
         self._limits = connection.server.limits
         self._unparsed = early
-        self._turn = trio.Lock()
+        self._sending = False
+        self._turn = trio.lowlevel.ParkingLot()
         self._reading = False
         self._heard = trio.current_time()
         self._pinged = False
@@ -123,9 +124,9 @@ class WebSocket:
             await trio.lowlevel.checkpoint()
             raise self._closed
         if isinstance(message, str):
-            self._writes.append(Frame(Opcode.TEXT, message.encode()).serialize(mask=False))
+            self._writes.append(_frame(Opcode.TEXT, message.encode()))
         else:
-            self._writes.append(Frame(Opcode.BINARY, message).serialize(mask=False))
+            self._writes.append(_frame(Opcode.BINARY, message))
         await self._flush()
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
@@ -204,9 +205,12 @@ class WebSocket:
             self._pinged = False
         protocol = self._protocol
         if self._unparsed:
-            piece, self._unparsed = self._unparsed[:SLICE], self._unparsed[SLICE:]
+            if len(self._unparsed) <= SLICE:
+                piece, self._unparsed = self._unparsed, b""
+            else:
+                piece, self._unparsed = self._unparsed[:SLICE], self._unparsed[SLICE:]
             protocol.receive_data(piece)
-            protocol.events_received()  # the messages are made of them already
+            protocol.events.clear()  # the messages are made of them already
         else:
             protocol.receive_eof()
         if protocol.state is not State.OPEN and self._closed is None:
@@ -216,8 +220,9 @@ class WebSocket:
                 return
             await self._finish()
             return
-        self._writes += protocol.data_to_send()
-        await self._flush()
+        if protocol.writes:
+            self._writes += protocol.data_to_send()
+            await self._flush()
         if self._unparsed:
             await trio.lowlevel.checkpoint()
 
@@ -242,12 +247,11 @@ class WebSocket:
 
     async def _flush(self) -> None:
         """Frames leave whole, in their order."""
+        while self._sending:  # returns when its own have left, too
+            await self._turn.park()
         if not self._writes:
             return
-        try:
-            self._turn.acquire_nowait()
-        except trio.WouldBlock:
-            await self._turn.acquire()
+        self._sending = True
         try:
             while self._writes:
                 data = self._writes[0] if len(self._writes) == 1 else b"".join(self._writes)
@@ -255,11 +259,13 @@ class WebSocket:
                 if data:  # websockets marks the end by an empty write
                     await self._connection.send(data)
         finally:
-            self._turn.release()
+            self._sending = False
+            if self._turn:
+                self._turn.unpark_all()
 
     def _post(self) -> None:
         """Like :meth:`_flush`, without waiting. A task that is sending takes it along."""
-        if not self._turn.locked():
+        if not self._sending:
             self._connection.transport.send_last(b"".join(self._writes))
             self._writes.clear()
 
@@ -327,6 +333,16 @@ class _Protocol(Protocol):
         if frame.fin:
             self.messages.append("".join(self._text))
             self._text.clear()
+
+
+def _frame(opcode: Opcode, data: bytes) -> bytes:
+    """A whole message in one frame, as a server sends it: not masked (RFC 6455, 5.2)."""
+    size = len(data)
+    if size < 126:
+        return bytes((0x80 | opcode, size)) + data
+    if size < 1 << 16:
+        return b"%c\x7e%b%b" % (0x80 | opcode, size.to_bytes(2, "big"), data)
+    return b"%c\x7f%b%b" % (0x80 | opcode, size.to_bytes(8, "big"), data)
 
 
 def _short(reason: str) -> str:
