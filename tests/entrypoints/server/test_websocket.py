@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import pytest
 import trio
@@ -452,3 +453,23 @@ async def test_a_flood_of_tiny_frames_lets_others_run() -> None:
             longest = max(longest, trio.current_time() - began)
         nursery.cancel_scope.cancel()
         assert longest < 0.1
+
+
+@pytest.mark.parametrize("early", [frame(PING, b"a"), frame(3, b"reserved"), frame(TEXT, b"\xff"), frame(CLOSE, b"")])
+@pytest.mark.parametrize("accepts", [True, False])
+async def test_frames_that_come_early_are_answered_behind_the_handshake(early: bytes, accepts: bool) -> None:
+    """Also where the application listens before it accepts, as ASGI frameworks do."""
+
+    async def listens(socket: WebSocket) -> None:
+        with trio.move_on_after(0.1), suppress(SocketClosed):
+            await socket.receive()
+        if accepts:
+            await socket.accept()
+            await socket.receive()
+        else:
+            await socket.reject(404, [])
+
+    async with opened(websocket=listens) as door:
+        said = await door.say(UPGRADE, early, frame(CLOSE, b"\x03\xe8"))
+        assert said.startswith(b"HTTP/1.1 101 " if accepts else b"HTTP/1.1 404 ")
+        assert (b"\x88" in said.partition(b"\r\n\r\n")[2]) == accepts  # a close

@@ -93,7 +93,7 @@ class WebSocket:
                 raise ValueError("a header with a line break in it")
             response.headers[name] = value
         self.accepted = self._exchange.started = self._exchange.finished = True
-        self._writes.append(response.serialize())
+        self._writes.insert(0, response.serialize())  # before answers to frames that came early
         if self._connection.server.draining:
             self.drain()
         await self._flush()
@@ -246,10 +246,10 @@ class WebSocket:
             self._connection.end_after(self._limits.close_s, "close_timeout")
 
     async def _flush(self) -> None:
-        """Frames leave whole, in their order."""
+        """Frames leave whole, in their order, and none before the handshake's answer."""
         while self._sending:  # returns when its own have left, too
             await self._turn.park()
-        if not self._writes:
+        if not self._writes or not self.accepted:
             return
         self._sending = True
         try:
