@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import pytest
 import trio
 import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.pipelines.builders import ASSISTANT, plan_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -395,6 +400,19 @@ async def test_one_that_needs_two_stages_is_not_kept_out_by_those_that_need_one_
         assert i < 12
 
 
+async def test_when_one_that_had_a_place_kept_leaves_the_place_is_the_next_ones(autojump_clock: MockClock) -> None:
+    limits = ("stages.a.limits.max_inflight=2", "stages.c.limits.max_inflight=1", "limits.priority_ageing_s=5")
+    async with door(*limits) as it:
+        await it.come("first")
+        await it.come("old")
+        await trio.sleep(6)
+        await it.come("part", task="tokens")
+        assert it.order == ["first"]  # the other place in stage a is kept for the old one
+        it.scopes["old"].cancel()
+        await wait_all_tasks_blocked()
+        assert it.order == ["first", "part"]
+
+
 async def test_what_waits_costs_no_task_and_little_memory(autojump_clock: MockClock) -> None:
     async with door("limits.max_inflight=1", "limits.max_queued=5000") as it:
         for i in range(2000):
@@ -404,3 +422,85 @@ async def test_what_waits_costs_no_task_and_little_memory(autojump_clock: MockCl
         await trio.sleep(100)
         assert it.waiting == 0
         assert not it.admission._line._classes
+
+
+come = st.tuples(st.sampled_from(["echo", "tokens", "stream"]), st.integers(-1, 1), st.sampled_from(["", "a", "b"]))
+move = st.tuples(st.sampled_from(["end", "leave", "done"]), st.integers(0, 50))
+LIMITS = ("max_inflight=5", "max_queued=6", "max_per_key=4", "priority_ageing_s=5")
+STAGES = ("a.limits.max_inflight=3", "b.limits.max_inflight=2", "c.limits.max_inflight_tokens=3")
+NARROW = resolve(
+    "stub", platform="cpu", overrides=[*(f"limits.{it}" for it in LIMITS), *(f"stages.{it}" for it in STAGES)]
+)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(come, move, st.integers(0, 9)), max_size=120))
+def test_whatever_happens_bounds_hold_and_who_is_first_and_fits_is_inside(script: list[Any]) -> None:
+    """A number lets so many seconds pass."""
+    clock = Clock()
+    with mock.patch.object(trio, "current_time", clock.time):
+        plan = NARROW
+        admission = Admission(plan)
+        for stage in plan.stages:
+            admission.stage(stage.name, 1, coming=False)
+        cache: dict[Any, Subgraph] = {}
+        seats: list[Seat] = []
+        waiting: list[Any] = []
+
+        def settle() -> None:
+            seats.extend(waiter.seat for waiter in waiting if waiter.seat is not None)
+            waiting[:] = [waiter for waiter in waiting if not waiter.gone]
+
+        for it in script:
+            if isinstance(it, int):
+                clock.now += it
+                continue
+            if len(it) == 3:
+                task, priority, tenant = it
+                request = Request(task=task, priority=priority, tenant=tenant)
+                graph = subgraph(plan, task, ("text",), ("text",), cache)
+                seat = admission.try_enter(request, graph)
+                if seat is not None:
+                    seats.append(seat)
+                else:
+                    with contextlib.suppress(OmniError):
+                        waiting.append(admission._join(request, graph))
+            elif it[0] == "end" and seats:
+                admission.leave(seats.pop(it[1] % len(seats)))
+            elif it[0] == "leave" and waiting:
+                admission._withdraw(waiting.pop(it[1] % len(waiting)))
+            elif it[0] == "done" and seats:
+                seat = seats[it[1] % len(seats)]
+                admission.leave_stage(seat, seat.shape.gates[1].name)
+            settle()
+            holding: Counter[str] = Counter()
+            for seat in seats:
+                holding.update(gate.name for gate in seat.shape.gates if gate not in seat.free)
+            load = admission.load()
+            assert load.stages == {stage.name: holding[stage.name] for stage in plan.stages}
+            assert holding[""] <= 5
+            assert holding["a"] <= 3
+            assert holding["b"] <= 2
+            assert admission._gates["c"].tokens == holding["c"] <= 3
+            assert sum(load.running.values()) == len(seats)
+            assert sum(load.waiting.values()) == len(waiting) == len(admission._line) <= 6
+            tenants = Counter(it.tenant for it in (*seats, *waiting) if it.tenant)
+            assert admission._tenants == tenants
+            assert max(tenants.values(), default=0) <= 4
+            heads = admission._line.heads(trio.current_time(), lambda waiter: waiter.fits())
+            assert not heads or not heads[0].fits()
+        while seats or waiting:
+            for seat in seats:
+                admission.leave(seat)
+            assert seats, "those who wait are not let in"
+            seats.clear()
+            settle()
+        assert not any((*admission.load().stages.values(), *admission.load().running.values(), admission._tenants))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_actors.orchestrator.line import Line, Waiter
@@ -131,6 +131,7 @@ def test_one_that_has_aged_to_the_newcomers_level_does_not_give_way() -> None:
 joins = st.tuples(st.integers(-2, 2), st.sampled_from("abc"), st.sampled_from("xyz"))
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(joins, st.integers(0, 200)), max_size=200))
 def test_nobody_is_lost_or_served_twice(script: list[tuple[int, str, str] | int]) -> None:
     """A number takes the one at that place out of the line (modulo), or, if even, serves the next."""

@@ -263,6 +263,7 @@ class Admission:
             last = self._line.last(waiter, now)
             reason = "queue_full" if many else "queue_bytes"
             self._turn_away(last, self._full(last, now, reason), reason)
+            self._advance(now)
         if waiter.error is not None:
             raise OmniError(waiter.error)
         return waiter
@@ -300,7 +301,7 @@ class Admission:
             return waiter.seat
 
         def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._drop(waiter)
+            self._withdraw(waiter)
             return trio.lowlevel.Abort.SUCCEEDED
 
         waiter.task = trio.lowlevel.current_task()
@@ -345,6 +346,11 @@ class Admission:
             self._forget(waiter.tenant)
         for gate in waiter.shape.gates:
             gate.waiting -= 1
+
+    def _withdraw(self, waiter: _Waiting) -> None:
+        """It does not wait any longer: whom it stood in the way of may be next."""
+        self._drop(waiter)
+        self._advance(trio.current_time())
 
     def _turn_away(self, waiter: _Waiting, error: ErrorInfo, reason: str) -> None:
         self.refused[reason] += 1
