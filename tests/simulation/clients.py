@@ -11,6 +11,7 @@ from omni_actors.orchestrator import Orchestrator, RequestStream
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta
 
+from .deployments import plan_has_tcp
 from .outputs import Expected, expected, fed_value, mix
 from .schedule import STAGES, Load
 from .world import World
@@ -82,8 +83,7 @@ async def client(world: World, orchestrator: Orchestrator, number: int, load: Lo
             await _nothing_more(world, stream, outcome)
         except OmniError as error:
             outcome.error = error.info
-            if error.info.code == "overloaded":
-                world.hit("overload")
+            _check_refusal(world, orchestrator, outcome)
     if scope.cancelled_caught:
         outcome.left = True
     outcome.ended_at = trio.current_time()
@@ -92,6 +92,29 @@ async def client(world: World, orchestrator: Orchestrator, number: int, load: Lo
     word = "left" if outcome.left else "completed" if outcome.completed else outcome.error and outcome.error.code
     world.note(f"{outcome.id} ({load.task} {load.outputs} {load.habit} {load.trouble}): {word}")
     return outcome
+
+
+def _check_refusal(world: World, orchestrator: Orchestrator, outcome: Outcome) -> None:
+    """A request that is refused at once is refused for what is so at that moment."""
+    error = outcome.error
+    assert error is not None
+    if outcome.admitted or trio.current_time() > outcome.begun_at:
+        return
+    load = orchestrator.admission.load()
+    match error.code:
+        case "overloaded":
+            world.hit("refused: full")
+            waiting = sum(load.waiting.values())
+            if waiting < world.limits.max_queued and not (outcome.load.tenant and world.limits.max_per_key):
+                world.violate(f"{outcome.id} is refused for want of room while {waiting} wait")
+            if error.retry_after is None:
+                world.violate(f"{outcome.id} is not told when to come back")
+        case "stage_unavailable":
+            world.hit("refused: down")
+            assert error.stage is not None
+            takes = any(replica.takes for replica in orchestrator.pools[error.stage].replicas)
+            if takes and not world.breaks and not plan_has_tcp(world.schedule.deployment):
+                world.violate(f"{outcome.id} is refused for want of {error.stage}, which is there")
 
 
 async def _receive(world: World, stream: RequestStream, outcome: Outcome) -> None:

@@ -115,6 +115,11 @@ def socket_pair(number: int) -> tuple[socket.socket, socket.socket]:
     return pair
 
 
+def plan_has_tcp(number: int) -> bool:
+    """Whether links can break while both their ends live."""
+    return bool(DEPLOYMENTS[number].tcp)
+
+
 @functools.cache
 def plan_of(number: int) -> Plan:
     """The plan of one of :data:`DEPLOYMENTS`. It has no media process: nothing is decoded or encoded here."""

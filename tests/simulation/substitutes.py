@@ -18,9 +18,10 @@ import trio
 import trio.testing
 
 from omni_actors.actors.errors import ProcessDied
-from omni_actors.connectors import listener, tcp
+from omni_actors.connectors import descriptors, listener, tcp
 from omni_actors.orchestrator import orchestrator, record, wiring
 from omni_actors.protocol.errors import OmniError
+from omni_actors.stages import channel
 from omni_actors.stages.liveness import Watch
 from omni_actors.worker import control, links, loop
 
@@ -33,6 +34,9 @@ FEEDS = 3
 
 MOST_UNSENT = 2048
 """Bytes that may wait for the serving process before a worker makes no more, instead of the usual number."""
+
+RECV_BYTES = 1000
+"""What one read takes, so that much needs several."""
 
 log = logging.getLogger("omni_actors")
 
@@ -69,6 +73,8 @@ def substituted(world: World) -> Iterator[None]:
             (Watch.__init__, "__defaults__", (trio.current_time,)),
             (record, "FEEDS_UNDER_WAY", FEEDS),
             (control, "_MAX_UNSENT", MOST_UNSENT),
+            (descriptors, "RECV_BYTES", RECV_BYTES),
+            (channel, "_RECV_BYTES", RECV_BYTES),
             (listener, "time", clock),
             (tcp, "time", clock),
             (links, "time", clock),

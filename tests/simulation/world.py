@@ -53,7 +53,7 @@ class World:
     closing: bool = False
     """Whether the deployment is being ended."""
     deaths: Counter[str] = field(default_factory=Counter)
-    """Workers that ended before that, by stage."""
+    """Workers that ended before that and were not asked to, by stage."""
     inflicted: Counter[str] = field(default_factory=Counter)
     """Those of them that no request was to blame for."""
     _plans: dict[tuple[str, int], set[str]] = field(default_factory=dict)
