@@ -97,6 +97,15 @@ def test_text_that_is_computed_again_goes_on_behind_what_was_said(
     assert finishes == 1
 
 
+def test_an_end_of_its_own_is_not_told_twice() -> None:
+    ledger = StageLedger("replay")
+    deltas = [TextDelta(0, 0, "ab", [1]), TextDelta(0, 0, "", [], "stop")]
+    assert [ledger.text(delta) for delta in deltas] == deltas
+    ledger.again()
+    assert [ledger.text(delta) for delta in deltas] == [None, None]
+    ledger.done()
+
+
 def test_a_prefix_holds_all_that_was_reported() -> None:
     ledger = StageLedger("prefix")
     assert ledger.again() == (None, 0)

@@ -50,5 +50,8 @@ class Deadlines(Generic[T]):
                 await trio.sleep_forever()
             now = trio.current_time()
             for slot in [slot for slot in self._slots if slot * RESOLUTION_S <= now]:
-                for item in list(self._slots.pop(slot)):
+                entries = self._slots.get(slot, {})
+                while entries:  # one by one: what one leads to may discard others, here and in the next slots
+                    item = next(iter(entries))
+                    self.discard(item, slot)
                     self._expire(item)

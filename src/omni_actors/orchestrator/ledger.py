@@ -38,7 +38,7 @@ class _Text:
         self.ended |= delta.finish_reason is not None
         self.told = max(self.told, self.at)
         self.told_tokens = max(self.told_tokens, self.at_token)
-        if not skip and not skip_tokens:
+        if not skip and not skip_tokens and finish == delta.finish_reason:
             return delta
         text, tokens = delta.text[skip:], delta.token_ids[skip_tokens:]
         if not text and not tokens and finish is None:
