@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 from tests.worker.engines import tiny_models
-from tests.worker.engines.ar_driver import assert_idle, engine_of, load_adapter, run, work
+from tests.worker.engines.ar_driver import MAX_STEPS, Answer, Collector, assert_idle, engine_of, load_adapter, run, work
 from tests.worker.engines.ar_pair import Pair, half
 from tests.worker.engines.ar_resume import Told, attempt, check_every_cut
 
@@ -185,3 +187,60 @@ def test_in_two_halves(adapter: CausalLM, sampling: dict[str, Any], more: dict[s
     check_every_cut(Split(adapter), asked, cuts=[1, 2, 7, 11, 12])
     check_every_cut(Split(adapter, kv_blocks=12, max_batch=2), asked, cuts=[1, 6])
     assert Split(adapter)(asked).answers().keys() == Fresh(adapter)(asked).answers().keys()
+
+
+def test_whatever_goes_on_beside_whatever_nothing_changes_and_nothing_stays(adapter: CausalLM) -> None:
+    """Requests of all kinds, resumed anywhere and aborted anywhere, in a cache that is too small for them, with credits
+    that come and go."""
+    random = Random(5)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"n": 2, **SEEDED},
+        {"logprobs": 1, "stop": ["~" * 5, "never said"], **SEEDED},
+        {"echo": True, "logprobs": 1, "repetition_penalty": 1.2},
+        {"n": 3, "stop_token_ids": list(range(0, 256, 9)), **SEEDED},
+    ]
+    asked = [
+        work(0, PROMPT * random.randint(1, 3), max_tokens=random.randint(1, 30), **kinds[i % 5], routed=i % 2 == 0)
+        for i in range(20)
+    ]
+    told = [Fresh(adapter, kv_blocks=128)(it) for it in asked]
+    engine, out = engine_of(adapter, block_size=4, kv_blocks=40, step_tokens=12, max_batch=6), Collector()
+    waiting = [(i, random.randint(0, len(told[i].steps))) for i in range(20) for _ in range(3)]
+    random.shuffle(waiting)
+    live: dict[int, tuple[int, int]] = {}
+    checked = key = 0
+    for _ in range(MAX_STEPS):
+        if not (waiting or live):
+            break
+        if waiting and len(live) < 8 and random.random() < 0.5:
+            i, cut = waiting.pop()
+            key += 1
+            live[key] = i, cut
+            prefix = told[i].prefix(cut) if cut else None
+            engine.admit(replace(asked[i], key=key, prefix=prefix))
+        if live and random.random() < 0.02:
+            gone = random.choice(list(live))
+            engine.abort(gone)
+            del live[gone]
+        out.blocked = {it for it in live if random.random() < 0.2}
+        if engine.runnable:
+            engine.step(out)
+        for done in [it for it in live if it in out.usage]:
+            i, cut = live.pop(done)
+            before = told[i].answers(cut)
+            for index, whole in told[i].answers().items():
+                had, got = before.get(index, Answer()), out.answers[done][index]
+                assert had.token_ids + got.token_ids == whole.token_ids
+                assert had.text + got.text == whole.text
+                assert (had.finish_reason or got.finish_reason) == whole.finish_reason
+                assert len(had.logprobs) + len(got.logprobs) == len(whole.logprobs)
+            if asked[i].routed:
+                assert "".join(out.emitted[done]) == told[i].emitted
+            checked += 1
+        assert not out.errors
+    assert not waiting
+    assert not live
+    assert checked > 40
+    assert engine.counters()["preemptions_total"]
+    assert_idle(engine)
