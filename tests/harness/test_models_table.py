@@ -36,5 +36,5 @@ def test_every_family_with_checkpoints_can_be_tried_with_a_tiny_one() -> None:
 def test_the_voices_table_has_the_fields_of_a_speech_body() -> None:
     """All but those of every body, of the format and of the timing."""
     documented = {name for row in rows("Voices") for name in re.findall(r"`(\w+)`", row[0])}
-    others = {"input", "model", "response_format", "speed", "stream", "stream_format", "timeout"}
+    others = {"input", "model", "priority", "response_format", "speed", "stream", "stream_format", "timeout"}
     assert documented == set(SpeechRequest.__struct_fields__) - marks(SpeechRequest, Refused).keys() - others
