@@ -28,6 +28,8 @@ from tests.entrypoints.server.door import (
     until,
     until_end,
 )
+from websockets.exceptions import ConnectionClosed
+from websockets.trio.client import connect as websocket_to
 
 from omni_actors.entrypoints.server import Limits, serve
 from omni_actors.entrypoints.server.listeners import INHERITED, tls_context
@@ -264,6 +266,18 @@ async def test_tls(certificate: Path) -> None:
         for one in silent:
             await one.aclose()
         await door.settled()
+        where = f"wss://localhost:{door.address[1]}/socket"
+        async with websocket_to(where, stream=await door.connect(), ssl=trust) as socket_:
+            for message in ("hello", bytes(300_000)):
+                await socket_.send(message)
+                assert await socket_.recv() == message
+            door.stop.set()
+            with pytest.raises(ConnectionClosed) as ended:
+                await socket_.recv()
+            assert ended.value.rcvd is not None
+            assert ended.value.rcvd.code == 1001
+        with trio.fail_after(2):
+            await door.over.wait()
 
 
 async def test_a_certificate_that_is_none(tmp_path: Path) -> None:

@@ -86,7 +86,12 @@ async def test_a_busy_socket_ends_first_and_then_goes_away() -> None:
                 await socket.send(said)
 
     go_on = trio.Event()
-    async with opened(websocket=handler, grace_s=20) as door, socket_to(door) as client, socket_to(door) as idle:
+    limits = Limits(linger_s=0.1)
+    async with (
+        opened(websocket=handler, grace_s=20, limits=limits) as door,
+        socket_to(door) as client,
+        socket_to(door) as idle,
+    ):
         await client.send(frame(1, b"work"))
         await trio.sleep(0.05)
         door.stop.set()

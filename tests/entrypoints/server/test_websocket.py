@@ -129,7 +129,7 @@ async def test_a_clients_close_is_answered_with_its_code(code: int) -> None:
             with pytest.raises(SocketClosed):
                 await socket.send("too late")
 
-    async with opened(websocket=handler) as door, socket_to(door) as client:
+    async with opened(websocket=handler, limits=Limits(linger_s=0.1)) as door, socket_to(door) as client:
         await client.send(close_frame(code, b"why"))
         assert await client.code() == code
         assert await client.read() == (-1, b"")
@@ -138,7 +138,7 @@ async def test_a_clients_close_is_answered_with_its_code(code: int) -> None:
 
 
 async def test_a_close_without_a_code() -> None:
-    async with opened() as door, socket_to(door) as client:
+    async with opened(limits=Limits(linger_s=0.1)) as door, socket_to(door) as client:
         await client.send(frame(CLOSE))
         assert await client.read() == (CLOSE, b"")
         await door.closed("done")

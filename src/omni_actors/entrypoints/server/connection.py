@@ -20,6 +20,9 @@ from omni_actors.entrypoints.server.transport import Stalled, TlsTransport, Tran
 from omni_actors.entrypoints.server.websocket import WebSocket
 from omni_actors.telemetry.metrics import Metrics
 
+CLOSED_S = 1.0
+"""What a client gets to close its connection when it has closed its WebSocket, or the server drains."""
+
 log = logging.getLogger("omni_actors.server")
 
 
@@ -199,7 +202,10 @@ class Connection:
             last = error_response(self._refusal)
         elif self.reason != "done" or self._is_cut() or self._has_all():
             return
-        with trio.move_on_after(self.server.limits.linger_s):
+        linger_s = self.server.limits.linger_s
+        if self.server.draining or (self.socket is not None and self.socket.both_closed):
+            linger_s = min(linger_s, CLOSED_S)
+        with trio.move_on_after(linger_s):
             try:
                 await self.transport.send(last)
                 await self.transport.end_writing()
@@ -210,8 +216,6 @@ class Connection:
 
     def _has_all(self) -> bool:
         """Whether the client has said its last word, and it is read."""
-        if self.socket is not None and self.socket.accepted:
-            return self.socket.both_closed
         return self._parser.complete and not self._parser.keep_alive and not self._pending
 
     def _cut_short(self) -> None:

@@ -73,6 +73,7 @@ class WebSocket:
         self._ended: SocketClosed | None = None
         self._busy = 0
         self._draining = False
+        self._nursery: trio.Nursery | None = None
         self._protocol = _Protocol(self._limits.message_bytes)
         self._messages = self._protocol.messages
         self._response = _handshake(exchange)
@@ -153,12 +154,14 @@ class WebSocket:
     async def serve(self, handler: Callable[[WebSocket], Awaitable[None]]) -> None:
         """Raises what the handler raises, :class:`SocketClosed` excepted."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             if self._limits.ping_s:
                 nursery.start_soon(self._keep_alive)
             try:
                 await handler(self)
             except* SocketClosed:
                 pass
+            self._nursery = None
             nursery.cancel_scope.cancel()
 
     async def part(self, code: int) -> None:
@@ -167,13 +170,14 @@ class WebSocket:
             return
         with trio.move_on_after(self._limits.close_s):
             await self.close(code)
+            await self._flush()
             while not self._protocol.eof_sent:  # that is when both sides have closed
                 await self._read()
 
     @property
     def both_closed(self) -> bool:
-        """Whether the close handshake is done: nothing may come behind it."""
-        return self._protocol.close_rcvd is not None and not self._unparsed
+        """Whether the close handshake is done: nothing should come behind it."""
+        return self._protocol.close_rcvd is not None
 
     def departs(self) -> bool:
         """Whether somebody reads, and so will come to the client's end by itself."""
@@ -242,7 +246,8 @@ class WebSocket:
     def _go_away(self) -> None:
         if self.accepted and self._closed is None:
             self._end(1001, "The server is shutting down.")
-            self._post()
+            if self._nursery is not None:
+                self._nursery.start_soon(self._flush)
             self._connection.end_after(self._limits.close_s, "close_timeout")
 
     async def _flush(self) -> None:
