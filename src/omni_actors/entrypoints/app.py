@@ -23,7 +23,7 @@ from omni_actors.entrypoints import admin, probes
 from omni_actors.entrypoints.asgi import AsgiExchange, Message, Receive, Send
 from omni_actors.entrypoints.guard import Guard, Guarded, new_context, normal_path, refusal
 from omni_actors.entrypoints.http import Call, Exchange, Reply, RequestContext
-from omni_actors.entrypoints.openai import chat, completions, models, speech, sse, transcriptions
+from omni_actors.entrypoints.openai import chat, completions, models, openapi, speech, sse, transcriptions
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server.asgi import Adapter
@@ -68,6 +68,7 @@ ROUTES: tuple[Route, ...] = (
     ("GET", "/health", probes.health),
     ("GET", "/version", probes.version),
     ("GET", "/metrics", probes.metrics),
+    ("GET", "/openapi.json", openapi.describe),
 )
 
 

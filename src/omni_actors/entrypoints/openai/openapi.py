@@ -1,0 +1,226 @@
+"""``GET /openapi.json``: this API as an OpenAPI 3.1 document.
+
+Bodies are described by the very structs that decode them, so the document cannot say of a field what is not so. What a
+deployment does not serve (no such stage) is in it all the same, and answered 404.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from omni_actors.entrypoints.admin import Command
+from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.openai import schemas, transcriptions, voicing
+from omni_actors.entrypoints.openai.audio import CONTENT_TYPES
+from omni_actors.entrypoints.openai.fields import NoOp, Refused, marks
+from omni_actors.entrypoints.services import Services
+from omni_actors.version import __version__
+
+JSON = "application/json"
+SSE = "text/event-stream"
+
+Schema = dict[str, Any]
+
+_OBJECT: Schema = {"type": "object"}
+_TEXT: Schema = {"type": "string"}
+_ANY: Schema = {}
+_REF = "#/components/schemas/{name}"
+_INSIDE = ("ClipPart", "ImagePart", "VideoPart")
+"""What the media process leaves in a body: no client may write it."""
+
+_STATUS = {
+    400: "What was sent is not what this takes; `param` names the field.",
+    401: "An API key is needed.",
+    403: "Not from there.",
+    404: "There is no such model, voice, replica or task here.",
+    408: "The request's own time is up, or its body came too slowly.",
+    409: "Another command is at it.",
+    413: "Too large.",
+    415: "Not in this form.",
+    429: "As many requests as are admitted are under way: come back after `Retry-After` seconds.",
+    500: "A failure of the server; its log has it under the request's id.",
+    503: "A stage that this needs has no live worker: come back after `Retry-After` seconds.",
+}
+_GUARD = (400, 401)
+_WORK = (400, 401, 404, 408, 413, 429, 500, 503)
+_COMMAND = (400, 401, 403, 404, 408, 409, 413, 415, 500, 503)
+
+
+def _array(of: Schema) -> Schema:
+    return {"type": "array", "items": of}
+
+
+def _fields(**properties: Schema) -> Schema:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``bodies`` by content type; ``answers`` are those of status 200, by content type."""
+
+    summary: str
+    answers: dict[str, Schema]
+    errors: Sequence[int]
+    bodies: dict[str, Schema] | None = None
+    other: Schema | None = None
+    """A 503 that is not an error, but the same report."""
+
+
+def _json(summary: str, answer: Schema, errors: Sequence[int] = _GUARD, other: Schema | None = None) -> Operation:
+    return Operation(summary, {JSON: answer}, errors, other=other)
+
+
+def _ref(kind: type[msgspec.Struct] | str) -> Schema:
+    return {"$ref": _REF.format(name=kind if isinstance(kind, str) else kind.__name__)}
+
+
+_CHOICES = _fields(
+    id=_TEXT, object=_TEXT, created={"type": "integer"}, model=_TEXT, choices=_array(_OBJECT), usage=_OBJECT
+)
+_CARD = _fields(id=_TEXT, object={"const": "model"}, created={"type": "integer"}, owned_by=_TEXT, capabilities=_OBJECT)
+_NAMED = _array(_fields(id=_TEXT, name=_TEXT))
+_STATE = _fields(status=_TEXT)
+_REPLICAS = _fields(replicas=_array(_OBJECT))
+_TRANSCRIPT = {JSON: _fields(text=_TEXT), "text/plain": _TEXT, "text/vtt": _TEXT}
+
+
+def _transcription(kind: type[msgspec.Struct]) -> dict[str, Schema]:
+    return {JSON: _ref(kind), "multipart/form-data": _ref(f"{kind.__name__}Form")}
+
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): Operation(
+        "Text and speech for a conversation", {JSON: _CHOICES, SSE: _ANY}, _WORK, {JSON: _ref(schemas.ChatRequest)}
+    ),
+    ("POST", "/v1/completions"): Operation(
+        "Text behind text", {JSON: _CHOICES, SSE: _ANY}, _WORK, {JSON: _ref(schemas.CompletionRequest)}
+    ),
+    ("POST", "/v1/audio/speech"): Operation(
+        "Speech of a text",
+        {**dict.fromkeys((*CONTENT_TYPES.values(), "audio/pcm"), _TEXT), SSE: _ANY},
+        _WORK,
+        {JSON: _ref(voicing.SpeechRequest)},
+    ),
+    ("POST", "/v1/audio/transcriptions"): Operation(
+        "Text of speech",
+        {**_TRANSCRIPT, SSE: _ANY},
+        _WORK,
+        _transcription(transcriptions.TranscriptionRequest),
+    ),
+    ("POST", "/v1/audio/translations"): Operation(
+        "English text of speech", _TRANSCRIPT, _WORK, _transcription(transcriptions.TranslationRequest)
+    ),
+    ("GET", "/v1/audio/voices"): _json("The voices", _fields(voices=_NAMED)),
+    ("GET", "/v1/audio/models"): _json("The models that speak", _fields(models=_NAMED)),
+    ("GET", "/v1/models"): _json("The models", _fields(object={"const": "list"}, data=_array(_CARD))),
+    ("GET", "/v1/models/{name}"): _json("One model", _CARD, (*_GUARD, 404)),
+    ("GET", "/admin/replicas"): _json("Every replica as it is", _REPLICAS, (*_GUARD, 403)),
+    ("POST", "/admin/replicas"): Operation(
+        "Drain, replace, kill or restart replicas", {JSON: _REPLICAS}, _COMMAND, {JSON: _ref(Command)}
+    ),
+    ("GET", "/live"): _json("Whether the process runs", _STATE, (400,)),
+    ("GET", "/ready"): _json("Whether any task can be served", _STATE, (400,), _STATE),
+    ("GET", "/health"): _json("Whether every stage can serve", _STATE, (400,), _STATE),
+    ("GET", "/version"): _json("The version", _fields(version=_TEXT), (400,)),
+    ("GET", "/metrics"): Operation("Metrics for Prometheus", {"text/plain": _TEXT}, (400,)),
+    ("GET", "/openapi.json"): _json("This document", _fields(openapi=_TEXT, info=_OBJECT, paths=_OBJECT)),
+}
+
+
+async def describe(services: Services, call: Call) -> Reply:
+    """The same for every deployment."""
+    return Reply(document())
+
+
+@functools.cache
+def document() -> bytes:
+    paths: dict[str, Schema] = {}
+    for (method, path), operation in OPERATIONS.items():
+        made = paths.setdefault(path, {})
+        made[method.lower()] = _operation(f"{method.lower()} {path}", operation)
+        if "{name}" in path:
+            made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "omni-actors", "version": __version__},
+            "security": [{}, {"key": []}],
+            "paths": paths,
+            "components": {
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+                "schemas": _components(),
+            },
+        }
+    )
+
+
+def _operation(name: str, operation: Operation) -> Schema:
+    responses = {"200": {"description": "Done.", "content": _content(operation.answers)}}
+    for status in operation.errors:
+        responses[str(status)] = {"description": _STATUS[status], "content": _content({JSON: _ref("Error")})}
+    if operation.other is not None:
+        responses["503"] = {"description": "It cannot.", "content": _content({JSON: operation.other})}
+    made: Schema = {"operationId": name, "summary": operation.summary, "responses": responses}
+    if operation.bodies is not None:
+        made["requestBody"] = {"required": True, "content": _content(operation.bodies)}
+    return made
+
+
+def _content(by_type: dict[str, Schema]) -> Schema:
+    return {kind: {"schema": schema} for kind, schema in by_type.items()}
+
+
+def _components() -> dict[str, Schema]:
+    listens = (transcriptions.TranscriptionRequest, transcriptions.TranslationRequest)
+    kinds = (schemas.ChatRequest, schemas.CompletionRequest, voicing.SpeechRequest, *listens, Command)
+    _, made = msgspec.json.schema_components(kinds, ref_template=_REF)
+    structs = [it for room in (schemas, voicing, transcriptions) for it in vars(room).values() if _is_struct(it)]
+    for kind in structs:
+        if kind.__name__ in made:
+            _mark(kind, made[kind.__name__]["properties"])
+    for kind in listens:
+        schema = made[kind.__name__]
+        made[f"{kind.__name__}Form"] = _form(schema)
+        schema["properties"]["input_audio"] = _ref(schemas.InputAudio)
+        schema["required"] = ["input_audio"]
+    for name in _INSIDE:
+        made.pop(name, None)
+    made["Error"] = _fields(
+        error=_fields(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code={"type": ["string", "null"]})
+    )
+    public: dict[str, Schema] = _without_inside(made)
+    return public
+
+
+def _is_struct(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, msgspec.Struct)
+
+
+def _mark(kind: type[msgspec.Struct], properties: dict[str, Schema]) -> None:
+    """What is refused or changes nothing says so."""
+    for name, refused in marks(kind, Refused).items():
+        properties[name] = {"enum": [*refused.neutral, None], "description": f"Anything else: {refused.why}"}
+    for name, no_op in marks(kind, NoOp).items():
+        properties[name]["description"] = f"Changes nothing. {no_op.why}"
+
+
+def _form(schema: Schema) -> Schema:
+    """The same as a form: its fields are texts, lists come under their name with ``[]``."""
+    properties = {name: it for name, it in schema["properties"].items() if name != "input_audio"}
+    named = {f"{name}[]" if name == "timestamp_granularities" else name: it for name, it in properties.items()}
+    named["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}
+    return {"type": "object", "required": ["file"], "properties": named, "additionalProperties": False}
+
+
+def _without_inside(node: Any) -> Any:
+    refs = [_REF.format(name=name) for name in _INSIDE]
+    if isinstance(node, list):
+        return [_without_inside(it) for it in node if not (isinstance(it, dict) and it.get("$ref") in refs)]
+    if isinstance(node, dict):
+        return {key: _without_inside(it) for key, it in node.items() if not (isinstance(it, str) and it in refs)}
+    return node

@@ -1,0 +1,80 @@
+"""The OpenAPI document is true: of every route, and of what schemathesis makes of it against a served deployment."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from omni_actors.entrypoints.app import ROUTES
+from omni_actors.entrypoints.openai.fields import Refused, marks
+from omni_actors.entrypoints.openai.openapi import document
+from omni_actors.entrypoints.openai.schemas import ChatRequest
+
+HERE = Path(__file__).parent
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+def test_every_route_is_in_it_and_no_other() -> None:
+    paths = json.loads(document())["paths"]
+    listed = {(method.upper(), path) for path, it in paths.items() for method in it.keys() & {"get", "post"}}
+    assert listed == {(method, path.replace("<path:name>", "{name}")) for method, path, _ in ROUTES}
+
+
+def test_its_references_lead_somewhere_and_nothing_internal_is_shown() -> None:
+    text = document().decode()
+    known = json.loads(text)["components"]["schemas"]
+    assert set(re.findall(r'"#/components/schemas/(\w+)"', text)) <= set(known)
+    assert not {"ClipPart", "ImagePart", "VideoPart"} & set(re.findall(r"\w+", text))
+
+
+def test_fields_that_are_refused_say_so() -> None:
+    properties = json.loads(document())["components"]["schemas"]["ChatRequest"]["properties"]
+    assert set(properties) == set(ChatRequest.__struct_encode_fields__)
+    for name, mark in marks(ChatRequest, Refused).items():
+        assert properties[name]["enum"] == [*mark.neutral, None]
+        assert mark.why in properties[name]["description"]
+
+
+@pytest.fixture
+def deployment() -> Iterator[str]:
+    """A served stub with short deadlines: what would say words for ever is 408."""
+    command = [sys.executable, "-m", "omni_actors", "serve", "stub-voice", "--platform", "cpu", "--port", "0"]
+    command += ["--set", "limits.deadline_s=0.3"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        found = re.match(r"Serving \S+ on (\S+)", process.stdout.readline())
+        assert found is not None
+        yield found[1]
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(180)
+def test_schemathesis_finds_no_500_and_nothing_undocumented(deployment: str) -> None:
+    """Commands to replicas are left out: they are obeyed."""
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml")]
+    command += ["run", f"{deployment}/openapi.json", "--url", deployment, "--seed", "1", "--max-examples", "10"]
+    command += ["--phases", "coverage,fuzzing", "--checks", CHECKS, "--exclude-path", "/admin/replicas", "--no-color"]
+    environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.conformance.openapi_hooks"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert int(re.findall(r"(\d+) generated, \1 passed", done.stdout)[0]) > 500
+
+
+def test_the_document_is_served(deployment: str) -> None:
+    answer: Any = httpx.get(f"{deployment}/openapi.json").json()
+    assert answer == json.loads(document())
