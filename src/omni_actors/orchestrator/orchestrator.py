@@ -173,8 +173,13 @@ class Orchestrator:
         replicas: dict[str, StageReplica] = {}
         for part in graph.parts:
             name = part.stage.name
-            sources = [replicas[edge.source] for edge in part.inputs]
-            replicas[name] = places.get(name) or self.pools[name].bind(request.affinity, sources)
+            place = places.get(name)
+            if place is None:
+                sources = [replicas[edge.source] for edge in part.inputs]
+                place = self.pools[name].bind(request.affinity, sources)
+            elif not place.live:
+                raise self.pools[name].unavailable()
+            replicas[name] = place
         return replicas
 
     def _begin(
@@ -323,9 +328,12 @@ class Orchestrator:
         self.admission.close(_DRAINING)
 
     async def _stop(self, lives: Mapping[StageReplica, ActorRef[Never]]) -> None:
-        """End all workers, side by side. No other life begins: also a replica that is between two of them ends."""
+        """End all requests and all workers, side by side. No other life begins: also a replica that is between two of
+        them ends."""
         self._close()
         self.recovery.stopping = True
+        for record in list(self.inflight.values()):
+            record.fail(_DRAINING)
 
         async def stop(replica: StageReplica, actor: ActorRef[Never]) -> None:
             await replica.stop()

@@ -130,7 +130,8 @@ class Recovery:
             return
         if error.code == "stage_died":
             alone = replica.casualties == 1
-            tried = trial is not None and trial.place is replica
+            # Not if it is this death that has brought the trial about.
+            tried = trial is not None and trial.place is replica and replica.reserved
             if alone and casualty.strikes[stage] >= _COMPANY:
                 self.poisoned += 1
                 if tried and trial is not None:
@@ -156,7 +157,7 @@ class Recovery:
         record.suspend()
         self.resumed[stage] += 1
         casualty.watched, casualty.since = stage, trio.current_time()
-        if casualty.strikes[stage] > _COMPANY:
+        if error.code == "stage_died" and casualty.strikes[stage] > _COMPANY:
             self._accuse(record, replica)
         else:
             self._go_on(record)

@@ -1,0 +1,92 @@
+"""Trials of suspects, while other things happen: replacements, the end of the server."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
+from omni_actors.pipelines.factory import resolve
+from omni_actors.protocol.errors import OmniError, link_lost
+from omni_actors.protocol.request import TextDelta
+
+from .spine import collect, kill, stub, stub_orchestrator, text_of, until
+
+PACED = "stages.a.options.step_s=0.01"
+
+
+async def suspects(orchestrator: Orchestrator, streams: list[RequestStream]) -> None:
+    """Kill the worker of stage a twice with these in it."""
+    replica = orchestrator.pools["a"].replicas[0]
+    for _ in range(2):
+        await until(lambda: replica.live and len(replica.requests) >= len(streams))
+        kill(replica.pid)
+        await until(lambda: not replica.live)
+
+
+async def test_a_replica_that_is_replaced_during_a_trial_takes_it_up_again() -> None:
+    async with stub_orchestrator() as orchestrator:
+        replica = orchestrator.pools["a"].replicas[0]
+        silent = stub("tokens", stall="a")
+        with trio.fail_after(20):
+            async with orchestrator.open(silent) as one, orchestrator.open(silent) as two:
+                await suspects(orchestrator, [one, two])
+                await until(lambda: list(replica.requests.values()) == [one])
+                await orchestrator.control.replace("a", 0, 0.0)
+                await until(lambda: list(replica.requests.values()) == [one])
+            await until(lambda: not replica.reserved)
+            assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
+        assert replica.incarnation == 4
+
+
+@pytest.mark.parametrize("meanwhile", ["a link breaks", "a replacement"])
+async def test_who_was_cleared_is_not_tried_for_what_is_no_death(meanwhile: str) -> None:
+    async with stub_orchestrator(PACED) as orchestrator:
+        replica = orchestrator.pools["a"].replicas[0]
+        texts: list[str] = []
+
+        async def client(stream: RequestStream) -> None:
+            async with stream:
+                texts.append(text_of([event async for event in stream]))
+
+        streams = [orchestrator.open(stub("tokens", tokens=300)) for _ in range(2)]
+        with trio.fail_after(25):
+            async with trio.open_nursery() as nursery:
+                for stream in streams:
+                    nursery.start_soon(client, stream)
+                await suspects(orchestrator, streams)
+                await until(lambda: replica.live and len(replica.requests) == 2 and not replica.reserved)
+                if meanwhile == "a link breaks":
+                    for stream in streams:
+                        stream.on_failed(replica, stream.key, link_lost("a").info)
+                    assert not orchestrator.recovery.waiting
+                else:
+                    await orchestrator.control.replace("a", 0, 0.0)
+                    assert len(replica.requests) == 2
+                assert not replica.reserved
+        assert texts == ["x" * 300] * 2
+
+
+async def test_requests_that_wait_for_a_replica_end_with_the_deployment() -> None:
+    failures: list[OmniError] = []
+
+    async def client(stream: RequestStream, begun: trio.Event) -> None:
+        async with stream:
+            assert isinstance(await stream.receive(), TextDelta)
+            begun.set()
+            with pytest.raises(OmniError) as ended:
+                while True:
+                    await stream.receive()
+            failures.append(ended.value)
+
+    async with trio.open_nursery() as nursery:
+        async with open_orchestrator(resolve("stub", overrides=(PACED, "limits.restart_delay_s=5"))) as orchestrator:
+            with trio.fail_after(20):
+                await orchestrator.wait_ready()
+                begun = trio.Event()
+                nursery.start_soon(client, orchestrator.open(stub("tokens", tokens=10**9)), begun)
+                await begun.wait()
+                kill(orchestrator.pools["a"].replicas[0].pid)
+                await until(lambda: orchestrator.recovery.waiting == 1)
+        nursery.cancel_scope.deadline = trio.current_time() + 5
+    assert [failure.info.code for failure in failures] == ["draining"]
