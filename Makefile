@@ -21,7 +21,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep -E '^torch==' constraints.txt)
 QWEN_TTS := $(shell grep -E '^qwen-tts-hf==' constraints.txt)
 
-.PHONY: help setup weights demo test lint format bench simulate chaos wheel clean
+.PHONY: help setup weights demo test lint format bench simulate chaos fuzz wheel clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -72,6 +72,10 @@ simulate: setup  ## N schedules of requests and faults under virtual time (SEED=
 
 chaos: setup  ## T seconds of faults against served deployments under load
 	$(BIN)/python -m tests.chaos --seconds $(T) $(if $(SEED),--seed $(SEED)) $(if $(MODEL),--model $(MODEL))
+
+fuzz: setup  ## T seconds of inputs thrown at TARGET=… (without: at each in turn); SEED=…
+	@for target in $(or $(TARGET),$$($(BIN)/python -m tests.fuzz | cut -d' ' -f1)); do \
+		$(BIN)/python -m tests.fuzz $$target --seconds $(T) $(if $(SEED),--seed $(SEED)) || failed=1; done; exit $${failed:-0}
 
 wheel: setup  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

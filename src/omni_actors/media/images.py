@@ -103,14 +103,14 @@ def _pixels(image: Image.Image, within: int | None) -> UInt8:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    image.load()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image.load()
+        try:
             turned = image.getexif().get(_ORIENTATION, 1) != 1
-    except Exception:  # Its EXIF is damaged, the image is not.
-        return image
-    return ImageOps.exif_transpose(image) if turned else image
+        except Exception:  # Its EXIF is damaged, the image is not.
+            return image
+        return ImageOps.exif_transpose(image) if turned else image
 
 
 def _flat(image: Image.Image) -> Image.Image:
