@@ -153,7 +153,7 @@ async def test_t03_with_everything_open_at_once_it_ends_in_time() -> None:
             nursery.start_soon(code_of, 1001)
             with trio.fail_after(2.5):
                 await door.over.wait()
-            assert trio.current_time() - began < 0.5 + 0.3 + 0.5
+            assert trio.current_time() - began < 0.5 + 0.3 + 1
             for name in ("forever", "stubborn", "body"):
                 assert (await until_end(streams[name])).startswith(b"HTTP/1.1 503 "), name
             assert await until_end(streams["fresh"]) == b""
@@ -181,6 +181,6 @@ async def test_a_reader_that_stopped_does_not_hold_up_the_end() -> None:
         door.stop.set()
         with trio.fail_after(2):
             await door.over.wait()
-        assert 0.25 < trio.current_time() - began < 0.8
+        assert 0.25 < trio.current_time() - began < 1.5
         with pytest.raises(trio.BrokenResourceError):
             await until_end(stream)
