@@ -18,8 +18,8 @@ from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
-from omni_actors.orchestrator.recovery import Recovery
 from omni_actors.orchestrator.admission import Load
+from omni_actors.orchestrator.recovery import Recovery
 from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError
