@@ -67,6 +67,19 @@ async def test_who_was_cleared_is_not_tried_for_what_is_no_death(meanwhile: str)
         assert texts == ["x" * 300] * 2
 
 
+async def test_an_operator_who_kills_a_worker_makes_nobody_a_suspect() -> None:
+    async with stub_orchestrator("limits.max_resumes=1", "limits.restart_delay_s=0.01") as orchestrator:
+        replica = orchestrator.pools["a"].replicas[0]
+        with trio.fail_after(20):
+            async with orchestrator.open(stub("tokens", stall="a")) as alone:
+                for _ in range(3):
+                    orchestrator.control.kill("a", 0)
+                    await until(lambda: not replica.live)
+                    await until(lambda: bool(replica.requests))
+                assert not alone.casualty.resumes
+                assert not alone.casualty.strikes
+
+
 async def test_requests_that_wait_for_a_replica_end_with_the_deployment() -> None:
     failures: list[OmniError] = []
 

@@ -91,7 +91,8 @@ def stage_died(stage: str, retry_after: float = 1.0) -> OmniError:
 
 
 def stage_replaced(stage: str, retry_after: float = 1.0) -> OmniError:
-    """The worker that held the request was replaced by command (503)."""
+    """The worker that held the request was ended (503), by command or because another request was stuck in it: that
+    says nothing about this one."""
     return OmniError(
         ErrorInfo(
             message=f"The worker of stage '{stage}' was replaced while it held this request.",

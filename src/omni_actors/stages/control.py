@@ -99,7 +99,8 @@ class Control:
         return _status(replica)
 
     def kill(self, stage: str, index: int) -> ReplicaStatus:
-        """End a replica's worker at once, as a crash: its requests go on elsewhere or later, as after any death."""
+        """End a replica's worker at once, as a crash does: its requests go on elsewhere or later, as after any death,
+        but none is suspected of it."""
         replica = self._find(stage, index)
         log.warning("%s is killed by command", replica.name)
         replica.kill("killed", "killed by command")

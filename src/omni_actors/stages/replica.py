@@ -310,8 +310,9 @@ class StageReplica:
         """This life is over: tell everybody who waits for it. Idempotent. No ``cause``: with the whole deployment."""
         if self.state is ReplicaState.DEAD:
             return
-        # Who is ended in the midst of being drained has done nothing wrong, nor have its requests.
-        gone = stage_replaced if self.state is ReplicaState.DRAINING else stage_died
+        # Where it is ended by command, or for a request that is over, those in it have done nothing wrong.
+        blameless = self.state is ReplicaState.DRAINING or cause in ("killed", "unreleased")
+        gone = stage_replaced if blameless else stage_died
         if self.state is ReplicaState.DRAINING and not self.renewing:
             cause = error = None
         self.lives.end(cause, error)
