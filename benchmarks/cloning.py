@@ -97,6 +97,9 @@ class FirstSound:
     def media(self, chunk: MediaChunk) -> None:
         self.seen = True
 
+    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
+        pass
+
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)
 

@@ -28,7 +28,7 @@ class SplitLine(Line):
         super().__init__(split(pipeline, ["thinker"]), folder, options)
 
     def _admit(self, key: int, ask: Ask) -> None:
-        answer = self.answers[key] = Answer()
+        self.answers[key] = Answer()
         route = {FIRST, "thinker"}
         if ask.media:
             route.add("encoder")
@@ -45,7 +45,7 @@ class SplitLine(Line):
             params = {section: sections[section] for section in stage.sections if section in sections}
             routed = any(target in route for target, _ in self.targets[name])
             work = Work(key, f"r{key}", params, ports, visible=name == "thinker", routed=routed or name == self.last)
-            self._guard(key, answer, lambda name=name, work=work: self.engines[name].admit(work))  # type: ignore[misc]
+            self._guard(key, name, lambda name=name, work=work: self.engines[name].admit(work))  # type: ignore[misc]
         for payload in ask.media:
             self._deliver(key, "encoder", "media", payload)
         if ask.media:

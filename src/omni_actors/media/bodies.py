@@ -81,7 +81,9 @@ class ChatBody:
         if not isinstance(self._tree, dict):
             raise invalid_request("The body must be a JSON object.", code="invalid_json")
         timeout = self._tree.get("timeout")
-        self.timeout_s = float(timeout) if type(timeout) in (int, float) and abs(timeout) < _MOST else None
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or abs(timeout) >= _MOST:
+            timeout = None
+        self.timeout_s = None if timeout is None else float(timeout)
         """The body's own budget; whoever decodes the rest says whether it may be that."""
         self._video = _video_kwargs(self._tree)
         self.parts = list(self._find())
