@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from tests.fuzz import doors, frames, inputs, media, settings, workers
+from tests.fuzz import doors, downloads, frames, inputs, media, settings, workers
 
-_ALL = (
-    doors.HTTP,
-    doors.WEBSOCKET,
-    *frames.TARGETS,
-    *inputs.TARGETS,
-    *media.TARGETS,
-    *settings.TARGETS,
-    *workers.TARGETS,
-)
+_ROOMS = (frames, workers, inputs, downloads, media, settings)
 
-TARGETS = {target.name: target for target in _ALL}
+TARGETS = {it.name: it for it in (doors.HTTP, doors.WEBSOCKET, *(it for room in _ROOMS for it in room.TARGETS))}
