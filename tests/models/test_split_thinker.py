@@ -49,6 +49,8 @@ def asks() -> list[Ask]:
     return made
 
 
+@pytest.mark.deadline(120)
+@pytest.mark.slow
 def test_a_split_thinker_without_a_talker_needs_no_states(tiny_model: Callable[[str], Path]) -> None:
     """Only its first half has an edge to hand on by: what that keeps for a next stage is let lie."""
     pipeline: Pipeline = resolve_name("omni_actors.models.qwen3_omni.pipeline:PIPELINE")
