@@ -203,8 +203,8 @@ def judge(world: World, outcome: Outcome, closing: bool) -> None:
         may.add("stage_unavailable")
     if world.deaths.total() > world.limits.max_resumes:
         may.add("stage_died")
-    if error.stage is not None and world.inflicted[error.stage] > 1:
-        may.add("poison")  # it may well have been alone at the second of them
+    if error.stage is not None and world.inflicted[error.stage] and world.deaths[error.stage] > 1:
+        may.add("poison")  # it may well have been alone when that befell its worker
     if world.breaks:
         may |= {"link_lost", "stage_unavailable"}
     if "drain" in world.commands and not outcome.admitted:

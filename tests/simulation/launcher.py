@@ -129,7 +129,7 @@ class SimChild(ChildProcess):
             else:
                 os.close(page)
             self._theirs.close()
-            if not world.closing and code != 0:
+            if code != 0:
                 world.deaths[self.stage] += 1
                 world.inflicted[self.stage] += not (self.engine and self.engine.blamed)
             world.note(f"{self.name} ends: {self._signal or code}")

@@ -105,7 +105,6 @@ async def _run(world: World) -> None:
                     clients.start_soon(one, number, load)
                 if schedule.end:
                     await trio.sleep(schedule.end / 1000)
-                    world.closing = True
                     world.hit("shutdown")
                     await orchestrator.drain(schedule.end / 400)
             faults.cancel_scope.cancel()
@@ -115,7 +114,6 @@ async def _run(world: World) -> None:
             await _settle(world, orchestrator)
             for what in leftovers(clean, sizes(orchestrator)):
                 world.violate(f"at idle, {what}")
-        world.closing = True
         for stage, count in orchestrator.recovery.resumed.items():
             world.hits[f"resumed:{stage}"] += count
         stuck = sum(replica.lives.ends["stuck"] for pool in orchestrator.pools.values() for replica in pool.replicas)

@@ -50,10 +50,8 @@ class World:
     """What an operator has done."""
     breaks: int = 0
     """Links that were broken while both ends lived."""
-    closing: bool = False
-    """Whether the deployment is being ended."""
     deaths: Counter[str] = field(default_factory=Counter)
-    """Workers that ended before that and were not asked to, by stage."""
+    """Workers that ended and were not asked to, by stage."""
     inflicted: Counter[str] = field(default_factory=Counter)
     """Those of them that no request was to blame for."""
     _plans: dict[tuple[str, int], set[str]] = field(default_factory=dict)
@@ -114,8 +112,8 @@ class World:
         assert child.worker is not None
         replica = self.orchestrator.pools[child.stage].replicas[child.replica]
         found: set[int] = set()
-        if replica.pid != child.pid:
-            return frozenset()  # its life is over, and its end on its way
+        if replica.pid != child.pid or replica._channel is None or replica._channel._out:
+            return frozenset()  # its life is over, and its end on its way; or what it is told has no room to get there
         for key in child.worker._out.jobs:
             record = replica.requests.get(key)
             if record is None or not record.state.live or record.key != key:  # type: ignore[attr-defined]
