@@ -64,13 +64,19 @@ def deployment() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.deadline(180)
-def test_schemathesis_finds_no_500_and_nothing_undocumented(deployment: str) -> None:
+def test_schemathesis_finds_no_500_and_nothing_undocumented(deployment: str, tmp_path: Path) -> None:
     """Commands to replicas are left out: they are obeyed."""
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml")]
     command += ["run", f"{deployment}/openapi.json", "--url", deployment, "--seed", "1", "--max-examples", "10"]
     command += ["--phases", "coverage,fuzzing", "--checks", CHECKS, "--exclude-path", "/admin/replicas", "--no-color"]
-    environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.conformance.openapi_hooks"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    environment = {
+        **os.environ,
+        "SCHEMATHESIS_HOOKS": "tests.conformance.openapi_hooks",
+        "PYTHONPATH": str(HERE.parents[1]),
+    }
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=170, check=False
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert int(re.findall(r"(\d+) generated, \1 passed", done.stdout)[0]) > 500
 
