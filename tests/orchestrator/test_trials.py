@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
+
 import pytest
 import trio
 
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
 from omni_actors.pipelines.factory import resolve
-from omni_actors.protocol.errors import OmniError, link_lost
+from omni_actors.protocol.errors import OmniError, link_lost, stage_died
 from omni_actors.protocol.request import TextDelta
+from omni_actors.stages.replica import StageReplica
 
 from .spine import collect, kill, stub, stub_orchestrator, text_of, until
 
@@ -65,6 +69,36 @@ async def test_who_was_cleared_is_not_tried_for_what_is_no_death(meanwhile: str)
                     assert len(replica.requests) == 2
                 assert not replica.reserved
         assert texts == ["x" * 300] * 2
+
+
+def _dead(replica: StageReplica) -> bool:
+    return not replica.live
+
+
+def _runs(record: RequestStream) -> bool:
+    return record.state.live and record.key >= 0
+
+
+async def test_trials_of_two_stages_do_not_wait_for_each_other() -> None:
+    """Each one's suspects need the other's replica."""
+    async with stub_orchestrator("limits.restart_delay_s=0.01") as orchestrator, contextlib.AsyncExitStack() as stack:
+        a, b = (orchestrator.pools[name].replicas[0] for name in "ab")
+        with trio.fail_after(25):
+            of_a = [await stack.enter_async_context(orchestrator.open(stub(stall="a"))) for _ in range(2)]
+            of_b = [await stack.enter_async_context(orchestrator.open(stub(stall="b"))) for _ in range(2)]
+            for _ in range(2):
+                await until(lambda: all("a" in it.usage for it in of_b) and all(it.key >= 0 for it in of_a))
+                for replica in (a, b):
+                    kill(replica.pid)
+                    await until(partial(_dead, replica))
+            assert [dict(it.casualty.strikes) for it in of_a + of_b] == [{"a": 2}] * 2 + [{"b": 2}] * 2
+            for record in of_a + of_b:
+                await until(lambda: any(map(_runs, of_a + of_b)))
+                assert [it for it in of_a + of_b if _runs(it)] == [record]
+                record.fail(stage_died("a").info)
+            await until(lambda: not orchestrator.inflight)
+        assert not a.reserved
+        assert not b.reserved
 
 
 async def test_an_operator_who_kills_a_worker_makes_nobody_a_suspect() -> None:

@@ -228,6 +228,8 @@ class RequestStream:
         if self._unreleased and key == self.key and self.seat is not None:
             self._orchestrator.admission.leave_stage(self.seat, replica.stage.name)
         self._settle()
+        if replica.reserved:
+            self._orchestrator.recovery.left(replica)
 
     def on_fed(self, key: int, count: int) -> None:
         if key == self.key:

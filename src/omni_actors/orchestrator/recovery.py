@@ -8,7 +8,7 @@ Any request of a worker may have been what killed it. The first time all of them
 together, since a worker seldom dies of its requests. Those whose worker dies once more are tried: one at a time, on the
 replica that died, which takes no others until that is done. Who has got further there than before is cleared, and stays
 while the next one is tried. If the worker dies even so, that one is tried first with nobody beside it, and then the
-others so, until the culprit is found. Who dies alone is refused as poison.
+others so, until the culprit is found. Who dies alone is refused as poison. One stage's trial follows on another's.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ log = logging.getLogger("omni_actors.orchestrator")
 @dataclass(slots=True)
 class Casualty:
     """A request as the deaths around it go: how many attempts it had on account of them, how many of the deaths of
-    each stage may be its doing, and the stage whose next word about it is waited for since ``since`` (trio time)."""
+    each stage may be its doing, and since when (trio time) the next word of which stages about it is waited for."""
 
     resumes: int = 0
     strikes: Counter[str] = field(default_factory=Counter)
-    watched: str | None = None
-    since: float = 0.0
+    watched: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -156,7 +155,7 @@ class Recovery:
         log.info("resumes after the end of %s", replica.name, extra={"request": record.id})
         record.suspend()
         self.resumed[stage] += 1
-        casualty.watched, casualty.since = stage, trio.current_time()
+        casualty.watched[stage] = trio.current_time()
         if error.code == "stage_died" and casualty.strikes[stage] > _COMPANY:
             self._accuse(record, replica)
         else:
@@ -164,11 +163,10 @@ class Recovery:
 
     def progress(self, record: RequestStream, replica: StageReplica) -> None:
         """A stage has said something about a request that was in a death."""
-        casualty = record.casualty
-        if replica.stage.name != casualty.watched:
+        since = record.casualty.watched.pop(replica.stage.name, None)
+        if since is None:
             return
-        casualty.watched = None
-        pause_s = trio.current_time() - casualty.since
+        pause_s = trio.current_time() - since
         self.pauses_s.append(pause_s)
         self.pauses += 1
         self.paused_s += pause_s
@@ -180,30 +178,37 @@ class Recovery:
         """A request is terminal: it waits for nothing any more."""
         self._wait_no_more(record)
         if record in self._accused:
-            for trial in self._trials.values():
+            self._acquit(record)
+            for trial in list(self._trials.values()):
                 if record in trial.waiting:
                     trial.waiting.remove(record)
-            self._acquit(record)
+                    if trial.on is None and not trial.waiting:
+                        self._close(trial)
 
     def released(self, record: RequestStream) -> None:
-        """No worker holds it any more: the next one can be alone."""
+        """No worker holds it any more: the next one can be tried."""
         for trial in list(self._trials.values()):
-            if trial.on is record or (trial.on is None and trial.strict):
+            if trial.on is record:
                 self._next(trial)
+
+    def left(self, replica: StageReplica) -> None:
+        """An attempt is no more in a replica that is reserved: if it was the last one, somebody can be alone there."""
+        trial = self._trials.get(replica.stage.name)
+        if trial is not None and trial.place is replica and trial.on is None and trial.strict:
+            self._next(trial)
 
     def ready(self, replica: StageReplica) -> None:
         """A replica is ready, and linked: who waits goes on."""
         trial = self._trials.get(replica.stage.name)
-        if trial is not None and trial.place is replica:
-            replica.reserved = True
-            if trial.on is None:
-                self._next(trial)
+        if trial is not None and trial.place is replica and trial is self._first:
+            self._open(trial)
         self.wake()
 
     def wake(self) -> None:
         """A replica or a link may be there that a request waits for."""
         for record in list(self._waiting):
-            self._go_on(record)
+            if record in self._waiting:  # else what another one came to has brought it on
+                self._go_on(record)
 
     # ---- going on
 
@@ -247,6 +252,9 @@ class Recovery:
     def _accuse(self, record: RequestStream, replica: StageReplica) -> None:
         """Try a request on the replica that died with it, once that is back."""
         trial = self._trials.setdefault(replica.stage.name, _Trial())
+        for other in list(self._trials.values()):
+            if other.on is record and other is not trial:  # that stage is not what it is accused of now
+                self._next(other)
         if trial.on is record:
             trial.on = None
             trial.waiting.appendleft(record)
@@ -259,13 +267,26 @@ class Recovery:
     def _acquit(self, record: RequestStream) -> None:
         self.overdue.discard(record, self._accused.pop(record))
 
+    @property
+    def _first(self) -> _Trial | None:
+        """The trial that is under way. Those of other stages wait for its end: each keeps a replica to itself that the
+        others' suspects may need."""
+        return next(iter(self._trials.values()), None)
+
+    def _open(self, trial: _Trial) -> None:
+        """The replica is there: nobody else gets in from now on."""
+        assert trial.place is not None
+        trial.place.reserved = True
+        if trial.on is None:
+            self._next(trial)
+
     def _next(self, trial: _Trial) -> None:
         """Try the next suspect, or give the replica back to all."""
         place = trial.place
         assert place is not None
         trial.on = None
         if trial.strict and place.requests:
-            return  # :meth:`released` comes back to it
+            return  # :meth:`left` comes back to it
         while trial.waiting and trial.on is None:
             if not place.live:
                 return  # :meth:`ready` comes back to it
@@ -274,7 +295,19 @@ class Recovery:
             self._go_on(record)
             if trial.on is record and not record.state.live:  # else its end has brought the next one on
                 trial.on = None
-        if trial.on is None and self._trials.pop(place.stage.name, None) is not None:
-            place.reserved = False
-            self._returned()
-            self.wake()
+        if trial.on is None:
+            self._close(trial)
+
+    def _close(self, trial: _Trial) -> None:
+        """Nobody is left to be tried."""
+        place = trial.place
+        assert place is not None
+        if self._trials.get(place.stage.name) is not trial:
+            return  # it has been closed on the way
+        del self._trials[place.stage.name]
+        place.reserved = False
+        following = self._first
+        if following is not None and following.place is not None and following.place.live:
+            self._open(following)
+        self._returned()
+        self.wake()
