@@ -16,16 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h11
 import trio
 from tests.conformance.rfc6455 import UPGRADE, expected, frame, read_frames
 from tests.entrypoints.fakes import PIPELINE, FakeOrchestrator
 from tests.entrypoints.server.door import App
-from tests.fuzz.target import One, Target, chance, cuts
+from tests.fuzz.target import One, Target, chance, cuts, plain
 from tests.media.room import Room
 from tests.pipelines.builders import plan_of
 
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.server import Limits, serve
+from omni_actors.entrypoints.server.parser import METHODS, BadRequest, RequestParser
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.telemetry.metrics import Metrics
@@ -321,6 +323,67 @@ def _sockets() -> list[bytes]:
     ]
 
 
+Requests = tuple[list[tuple[object, ...]], int]
+"""Those that are whole, and the status that ends the connection (0: none)."""
+
+
+def _parsed(data: bytes) -> None:
+    """Cut differently, and to another parser, a stream is the same requests: nobody can hide one in another."""
+    whole, cut = _read([data]), _read(cuts(data, 12))
+    sizes = {whole[1], cut[1]} & {414, 431}  # how much came at once decides which bound is met first
+    assert whole == cut or sizes, f"{cut} instead of {whole}"
+    for ours, theirs in zip(whole[0], _by_h11(data), strict=False):
+        assert (ours[0], ours[2], ours[6]) == theirs, f"to h11 {ours} is {theirs}"
+    for method, version, target, *_ in whole[0]:
+        assert method in METHODS
+        assert version in ("1.0", "1.1")
+        assert b"\n" not in target  # type: ignore[operator]
+
+
+def _by_h11(data: bytes) -> Iterator[tuple[str, bytes, bytes]]:
+    """Method, target and body of the requests as another parser takes them, as far as it takes them."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 16)
+    connection.receive_data(data)
+    with contextlib.suppress(h11.ProtocolError):
+        while True:
+            request, body = connection.next_event(), b""
+            if not isinstance(request, h11.Request):
+                return
+            while isinstance(event := connection.next_event(), h11.Data):
+                body += event.data
+            if not isinstance(event, h11.EndOfMessage):
+                return
+            yield request.method.decode(), request.target, body
+            if connection.their_state is not h11.DONE:
+                return
+            connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+            connection.send(h11.EndOfMessage())
+            connection.start_next_cycle()
+
+
+def _read(pieces: list[bytes]) -> Requests:
+    parser = RequestParser(Limits(head_bytes=1000, headers=16, request_line_bytes=300))
+    found: list[tuple[object, ...]] = []
+    fresh = True
+    for piece in pieces:
+        while piece:
+            if fresh and not (piece := piece.lstrip(b"\r\n")):  # as the connection does
+                break
+            fresh = False
+            try:
+                piece = parser.feed(piece)
+            except BadRequest as error:
+                return found, error.status
+            if parser.complete:
+                head = (parser.method, parser.version, parser.target, parser.path, parser.query, parser.headers)
+                found.append((*head, b"".join(parser.body), parser.keep_alive, parser.upgrade))
+                if parser.upgrade or not parser.keep_alive:
+                    return found, 0
+                parser.next()
+                fresh = True
+    return found, 0
+
+
 HTTP = Target(
     "http",
     "nothing: what comes is answered or cut off, the next is answered, nothing is an error in the log, nothing stays",
@@ -354,6 +417,8 @@ HTTP = Target(
     ),
 )
 
+PARSER = Target("http-parser", "BadRequest", plain(_parsed), _requests, HTTP.words)
+
 WEBSOCKET = Target(
     "websocket",
     "nothing: frames are answered as RFC 6455 says, the next request is answered, nothing stays",
@@ -370,3 +435,5 @@ WEBSOCKET = Target(
         b"\x80\x00",
     ),
 )
+
+TARGETS = (HTTP, WEBSOCKET, PARSER)

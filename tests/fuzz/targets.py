@@ -6,4 +6,4 @@ from tests.fuzz import doors, downloads, frames, inputs, media, settings, worker
 
 _ROOMS = (frames, workers, inputs, downloads, media, settings)
 
-TARGETS = {it.name: it for it in (doors.HTTP, doors.WEBSOCKET, *(it for room in _ROOMS for it in room.TARGETS))}
+TARGETS = {it.name: it for it in (*doors.TARGETS, *(it for room in _ROOMS for it in room.TARGETS))}
