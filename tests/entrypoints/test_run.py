@@ -32,10 +32,12 @@ def test_json_has_text_usage_and_times() -> None:
 
 
 @pytest.mark.deadline(60)
-def test_a_failure_is_one_line() -> None:
+def test_a_failure_is_one_line_behind_the_workers_own() -> None:
     done = run("--params", '{"stub": {"text": "hi", "fail": "b"}}')
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Error: Stage 'b': asked to fail\n"
+    *logged, said = done.stderr.splitlines()
+    assert said == "Error: Stage 'b': asked to fail"
+    assert [" b#0@1[" in line and "asked to fail" in line for line in logged] == [True]
 
 
 @pytest.mark.parametrize(
