@@ -17,7 +17,7 @@ from omni_actors.orchestrator import open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.liveness import HEARTBEAT_S, PAGE_BYTES, Activity
-from omni_actors.stages.liveness import GRACE_S, Beat, Page, Watch, budget_s
+from omni_actors.stages.liveness import GRACE_S, WAIT_BUDGET_S, Beat, Page, Watch, budget_s
 from omni_actors.worker.liveness import Liveness
 
 Clock = trio.testing.MockClock
@@ -105,6 +105,22 @@ async def test_who_is_stuck_in_something_short_after_something_long_is_found_out
     async with trio.open_nursery() as nursery:
         nursery.start_soon(worker)
         assert await it.stuck_after(1000) == pytest.approx(11 + GRACE_S)
+
+
+@pytest.mark.parametrize("suspended_at", [5.0, 20.0 + GRACE_S / 2])
+async def test_time_in_which_everybody_stood_still_is_nobodys(autojump_clock: Clock, suspended_at: float) -> None:
+    it = bench(Activity.WORKING)
+
+    async def suspend() -> None:
+        await trio.sleep(suspended_at)
+        autojump_clock.jump(3600)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(suspend)
+        after = await it.stuck_after(10_000)
+        assert after is not None
+        slept = WAIT_BUDGET_S if suspended_at < 20 else GRACE_S  # at most, of what it stood still
+        assert 3600 + 20 - slept <= after <= 3600 + 20 + 2 * GRACE_S
 
 
 async def test_who_moves_in_the_last_moment_lives(autojump_clock: Clock) -> None:

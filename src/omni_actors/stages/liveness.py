@@ -99,7 +99,8 @@ def budget_s(stage: StagePlan, activity: Activity) -> float:
 
 
 class Watch:
-    """Watches one life of a worker. ``has_work`` says whether it has anything to do. ``clock`` is the worker's own."""
+    """Watches one life of a worker. ``has_work`` says whether it has anything to do. ``clock`` is the worker's own.
+    For how long this process overslept, because it stood still itself, counts against nobody."""
 
     def __init__(
         self, stage: StagePlan, sign: Sign, has_work: Callable[[], bool], clock: Callable[[], float] = time.monotonic
@@ -127,10 +128,12 @@ class Watch:
             beat = self._sign.read()
             begun = max(beat.moved, self._since)
             left = begun + budget_s(self._stage, beat.activity) - self._clock()
-            if left > 0:
-                # What it does next may have a shorter budget, which cannot be over before that.
-                await trio.sleep(min(left, self._shortest_s))
-                continue
-            await trio.sleep(GRACE_S)
-            if self._has_work() and self._sign.read() == beat:
+            # What it does next may have a shorter budget, which cannot be over before that.
+            pause_s = min(left, self._shortest_s) if left > 0 else GRACE_S
+            due = self._clock() + pause_s
+            await trio.sleep(pause_s)
+            if (late := self._clock() - due) > GRACE_S:
+                # This process stood still, and the worker perhaps with it (a machine that was suspended, say).
+                self._since = max(self._since, begun + late)
+            elif left <= 0 and self._has_work() and self._sign.read() == beat:
                 return f"no sign of life for {self._clock() - begun:.1f} s, {beat}"
