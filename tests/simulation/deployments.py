@@ -17,7 +17,7 @@ from omni_actors.pipelines.registry import Registry
 def _stage(name: str, engine: str, *ports: Port, emits: str | None = None, recovery: Recovery = "replay") -> Stage:
     return Stage(
         name=name,
-        engine=f"tests.simulation.engines:{engine}",
+        engine=f"{__package__}.engines:{engine}",
         ports=ports,
         sections=("sim",),
         emits=emits,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -22,8 +25,31 @@ from .world import WORLD, World
 PATIENCE_S = 2000.0
 """Virtual seconds that a run may take: each request's deadline, and what follows on it."""
 
+SPIN_S = 10.0
+"""Seconds of CPU time that a run may take (it takes some hundredths)."""
+
 SETTLE_S = 120.0
 """Virtual seconds after the last client until nothing of it is left, and all workers are back."""
+
+
+class _Spinning(BaseException):
+    """Somebody does not let time go by."""
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Interrupt a run that takes too much CPU time."""
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise _Spinning
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SPIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +79,22 @@ def run(schedule: Schedule, *, tracing: bool = False) -> Report:
         elapsed = trio.current_time() - begun
 
     world.clock = virtual_clock()
-    with substituted(world):
+    with substituted(world), _bounded():
         try:
             trio.run(main, clock=world.clock, strict_exception_groups=True)
         except trio.TrioInternalError as error:
-            if not isinstance(error.__cause__, Deadlock):
+            if not isinstance(error.__cause__, Deadlock | _Spinning):
                 raise
-            world.violate(f"it hangs for ever: {world.where()}")
+            what = "hangs for ever" if isinstance(error.__cause__, Deadlock) else "goes round in circles"
+            world.violate(f"it {what}: {world.where()}")
         except Exception as error:
             world.violate(f"it fails: {error!r}")
             if tracing:
                 raise
+        except (_Spinning, BaseExceptionGroup) as error:
+            if isinstance(error, BaseExceptionGroup) and error.split(_Spinning)[1] is not None:
+                raise
+            world.violate(f"it goes round in circles: {world.where()}")
     world.forget()
     if _descriptors() != before:
         gc.collect()  # a mapping has a descriptor of its own, and may be part of a cycle

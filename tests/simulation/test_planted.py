@@ -72,7 +72,7 @@ PLANTED: dict[str, tuple[Patch, str]] = {
     "a leaked seat": (_losing(Admission, "leave", 10), "admission counts"),
     "a prefix that is forgotten": (
         lambda patch: patch.setattr(StageLedger, "again", lambda self: (None, 0)),
-        "text .* instead of|bytes came as",
+        "text .* instead of|text after|bytes came as",
     ),
     "input that is not fed again": (
         _losing(RequestStream, "feed_again", 1),

@@ -44,6 +44,17 @@ def test_a_request_that_sees_workers_of_two_stages_die_is_no_poison() -> None:
     assert report.hits["resumed:writer"] == report.hits["resumed:voice"] == 1
 
 
+@pytest.mark.parametrize("deployment", [0, 4, 6])
+def test_a_rolling_restart_of_every_stage_costs_no_request(deployment: int) -> None:
+    loads = tuple(Load(at=110 * i, shape=i % 8, tokens=4 + i % 3) for i in range(12))
+    report = run(
+        Schedule(seed=2, deployment=deployment, loads=loads, faults=(Fault(at=50, kind="restart", amount=301),))
+    )
+    assert report.violations == []
+    assert report.hits["restarted"] == 1
+    assert not any(kind.startswith("error:") for kind in report.hits), report.hits
+
+
 def test_a_schedule_is_the_same_run_each_time_and_in_each_process() -> None:
     ours = run(BUSY, tracing=True)
     again = run(BUSY, tracing=True)
