@@ -62,12 +62,15 @@ def test_who_is_on_this_machine(peer: str | None, local: bool) -> None:
     assert _is_loopback(peer) is local
 
 
-@pytest.mark.parametrize("header", ["Origin", "X-Forwarded-For", "X-Forwarded-Host", "Forwarded", "Via"])
+@pytest.mark.parametrize(
+    "header", ["Origin", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Forwarded", "Via", "Sec-Fetch-Site"]
+)
 async def test_without_keys_web_pages_and_proxies_are_refused(header: str) -> None:
     async with served() as server:
         assert (await server.get(PATH)).status_code == 200
         refused = await server.client.get(PATH, headers={header: "x"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+        assert refused.json()["error"]["type"] == "permission_error"
         assert (await server.client.post(PATH, headers={header: "x"}, json={"action": "restart"})).status_code == 403
 
 

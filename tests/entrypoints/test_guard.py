@@ -212,7 +212,7 @@ async def test_the_callers_id_is_echoed_and_is_only_a_label() -> None:
         error_of(await server.get("/live", headers={"X-Request-Id": "x" * 200}), 400)
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "soon", "nan", "inf"])
+@pytest.mark.parametrize("given", ["0", "-1", "soon", "nan", "inf", "1_0", "", ".", "1e400"])
 async def test_a_deadline_is_a_positive_number(given: str) -> None:
     async with served() as server:
         response = await server.post("/v1/chat/completions", message(), headers={"X-Request-Timeout": given})
@@ -314,6 +314,16 @@ async def test_every_route_is_json_on_a_wrong_body() -> None:
                     )
                     error_of(response, 400)
         assert not server.orchestrator.requests
+
+
+async def test_a_body_in_a_coding_is_415() -> None:
+    async with served() as server:
+        for coding in ("gzip", "br", "gzip, identity"):
+            answered = await server.post("/v1/chat/completions", message(), headers={"Content-Encoding": coding})
+            assert error_of(answered, 415)["param"] == "Content-Encoding"
+        assert not server.orchestrator.requests
+        answered = await server.post("/v1/chat/completions", message(), headers={"Content-Encoding": "Identity"})
+        assert answered.status_code == 200
 
 
 async def test_json_that_is_nested_too_deeply_is_400() -> None:

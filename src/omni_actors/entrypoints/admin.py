@@ -20,8 +20,12 @@ from omni_actors.stages.control import ReplicaStatus
 MAX_COMMAND = 64 << 10
 """Bytes of a command's body."""
 
-_FOREIGN = (b"origin", b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"via")
+_FOREIGN = (b"origin", b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
 """Headers of web pages and proxies: behind them anybody may be."""
+
+_FETCH_SITE = b"sec-fetch-site"
+"""From where a browser asks. It is not ``none`` where a page does, whose name may have been made to stand for this
+machine's address: it is of the same origin then, and a GET has no Origin."""
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -62,7 +66,8 @@ def _permit(services: Services, call: Call) -> None:
     """Raises 403 for a stranger at a server without keys."""
     if services.options.api_keys:
         return  # the guard has seen one
-    if not _is_loopback(call.context.peer) or any(name in call.headers for name in _FOREIGN):
+    foreign = any(name in call.headers for name in _FOREIGN) or call.headers.get(_FETCH_SITE, b"none") != b"none"
+    if foreign or not _is_loopback(call.context.peer):
         message = "Without an API key (serve --api-key) this is for callers on the server's own machine."
         raise OmniError(http_error(403, message, code="forbidden"))
 

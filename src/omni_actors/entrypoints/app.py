@@ -15,7 +15,7 @@ import trio
 from quart import Response, has_request_context, request, websocket
 from quart.wrappers.request import Body
 from quart_trio import QuartTrio
-from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import BadHost, HTTPException
 
@@ -183,6 +183,9 @@ async def _direct(services: Services, exchange: Guarded, handler: Handler) -> No
     """Answer by a handler, without anything between it and the exchange."""
     async with AsyncExitStack() as stack:
         try:
+            if exchange.fields.get(b"content-encoding", b"identity").lower() != b"identity":
+                message = "Bodies are taken as they are: Content-Encoding is not known here."
+                raise OmniError(http_error(415, message, param="Content-Encoding"))
             reply = await handler(
                 services, Call(exchange.context, exchange.fields, exchange, stack, exchange.write_now)
             )
@@ -252,6 +255,19 @@ class _Connection(TrioASGIHTTPConnection):
             await super().handle_request(nursery, request, send)
 
 
+class _SocketConnection(TrioASGIWebsocketConnection):
+    """Quart-trio takes an empty binary message for none (``event.get("bytes") or event["text"]``)."""
+
+    async def handle_messages(self, nursery: trio.Nursery, receive: Any) -> None:  # type: ignore[override]
+        async def receive_some() -> Message:
+            event: Message = await receive()
+            if event["type"] == "websocket.receive" and event.get("bytes") == b"":
+                event["text"] = b""
+            return event
+
+        await super().handle_messages(nursery, receive_some)  # type: ignore[arg-type]
+
+
 class _Body(Body):
     """A request's body, read from the exchange when it is asked for: its sender is held back by a slow reader."""
 
@@ -276,6 +292,7 @@ class _Request(TrioRequest):
 
 class _App(QuartTrio):
     asgi_http_class = _Connection
+    asgi_websocket_class = _SocketConnection
     request_class = _Request  # type: ignore[assignment]
 
     def create_url_adapter(self, request: Any) -> Any:

@@ -35,6 +35,7 @@ EXPOSED = "X-Request-Id, X-Sample-Rate, X-Channels, X-Bits-Per-Sample, Retry-Aft
 log = logging.getLogger("omni_actors.http")
 
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
+_SECONDS = re.compile(rb"[0-9]{0,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,3})?")
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,4}")
 _SLASHES = re.compile(r"/{2,}")
 
@@ -120,7 +121,7 @@ class Guard:
         context.timeout_s = self._deadline_s
         if (timeout := headers.get(b"x-request-timeout")) is not None:
             try:
-                seconds = float(timeout)
+                seconds = float(timeout) if _SECONDS.fullmatch(timeout) else -1.0
             except ValueError:
                 seconds = -1.0
             if not 0 < seconds < float("inf"):

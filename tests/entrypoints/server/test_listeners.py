@@ -32,7 +32,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.trio.client import connect as websocket_to
 
 from omni_actors.entrypoints.server import Limits, serve
-from omni_actors.entrypoints.server.listeners import INHERITED, tls_context
+from omni_actors.entrypoints.server.listeners import INHERITED, RESERVED, _most, tls_context
 
 ONCE = request("/", None, "Connection: close")
 
@@ -137,6 +137,17 @@ async def test_without_descriptors_the_idle_ones_go_and_the_server_lives(caplog:
             await stream.aclose()
         assert (await door.say(ONCE)).startswith(b"HTTP/1.1 200 ")
     assert len([record for record in caplog.records if "accepting pauses" in record.getMessage()]) < 5
+
+
+@pytest.mark.parametrize("descriptors", [64, 256, 300, 600])
+async def test_few_descriptors_are_shared_by_halves_and_many_but_for_the_reserve(descriptors: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))
+    try:
+        assert _most(4096) == descriptors - min(RESERVED, descriptors // 2)
+        assert _most(10) == 10
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_connections_have_their_listeners_options() -> None:

@@ -13,14 +13,8 @@ JSON = "application/json"
 MESSAGE_CHARS = 2000
 """Most of a message that is sent: what it repeats of a body may be as long as the body."""
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-}
+_TYPES = {401: "authentication_error", 403: "permission_error"}
+"""Other errors of clients are invalid requests, and those from 500 on the server's."""
 
 
 def error_body(info: ErrorInfo) -> bytes:
@@ -48,7 +42,8 @@ def error_headers(info: ErrorInfo) -> list[tuple[str, str]]:
 
 def http_error(status: int, message: str, *, code: str | None = None, param: str | None = None) -> ErrorInfo:
     """An error that arises in HTTP itself: no such route, method, credentials."""
-    return ErrorInfo(message=message, type=_TYPES.get(status, "server_error"), code=code, param=param, status=status)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return ErrorInfo(message=message, type=kind, code=code, param=param, status=status)
 
 
 def internal_error(request_id: str) -> ErrorInfo:

@@ -23,7 +23,8 @@ PAUSE_S = 0.1
 """How long accepting pauses when the process has no descriptor left and no connection ends."""
 
 RESERVED = 256
-"""Descriptors that are left to the rest of the process: its workers' channels, pages, wardens, and new ones."""
+"""Descriptors that are left to the rest of the process: its workers' channels, pages, wardens, and new ones. Where
+there are few, half of them."""
 
 BATCH = 16
 """So many connections are accepted before others run."""
@@ -235,7 +236,7 @@ class Door:
 def _most(wanted: int) -> int:
     """So many connections as there are descriptors for, beside what the process itself needs."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = max(1, descriptors - RESERVED)
+    possible = max(1, descriptors - min(RESERVED, descriptors // 2))
     if descriptors != resource.RLIM_INFINITY and possible < wanted:
         log.warning(
             "%d connections at once instead of %d: the process may open %d files", possible, wanted, descriptors
