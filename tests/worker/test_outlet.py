@@ -15,7 +15,7 @@ from omni_actors.connectors.unix import UnixLink
 from omni_actors.pipelines.declaration import Mode
 from omni_actors.protocol.codec import frame, peer_reader, up_reader
 from omni_actors.protocol.errors import ErrorInfo
-from omni_actors.protocol.frames import INLINE_LIMIT, Ack, Chunk, EdgeSpec, Reply, Step, Up, Wire
+from omni_actors.protocol.frames import INLINE_LIMIT, MAX_CONTROL_FRAME, Ack, Chunk, EdgeSpec, Reply, Step, Up, Wire
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.control import Control
 from omni_actors.worker.jobs import Job, Route
@@ -134,6 +134,21 @@ def test_a_delta_that_cannot_be_sent_fails_its_request_alone(
     assert [it.text for step in steps for it in step.texts] == ["y"]
     # The engine must not go on with it; one that has finished it has nothing to forget.
     assert bench.aborted == ([] if finished else [1])
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_what_is_too_much_for_the_ledger_fails_its_request_alone(bench: Bench, routed: bool) -> None:
+    bench.outlet.text(TextDelta(2, 0, "said", [5]))
+    bench.outlet.ledger(1, 0, [], bytes(MAX_CONTROL_FRAME))
+    bench.outlet.ledger(2, 0, [7], b"chosen")
+    if routed:
+        bench.outlet.emit(2, Payload("text", {}))
+    steps = [it for it in bench.turn() if isinstance(it, Step)]
+    assert [failed.key for step in steps for failed in step.failed] == [1]
+    assert [entry.data for step in steps for entry in step.ledger] == [b"chosen"]
+    assert [delta.text for step in steps for delta in step.texts] == ["said"]
+    assert bench.aborted == [1]
+    assert 2 in bench.outlet.jobs
 
 
 def test_a_payload_that_cannot_be_sent_ends_the_work_on_its_request(bench: Bench) -> None:

@@ -229,8 +229,9 @@ class Outlet:
         return touched
 
     def _confide(self) -> None:
-        """What was chosen is with the serving process before anything that follows from it is with another worker: a
-        new attempt then repeats it, and does not contradict what the client has by way of that worker."""
+        """What was chosen leaves before anything that follows from it goes to another worker: a new attempt then
+        repeats it, and does not contradict what the client has by way of that worker. (While the serving process is so
+        slow to read that the socket is full, a death may take what waits here with it.)"""
         step = self._step
         if step.texts or step.ledger:
             told = Step(texts=step.texts, ledger=step.ledger)
@@ -289,17 +290,17 @@ class Outlet:
     def _send_one_by_one(self, step: Step) -> None:
         """Each event in a frame of its own, then the rest: for what is too much together, and to find out whose event
         cannot be sent at all."""
-        events: list[TextDelta | MediaChunk] = [*step.texts, *step.media]
-        for event in events:
+        events = [(it.key, Step(texts=[it])) for it in step.texts]
+        events += [(it.key, Step(ledger=[it])) for it in step.ledger]
+        events += [(it.key, Step(media=[it])) for it in step.media]
+        for key, event in events:
             try:
-                self._control.send(Step(texts=[event]) if isinstance(event, TextDelta) else Step(media=[event]))
+                self._control.send(event)
             except _UNSENDABLE as problem:
-                step.done = [it for it in step.done if it.key != event.key]
-                self._unsendable(event.key, problem)
+                step.done = [it for it in step.done if it.key != key]
+                self._unsendable(key, problem)
         failed, self._step.failed = [*step.failed, *self._step.failed], []
-        self._control.send(
-            Step(done=step.done, failed=failed, released=step.released, fed=step.fed, ledger=step.ledger)
-        )
+        self._control.send(Step(done=step.done, failed=failed, released=step.released, fed=step.fed))
 
     def _send(self, emit: _Emit, touched: set[Link]) -> None:
         """Put a payload on the request's edges, or keep it back on those that publish at the end."""
