@@ -68,6 +68,14 @@ def test_byte_by_byte() -> None:
     assert parsed([STREAM[at : at + 1] for at in range(len(STREAM))]) == SEEN
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_refused_upgrade_leaves_the_request_what_it_was(version: bytes) -> None:
+    asked = request("/x", b"abc", "Upgrade: h2c", "Connection: Upgrade")
+    parser = RequestParser(Limits())
+    parser.feed(asked.replace(b"POST", b"PUT").replace(b"HTTP/1.1", b"HTTP/" + version))
+    assert (parser.method, parser.version, parser.body) == ("PUT", version.decode(), [b"abc"])
+
+
 def test_a_body_that_is_much_work_is_parsed_in_steps() -> None:
     """Every fourth byte of it could be the end. It takes no longer for that than its length says, and others may run in
     between."""
@@ -306,9 +314,10 @@ async def test_an_answer_of_announced_length() -> None:
         await door.closed("unfinished")
 
 
-async def test_a_header_cannot_carry_another() -> None:
+@pytest.mark.parametrize("ending", [b"\r\n", b"\n", b"\r"])
+async def test_a_header_cannot_carry_another(ending: bytes) -> None:
     async def answer(exchange: Exchange) -> None:
-        await exchange.respond(200, [(b"x-echo", b"a\r\nset-cookie: b")], b"")
+        await exchange.respond(200, [(b"x-echo", b"a" + ending + b"set-cookie: b")], b"")
 
     async with opened(answer) as door:
         said = await door.say(request("/", None, "Connection: close"))

@@ -200,7 +200,7 @@ class Exchange:
             lines.append(b"connection: keep-alive\r\n")
         lines.append(b"\r\n")
         head = b"".join(lines)
-        if head.count(b"\n") != len(lines) - (not lines[1]):
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) - (not lines[1]):
             raise ValueError("a header with a line break in it")
         self.started = True
         return head

@@ -48,9 +48,11 @@ class RequestParser:
         "head_complete",
         "headers",
         "keep_alive",
+        "method",
         "path",
         "query",
         "upgrade",
+        "version",
     )
 
     def __init__(self, limits: Limits) -> None:
@@ -67,21 +69,12 @@ class RequestParser:
         self.keep_alive = False
         self.expects = False
         self.upgrade = False
+        self.method = self.version = ""
         self.path = self.query = b""
         self._url = b""
         self._tail = b""
         self._left: int | None = None  # of a body whose length is known
         self._framing = 0
-
-    @property
-    def method(self) -> str:
-        method: bytes = self._parser.get_method()
-        return method.decode()
-
-    @property
-    def version(self) -> str:
-        version: str = self._parser.get_http_version()
-        return version
 
     @property
     def target(self) -> bytes:
@@ -175,7 +168,8 @@ class RequestParser:
         self._check_head()
 
     def _check_head(self) -> None:
-        version = self.version
+        self.method = self._parser.get_method().decode()
+        version = self.version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise BadRequest(505, f"HTTP {version} is not spoken here, but 1.1.")
         if self.method not in METHODS:
