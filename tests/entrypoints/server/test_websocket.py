@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -115,6 +116,47 @@ async def test_t40_a_message_over_the_limit_is_1009_with_a_reason() -> None:
             assert ended.value.rcvd is not None
             assert ended.value.rcvd.code == 1009
             assert ended.value.rcvd.reason
+
+
+@pytest.mark.parametrize("half", [frame(BINARY, bytes(600), fin=False), frame(BINARY, bytes(700))[:-100]])
+async def test_of_too_many_half_messages_the_largest_is_closed(half: bytes) -> None:
+    """Each is within its own limit; together they are not. Who finishes what it begins is not the one to go."""
+    limits = Limits(message_bytes=1000, unfinished_bytes=1500, close_s=0.1)
+    async with opened(limits=limits) as door, socket_to(door) as small, socket_to(door) as large:
+        await small.send(frame(TEXT, bytes(500), fin=False), frame(PING))
+        assert await small.read() == (PONG, b"")
+        for _ in range(3):  # what leaves takes nothing of the room
+            async with socket_to(door) as leaving:
+                await leaving.send(frame(TEXT, bytes(400), fin=False), frame(PING))
+                assert await leaving.read() == (PONG, b"")
+        await door.closed("done", 3)
+        await large.send(half)
+        async with socket_to(door) as third:
+            await third.send(frame(TEXT, bytes(500), fin=False))
+            assert await large.code() == 1013
+            await third.send(frame(CONT, b"!"))
+            assert await third.read() == (TEXT, bytes(500) + b"!")
+        await small.send(frame(CONT, b"!"))
+        assert await small.read() == (TEXT, bytes(500) + b"!")
+
+
+@pytest.mark.parametrize("kind", [TEXT, BINARY])
+async def test_a_message_in_small_pieces_takes_no_more_memory_than_its_bytes(kind: int) -> None:
+    async def handler(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.receive()
+
+    pieces = 4096
+    first, more = frame(kind, b"ab", fin=False), frame(CONT, b"ab", fin=False)
+    async with opened(websocket=handler) as door, socket_to(door) as client:
+        tracemalloc.start()
+        try:
+            await client.send(first, more * pieces, frame(PING))
+            assert await client.read() == (PONG, b"")
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert taken < 24 * pieces
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 1003, 1012, 3000, 4999])

@@ -51,6 +51,8 @@ class Server:
     freed: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
     """Who waits for a connection to end."""
     handshakes: trio.CapacityLimiter = field(init=False)
+    held: int = 0
+    """Bytes of WebSocket messages that have not wholly come."""
     draining: bool = False
 
     def __post_init__(self) -> None:
@@ -66,8 +68,22 @@ class Server:
 
     def remove(self, connection: Connection, reason: str) -> None:
         del self.connections[connection]
+        if connection.socket is not None:
+            self.held -= connection.socket.held
         self.metrics.connection_closed(reason)
         self.freed.unpark_all()
+
+    def hold(self, socket: WebSocket, size: int) -> None:
+        """So much of an unfinished message is held for this WebSocket now. Together too much: the largest has to go, so
+        that many cannot crowd out the others by keeping what they never finish."""
+        self.held += size - socket.held
+        socket.held = size
+        if self.held > self.limits.unfinished_bytes:
+            sockets = (it.socket for it in self.connections if it.socket is not None)
+            largest = max(sockets, key=lambda it: it.held)
+            self.held -= largest.held
+            largest.held = 0
+            largest.let_go()
 
     def drain(self) -> None:
         """Idle connections end now, the others behind the answer they are at."""

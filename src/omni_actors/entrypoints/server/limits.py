@@ -39,6 +39,9 @@ class Limits:
     handshakes: int = _limit(128, "Most TLS handshakes at once; further ones wait.")
     handshake_s: float = _limit(10.0, "What a TLS handshake gets, waiting included.")
     message_bytes: int = _limit(16 << 20, "Largest WebSocket message, in however many fragments; then 1009.")
+    unfinished_bytes: int = _limit(
+        256 << 20, "WebSocket messages that have come in part, of all clients; over it the largest is closed (1013)."
+    )
     ping_s: float = _limit(
         20.0,
         "A WebSocket that is silent for so long is pinged, and closed (1011) after as long again; 0: never.",

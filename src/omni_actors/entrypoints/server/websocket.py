@@ -77,6 +77,8 @@ class WebSocket:
         self._protocol = _Protocol(self._limits.message_bytes)
         self._messages = self._protocol.messages
         self._response = _handshake(exchange)
+        self.held = 0
+        """Bytes of a message that has not wholly come."""
 
     @property
     def subprotocols(self) -> list[str]:
@@ -193,6 +195,16 @@ class WebSocket:
         if not self._busy:
             self._go_away()
 
+    def let_go(self) -> None:
+        """Close, and keep nothing of the message that has not wholly come."""
+        closed = SocketClosed(1013, "Too much of unfinished messages.")
+        self._protocol.fail(closed.code, closed.reason)
+        self._writes += self._protocol.data_to_send()
+        self._closed = self._closed or closed
+        if self._nursery is not None:
+            self._nursery.start_soon(self._flush)
+        self._connection.end_after(self._limits.close_s, "close_timeout")
+
     def say_goodbye(self) -> None:
         """The last word, without waiting."""
         if self.accepted and self._closed is None:
@@ -215,6 +227,8 @@ class WebSocket:
                 piece, self._unparsed = self._unparsed[:SLICE], self._unparsed[SLICE:]
             protocol.receive_data(piece)
             protocol.events.clear()  # the messages are made of them already
+            if (held := protocol.held) != self.held:
+                self._connection.server.hold(self, held)
         else:
             protocol.receive_eof()
         if protocol.state is not State.OPEN and self._closed is None:
@@ -307,7 +321,6 @@ class _Protocol(Protocol):
         self.messages: deque[str | bytes] = deque()
         self._kind = Opcode.CONT
         self._parts = bytearray()
-        self._text: list[str] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def recv_frame(self, frame: Frame) -> None:
@@ -321,23 +334,25 @@ class _Protocol(Protocol):
             self._kind = opcode
         elif opcode is not Opcode.CONT:
             return
-        if self._kind is Opcode.TEXT:
-            self._take_text(frame)
-        elif frame.fin and not self._parts:
-            self.messages.append(bytes(frame.data))
+        is_text = self._kind is Opcode.TEXT
+        text = self._decoder.decode(frame.data, frame.fin) if is_text else ""  # what it raises closes with 1007
+        if not frame.fin:
+            self._parts += frame.data  # as bytes: texts of two letters each would take thirty times as much
+        elif not self._parts:
+            self.messages.append(text if is_text else bytes(frame.data))
         else:
             self._parts += frame.data
-            if frame.fin:
-                self.messages.append(bytes(self._parts))
-                self._parts = bytearray()
+            self.messages.append(self._parts.decode() if is_text else bytes(self._parts))
+            self._parts = bytearray()
 
-    def _take_text(self, frame: Frame) -> None:
-        """What it raises closes with 1007."""
-        if text := self._decoder.decode(frame.data, frame.fin):
-            self._text.append(text)
-        if frame.fin:
-            self.messages.append("".join(self._text))
-            self._text.clear()
+    def fail(self, code: int, reason: str = "") -> None:
+        super().fail(code, reason)
+        self._parts = bytearray()
+
+    @property
+    def held(self) -> int:
+        """Bytes of a message, or of a frame, that has not wholly come."""
+        return len(self._parts) + len(self.reader.buffer)
 
 
 def _frame(opcode: Opcode, data: bytes) -> bytes:
