@@ -53,7 +53,8 @@ async def embedded(server: str, options: ServerOptions | None = None) -> AsyncIt
 
     @app.quart.websocket("/own/socket")
     async def socket() -> None:
-        await websocket.send(await websocket.receive())
+        while True:
+            await websocket.send(await websocket.receive())
 
     run = serve if server == "builtin" else hypercorn.serve
     async with trio.open_nursery() as nursery:
@@ -103,6 +104,17 @@ async def test_an_embedders_websocket(server: str) -> None:
         assert await _over_websocket(url, "/own/socket", "key") == b"hello"
         assert await _over_websocket(url, "/own/socket", "wrong") == 401
         assert await _over_websocket(url, "/v1/nothing", "key") == 404
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("empty", [b"", ""])
+async def test_an_embedders_websocket_receives_empty_messages_too(server: str, empty: bytes | str) -> None:
+    async with embedded(server) as (_, url):
+        with trio.fail_after(5):
+            async with connect(f"ws{url.removeprefix('http')}/own/socket") as socket:
+                for message in (empty, b"x", empty):
+                    await socket.send(message)
+                    assert await socket.recv() == message
 
 
 async def _over_websocket(url: str, path: str, key: str) -> object:
