@@ -9,7 +9,6 @@ value: every request in it is told, and the next life begins.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -21,22 +20,18 @@ import trio
 from omni_actors.actors.process import ChildProcess, Death, Launcher
 from omni_actors.actors.ref import ActorRef
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan, StagePlan
-from omni_actors.protocol.codec import FrameTooLarge, ProtocolError, frame
+from omni_actors.protocol.codec import ProtocolError, frame
 from omni_actors.protocol.errors import (
     ErrorInfo,
-    OmniError,
-    deadline_exceeded,
     stage_died,
     stage_replaced,
     stage_unavailable,
-    too_large,
 )
 from omni_actors.protocol.frames import (
     PROTOCOL_VERSION,
     Abort,
     Ledger,
     Progress,
-    Query,
     Ready,
     Reply,
     Step,
@@ -53,6 +48,7 @@ from omni_actors.stages.channel import Channel
 from omni_actors.stages.incarnation import Incarnation
 from omni_actors.stages.liveness import Watch
 from omni_actors.stages.lives import Cause, Lives, restarts
+from omni_actors.stages.questions import Questions
 
 log = logging.getLogger("omni_actors.stages")
 
@@ -68,16 +64,6 @@ class Participant(Protocol):
     def on_failed(self, replica: StageReplica, key: int, error: ErrorInfo) -> None: ...
     def on_released(self, replica: StageReplica, key: int) -> None: ...
     def on_fed(self, key: int, count: int) -> None: ...
-
-
-class _Pending:
-    """A question that waits for its answer."""
-
-    __slots__ = ("event", "reply")
-
-    def __init__(self) -> None:
-        self.event = trio.Event()
-        self.reply: Reply | None = None
 
 
 class StageReplica:
@@ -136,8 +122,7 @@ class StageReplica:
         self._on_change = on_change
         self._channel: Channel | None = None
         self._child: ChildProcess | None = None
-        self._queries: dict[int, _Pending] = {}
-        self._query_ids = itertools.count(1)
+        self._questions = Questions(stage.name)
 
     @property
     def name(self) -> str:
@@ -158,12 +143,12 @@ class StageReplica:
     @property
     def empty(self) -> bool:
         """Whether nothing of anybody is in it."""
-        return not self.requests and not self._queries
+        return not self.requests and not self._questions
 
     @property
     def questions(self) -> int:
         """Questions that wait for their answers."""
-        return len(self._queries)
+        return len(self._questions)
 
     def has_work(self) -> bool:
         """Whether its worker has something to do, and should be seen to do it."""
@@ -200,7 +185,7 @@ class StageReplica:
 
     def tell(self, what: str, args: dict[str, Any]) -> None:
         """Ask the worker something whose answer nobody waits for, if it is there."""
-        self.send(frame(Query(next(self._query_ids), what, args)))
+        self.send(self._questions.rhetorical(what, args))
 
     def abort(self, key: int) -> None:
         """Have the worker forget a request; ``on_released`` follows (also when the worker dies)."""
@@ -231,26 +216,12 @@ class StageReplica:
         dies meanwhile, ``deadline_exceeded`` after ``timeout_s`` (default: the plan's ``query_timeout_s``)."""
         if self._channel is None or self.state is not ReplicaState.READY:
             raise stage_unavailable(self.stage.name, max(1.0, self.expected_s()))
-        id = next(self._query_ids)
         self._work_begins()
-        pending = self._queries[id] = _Pending()
+        patience_s = self.plan.limits.query_timeout_s if timeout_s is None else timeout_s
         try:
-            try:
-                self._channel.send(frame(Query(id, what, args or {})))
-            except FrameTooLarge as error:
-                raise too_large(f"The question is too large: {error}.") from None
-            with trio.move_on_after(self.plan.limits.query_timeout_s if timeout_s is None else timeout_s):
-                await pending.event.wait()
+            return await self._questions.ask(self._channel.send, what, args or {}, patience_s)
         finally:
-            self._queries.pop(id, None)
             self._look_empty()
-        if not pending.event.is_set():
-            raise deadline_exceeded(f"Stage '{self.stage.name}' did not answer '{what}' in time.")
-        if pending.reply is None:
-            raise stage_died(self.stage.name)
-        if pending.reply.error is not None:
-            raise OmniError(pending.reply.error)
-        return pending.reply.value
 
     # ---- life
 
@@ -331,9 +302,7 @@ class StageReplica:
         for key, participant in requests.items():
             participant.on_failed(self, key, info)
             participant.on_released(self, key)
-        queries, self._queries = self._queries, {}
-        for pending in queries.values():
-            pending.event.set()
+        self._questions.died()
         self._changed()
 
     def tell_death(self, death: Death) -> None:
@@ -364,10 +333,7 @@ class StageReplica:
                 self._on_ready(self)
                 self._changed()
             case Reply():
-                pending = self._queries.get(message.id)
-                if pending is not None:
-                    pending.reply = message
-                    pending.event.set()
+                self._questions.answered(message)
             case Ready() if self.state is ReplicaState.DRAINING:
                 pass  # too late: it has been asked to stop
             case _:
