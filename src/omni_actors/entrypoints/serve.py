@@ -77,6 +77,7 @@ async def _signals(plan: Plan, ending: _Ending) -> None:
                 with ending.over:
                     await trio.sleep(AT_ONCE_S)
                     log.warning("a client that does not read holds its connection: leaving it")
+                    logging.shutdown()
                     os._exit(1)  # the workers end with this process, however it ends
                 return
             log.info("%s: requests in flight may finish", signal.Signals(number).name)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import re
+import select
 import sys
+import threading
 import time
+from collections import deque
 from contextvars import ContextVar
 from typing import TextIO
 
@@ -31,17 +36,100 @@ class LineFormatter(logging.Formatter):
         return _SECRET.sub(lambda found: found.group(1) + "***", super().format(record))
 
 
+ROOM = 10_000
+"""Lines that may wait to be written."""
+
+FLUSH_S = 0.5
+"""What they get at the process' end."""
+
+
+class PatientHandler(logging.Handler):
+    """Writes to a descriptor from a thread of its own, so that who logs never waits for who reads: a terminal that is
+    stopped or a pipe whose reader stands still would hold up the whole process. Of lines over :data:`ROOM` only their
+    number is written; what cannot be written (a full disk) is lost. :meth:`flush` waits for :data:`FLUSH_S` at most.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lines: deque[str] = deque()
+        self._lost = 0
+        self._writing = False
+        self._closed = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        with self._changed:
+            if len(self._lines) >= ROOM:
+                self._lost += 1
+            else:
+                self._lines.append(line)
+                self._changed.notify_all()
+
+    def flush(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines and not self._writing, FLUSH_S)
+
+    def close(self) -> None:
+        self.flush()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        super().close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._lines or self._closed)
+                if not self._lines:
+                    return
+                self._writing = True
+                line = self._lines.popleft()
+                if not self._lines and self._lost:
+                    line += f"\n({self._lost} further lines found no room)"
+                    self._lost = 0
+            _write(self._descriptor, f"{line}\n".encode(errors="backslashreplace"))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # somebody who shares it has set it so
+            select.select((), (descriptor,), ())
+        except OSError:
+            return
+
+
 def configure(level: str = "INFO", process: str = "serving", stream: TextIO | None = None) -> None:
     """Send the logs of this process to ``stream`` (stderr). Calling it again replaces the handler.
 
     ``process`` names it in each line (``serving``, or a worker's stage). A record may name its request by
     ``extra={"request": id}``; else :data:`current_request` does.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _handler(stream)
     handler.setFormatter(LineFormatter(process))
     root = logging.getLogger()
     for old in [it for it in root.handlers if isinstance(it.formatter, LineFormatter)]:
         root.removeHandler(old)
+        old.close()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("omni_actors").setLevel(level.upper())
+
+
+def _handler(stream: TextIO | None) -> logging.Handler:
+    if stream is not None:
+        return logging.StreamHandler(stream)
+    try:
+        return PatientHandler(sys.stderr.fileno())
+    except (AttributeError, io.UnsupportedOperation):  # none, or one that is no file
+        return logging.StreamHandler(sys.stderr)
