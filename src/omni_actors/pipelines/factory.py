@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import Any
 
 from omni_actors.pipelines.choose import choose
-from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage
+from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Stage
 from omni_actors.pipelines.disaggregate import inherited, split, split_stages
+from omni_actors.pipelines.edges import edges_of
 from omni_actors.pipelines.hub import missing_shards
 from omni_actors.pipelines.limits import OTHER_STEP_BUDGET_S, STEP_BUDGET_S, limits_of, with_engine_options
 from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides, schema_at
@@ -20,17 +20,16 @@ from omni_actors.pipelines.plan import (
     LOOPBACK,
     MEDIA_STAGE,
     DeploymentLimits,
-    EdgePlan,
     Origin,
     Plan,
     PlanError,
     StagePlan,
-    edge_path,
     stage_path,
 )
 from omni_actors.pipelines.refine import describe, refined, without
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
+from omni_actors.pipelines.settings import DECLARED, DEFAULT, Settings
 from omni_actors.pipelines.sizing import sized
 from omni_actors.pipelines.strategy import Strategy, refusals
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
@@ -51,12 +50,6 @@ COMPILE_BUDGET_S = 600.0
 MEDIA = "omni_actors.media.stage:STAGE"
 """Dotted name of the implicit media stage."""
 
-MEDIA_CAPACITY = 8
-"""Pieces of one request's media that may be under way to its entry stage."""
-
-MEDIA_BRIDGE = "omni_actors.media.bridge:JoinMedia"
-"""Dotted name of what makes clips, images and videos of those pieces."""
-
 BASE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -65,29 +58,6 @@ BASE_ENVIRONMENT = {
 }
 """Of every worker: models are folders by the time it starts, it tells its progress by frames, and it has one busy
 thread by design."""
-
-_DEFAULT = Origin("default")
-_DECLARED = Origin("declaration")
-
-
-@dataclass(slots=True)
-class Settings:
-    """What was set, by path, and the provenance of everything that is read here. ``described`` are the paths whose
-    default the model's folder gave, with that origin."""
-
-    given: dict[str, Setting]
-    provenance: dict[str, Origin]
-    described: dict[str, Origin]
-
-    def get(self, path: str, default: Any, origin: Origin = _DEFAULT) -> Any:
-        """The setting at ``path``, else the default; either way its origin is kept."""
-        found = self.given.get(path)
-        self.provenance[path] = found.origin if found else self.described.get(path, origin)
-        return found.value if found else default
-
-    def where(self, path: str) -> str:
-        """For messages: where the value at ``path`` was set."""
-        return str(self.provenance[path])
 
 
 def resolve(
@@ -132,7 +102,7 @@ def resolve(
     settings = Settings(inherited(given, halved), {}, _described(said, folder))
     running = split(chosen, halved)
 
-    settings.provenance["pipeline"] = _DECLARED
+    settings.provenance["pipeline"] = DECLARED
     named = settings.given.get("model")
     settings.provenance["model"] = named.origin if named and model is None else model_origin
     own_name = Path(folder).name if folder and chosen.weights is None else chosen.name
@@ -146,7 +116,7 @@ def resolve(
         settings.provenance["platform"] = Origin("command line", f"--platform {platform}")
 
     stages = _stages((*running.stages, *([media] if media else [])), folder, device_platform, settings)
-    edges = _edges(running, settings)
+    edges = edges_of(running, settings)
     plan = Plan(
         name=chosen.name,
         pipeline=chosen,
@@ -268,19 +238,19 @@ def _stage(
         platform = _platform(name, f"{settings.where(f'{at}.platform')}: stage '{stage.name}'")
     by_platform = Origin("platform", platform.name)
 
-    kind = settings.get(f"{at}.engine", stage.engine, _DECLARED)
+    kind = settings.get(f"{at}.engine", stage.engine, DECLARED)
     try:
         engine = kind if ":" in kind else platform.engine_for(kind)
     except PlatformError as error:
         raise PlanError(f"{settings.where(f'{at}.engine')}: stage '{stage.name}': {error}") from None
-    settings.provenance[f"{at}.adapter"] = _DECLARED
+    settings.provenance[f"{at}.adapter"] = DECLARED
 
     dtype = _dtype(at, stage, platform, settings)
     strategy = Strategy(**{f.name: settings.get(f"{at}.strategy.{f.name}", 1) for f in fields(Strategy)})
     for degree, reason in refusals(strategy):
         raise PlanError(f"{settings.where(f'{at}.strategy.{degree}')}: stage '{stage.name}': {reason}")
 
-    options = {key: settings.get(f"{at}.options.{key}", default, _DECLARED) for key, default in stage.defaults.items()}
+    options = {key: settings.get(f"{at}.options.{key}", default, DECLARED) for key, default in stage.defaults.items()}
     sampling = {
         key: settings.get(f"{at}.sampling.{key}", None)
         for key in SAMPLING_DEFAULTS
@@ -328,8 +298,8 @@ def _stage(
 def _step_budget(stage: Stage) -> tuple[float, Origin]:
     """A step's budget when nobody sets it, and whose word that is."""
     if stage.step_budget_s is not None:
-        return stage.step_budget_s, _DECLARED
-    return STEP_BUDGET_S.get(stage.engine, OTHER_STEP_BUDGET_S), _DEFAULT
+        return stage.step_budget_s, DECLARED
+    return STEP_BUDGET_S.get(stage.engine, OTHER_STEP_BUDGET_S), DEFAULT
 
 
 def _dtype(at: str, stage: Stage, platform: OmniPlatform, settings: Settings) -> str:
@@ -369,47 +339,5 @@ def _devices(at: str, platform: OmniPlatform, settings: Settings) -> tuple[str, 
 
 def _model(at: str, stage: Stage, folder: str | None, settings: Settings) -> str | None:
     declared = str(Path(folder, stage.model)) if folder and stage.name != MEDIA_STAGE else None
-    path = settings.get(f"{at}.model", declared, _DECLARED)
+    path = settings.get(f"{at}.model", declared, DECLARED)
     return str(Path(path).expanduser().absolute()) if path else None
-
-
-def _edges(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
-    """Every edge as it will run. Raises :class:`PlanError` when two stages would need two channels."""
-    media = [
-        Edge(MEDIA_STAGE, place, port.kind, mode=port.mode, capacity=MEDIA_CAPACITY, bridge=MEDIA_BRIDGE)
-        for place, port in _media_ports(pipeline).items()
-    ]
-    found = []
-    for index, edge in enumerate((*pipeline.edges, *media)):
-        at = edge_path(edge.source, edge.stage, edge.port)
-        found.append(
-            EdgePlan(
-                index=index,
-                source=edge.source,
-                target=edge.stage,
-                port=edge.port,
-                kind=edge.kind,
-                mode=settings.get(f"{at}.mode", edge.mode, _DECLARED),
-                capacity=settings.get(f"{at}.capacity", edge.capacity, _DECLARED),
-                bridge=edge.bridge,
-                connector=settings.get(f"{at}.connector", edge.connector, _DECLARED),
-                on_death=edge.on_death,
-            )
-        )
-    between: dict[tuple[str, str], EdgePlan] = {}
-    for it in found:
-        other = between.setdefault((it.source, it.target), it)
-        if it.connector != other.connector:
-            where = settings.where(f"{edge_path(it.source, it.target, it.port)}.connector")
-            raise PlanError(
-                f"{where}: the edges from '{it.source}' to '{it.target}' share one ordered channel, so "
-                f"'{it.port}' cannot travel by {it.connector} and '{other.port}' by {other.connector}"
-            )
-    return tuple(found)
-
-
-def _media_ports(pipeline: Pipeline) -> dict[str, Port]:
-    """Where decoded media enter, each place once in order of declaration: several modalities may share one."""
-    places = [task.entries[m] for task in pipeline.tasks for m in sorted(MEDIA_MODALITIES) if m in task.entries]
-    ports = {f"{stage.name}.{port.name}": port for stage in pipeline.stages for port in stage.ports}
-    return {place: ports[place] for place in places}
