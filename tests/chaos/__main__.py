@@ -52,14 +52,14 @@ def targets() -> dict[str, Target]:
                 *common,
                 *(f"stages.{stage}.replicas=2" for stage in stub),
                 *(f"stages.{stage}.options.step_s=0.01" for stage in stub),
-                *(f"stages.{stage}.step_budget_s=2" for stage in stub),
+                *(f"stages.{stage}.{budget}_budget_s=2" for stage in stub for budget in ("step", "compile")),
                 *(f"stages.{stage}.limits.arena_bytes=1048576" for stage in stub),
             ),
             ("chat", "spoken", "speech"),
             1.0,
         )
     }
-    omni = ("thinker", "talker", "code2wav")
+    omni = ("encoder", "thinker", "talker", "code2wav")
     found["qwen3-omni"] = Target(
         "qwen3-omni",
         "ethan",
@@ -67,6 +67,8 @@ def targets() -> dict[str, Target]:
             *common,
             *(f"stages.{stage}.dtype=float32" for stage in omni),
             *(f"stages.{stage}.threads=1" for stage in omni),
+            # Longer than any of its steps on a busy machine, and much shorter than a client's patience.
+            *(f"stages.{stage}.{budget}_budget_s=20" for stage in omni for budget in ("step", "compile")),
             "stages.thinker.replicas=2",
             "stages.talker.sampling.temperature=0",
         ),
