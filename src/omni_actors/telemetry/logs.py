@@ -46,7 +46,8 @@ FLUSH_S = 0.5
 class PatientHandler(logging.Handler):
     """Writes to a descriptor from a thread of its own, so that who logs never waits for who reads: a terminal that is
     stopped or a pipe whose reader stands still would hold up the whole process. Of lines over :data:`ROOM` only their
-    number is written; what cannot be written (a full disk) is lost. :meth:`flush` waits for :data:`FLUSH_S` at most.
+    number is written, in their place; what cannot be written (a full disk) is lost. :meth:`flush` waits for
+    :data:`FLUSH_S` at most.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -69,8 +70,14 @@ class PatientHandler(logging.Handler):
             if len(self._lines) >= ROOM:
                 self._lost += 1
             else:
+                self._tell_lost()
                 self._lines.append(line)
                 self._changed.notify_all()
+
+    def _tell_lost(self) -> None:
+        if self._lost:
+            self._lines.append(f"({self._lost} lines found no room)")
+            self._lost = 0
 
     def flush(self) -> None:
         with self._changed:
@@ -93,9 +100,8 @@ class PatientHandler(logging.Handler):
                     return
                 self._writing = True
                 line = self._lines.popleft()
-                if not self._lines and self._lost:
-                    line += f"\n({self._lost} further lines found no room)"
-                    self._lost = 0
+                if not self._lines:
+                    self._tell_lost()
             _write(self._descriptor, f"{line}\n".encode(errors="backslashreplace"))
 
 
