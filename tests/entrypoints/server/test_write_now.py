@@ -39,6 +39,36 @@ async def test_pieces_keep_their_order_and_none_is_lost_when_the_client_is_behin
         assert refused
 
 
+async def test_it_writes_nothing_into_the_middle_of_another_piece() -> None:
+    piece = bytes(8 << 20)
+    seen: list[bool] = []
+
+    async def answer(exchange: Exchange) -> None:
+        async def write() -> None:
+            await exchange.write(piece)
+            written.set()
+
+        await exchange.start(200, PLAIN)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            await trio.lowlevel.checkpoint()
+            while not written.is_set():
+                seen.append(exchange.write_now(b"x"))
+                await trio.lowlevel.checkpoint()
+        await exchange.finish()
+
+    written = trio.Event()
+    async with opened(answer) as door, await door.connect() as stream:
+        await stream.send_all(request("/"))
+        received = bytearray()
+        with trio.fail_after(10):
+            while not received.endswith(b"\r\n0\r\n\r\n"):
+                received += await stream.receive_some(1 << 16)
+                await trio.lowlevel.checkpoint()
+    assert b"%x\r\n%b\r\n" % (len(piece), piece) in received
+    assert seen
+
+
 async def test_it_writes_nothing_outside_a_streamed_answer() -> None:
     seen: list[bool] = []
 

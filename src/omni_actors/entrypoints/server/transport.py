@@ -88,9 +88,9 @@ class Transport:
             await self._send_rest(memoryview(data)[sent:])
 
     def send_now(self, data: bytes) -> bool:
-        """Hand it to the kernel if that has room; otherwise nothing of it is sent, and it is ``False``. Where there is
-        room for a part, the rest leaves with what is sent next."""
-        if self._rest:
+        """Hand it to the kernel if that has room and nobody is in :meth:`send`; otherwise nothing of it is sent, and it
+        is ``False``. Where there is room for a part, the rest leaves with what is sent next."""
+        if self._rest or self.torn:
             return False
         try:
             sent = self.socket.send(data)
