@@ -15,10 +15,10 @@ import trio
 
 from omni_actors.entrypoints.server import listeners
 from omni_actors.entrypoints.server.asgi import Adapter, ASGIApp
-from omni_actors.entrypoints.server.connection import Application, Server
 from omni_actors.entrypoints.server.departures import Departures
 from omni_actors.entrypoints.server.http1 import Exchange
 from omni_actors.entrypoints.server.limits import Limits
+from omni_actors.entrypoints.server.server import Application, Server
 from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
 from omni_actors.telemetry.metrics import Metrics
 

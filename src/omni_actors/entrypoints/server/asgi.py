@@ -82,7 +82,7 @@ class Adapter:
     async def lifespan(self) -> AsyncIterator[None]:
         """The application runs between its startup and its shutdown. One that knows no lifespan needs none.
 
-        Raises ``RuntimeError`` when the startup fails.
+        Raises ``RuntimeError``, in a nursery's group, when the startup fails.
         """
         up, down = trio.Event(), trio.Event()
         failures: list[str] = []

@@ -14,7 +14,8 @@ from typing import Any
 
 import trio
 
-from omni_actors.entrypoints.server.connection import Connection, Server
+from omni_actors.entrypoints.server.connection import Connection
+from omni_actors.entrypoints.server.server import Server
 from omni_actors.entrypoints.server.transport import TlsTransport, Transport
 
 BACKLOG = 1024
