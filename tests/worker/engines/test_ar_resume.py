@@ -14,6 +14,9 @@ from tests.worker.engines.ar_resume import Told, attempt, check_every_cut
 
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.worker.engine import Work
+from omni_actors.worker.engines import autoregressive
+from omni_actors.worker.engines.ar_request import Request, score
+from omni_actors.worker.engines.sequence import Chunk
 
 PROMPT = list(b"What the sea says")
 RUN: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
@@ -84,6 +87,26 @@ def test_choices(adapter: CausalLM, sampling: dict[str, Any]) -> None:
     check_every_cut(Fresh(adapter), work(1, PROMPT, **sampling, **choices))
     # Where there is room for one at a time, the others wait.
     check_every_cut(Fresh(adapter, max_batch=1), work(1, PROMPT, **sampling, **choices), cuts=[1, 5, 9])
+
+
+def test_a_choice_whose_tokens_have_no_scores_fails_its_request_with_the_others(
+    adapter: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another one of them has got its next logits in the same step."""
+    asked = work(1, PROMPT, n=2, logprobs=1, **RUN, **SEEDED)
+    whole = Fresh(adapter)(asked)
+
+    def failing(request: Request, chunk: Chunk, *more: Any) -> None:
+        if chunk.sequence.index == 1:
+            raise RuntimeError("no score")
+        score(request, chunk, *more)
+
+    monkeypatch.setattr(autoregressive, "score", failing)
+    engine = engine_of(adapter, block_size=4, kv_blocks=64)
+    out = run(engine, [replace(asked, prefix=whole.prefix(5)), work(2, PROMPT, max_tokens=3, ignore_eos=True)])
+    assert set(out.errors) == {1}
+    assert len(out.answers[2][0].token_ids) == 3
+    assert_idle(engine)
 
 
 def test_choices_of_which_one_has_not_begun(adapter: CausalLM) -> None:

@@ -12,7 +12,6 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 
 from omni_actors.connectors.payload import Payload
@@ -20,9 +19,10 @@ from omni_actors.protocol.errors import invalid_request, overloaded
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker import kv
-from omni_actors.worker.checks import OutputError, check_payload
+from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.ar_options import EngineOptions
+from omni_actors.worker.engines.ar_output import hand_out
 from omni_actors.worker.engines.ar_request import (
     Request,
     choice_of,
@@ -35,7 +35,7 @@ from omni_actors.worker.engines.ar_request import (
 from omni_actors.worker.engines.ar_scheduler import Scheduler, Swap
 from omni_actors.worker.engines.ar_step import Isolated
 from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, PromptInput, Release, StepOutput
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, PromptInput, StepOutput
 from omni_actors.worker.engines.detokenize import StopStrings
 from omni_actors.worker.engines.handover import Exports, Imports
 from omni_actors.worker.engines.model_runner import ModelRunner
@@ -124,17 +124,10 @@ class AutoregressiveEngine(Engine):
             log.warning("the KV cache holds %d tokens: the context is cut to that", self._max_len)
 
     def _warm_up(self, most: int = 16) -> None:
-        """Run a prompt of at most so many tokens and a decode, so that the first request does not pay for what is made
-        on first use."""
+        """Run a prompt of at most so many tokens, and a decode, if there is room for them."""
         count = min(most, self._max_len - 1, self._pool.available * self._pool.block_size - 1)
-        if count < 1:
-            return
-        sequence = Sequence(-1, 0, 0, [0] * count, count, blocks=self._pool.allocate(self._pool.blocks_for(count + 1)))
-        self._runner.run([Chunk(sequence, 0, count, True)])
-        sequence.tokens.append(0)
-        self._runner.run([Chunk(sequence, count, 1, True)])
-        self._runner.cache.scrub(sequence.blocks)
-        sequence.release(self._pool)
+        if count > 0:
+            self._runner.warm_up(count, self._pool)
 
     # ---- requests
 
@@ -294,8 +287,10 @@ class AutoregressiveEngine(Engine):
         for choice in moved:
             key = choice.sequence.key
             try:
-                if key in self._requests:
-                    self._hand_out(choice, out)
+                if (request := self._requests.get(key)) is not None:
+                    hand_out(request, choice, self._adapter, self._runner.cache, out)
+                    if choice.closed:
+                        self._scheduler.remove(choice.sequence)
             except Exception as error:
                 self._fail(key, error, out)
         # Only now: several choices of one request may have ended in this step.
@@ -326,7 +321,7 @@ class AutoregressiveEngine(Engine):
                 continue
             if chunk.sample:
                 due.append((chunk.sequence, row - 1))
-        return due
+        return [it for it in due if it[0].key in self._requests]  # one may have failed by another of its choices
 
     @torch.inference_mode()
     def _sample(self, due: list[tuple[Sequence, int]], output: StepOutput, out: Outbox) -> list[Choice]:
@@ -397,41 +392,6 @@ class AutoregressiveEngine(Engine):
             for each in due:
                 each.echo(text, request.prompt_logprobs)
         return due
-
-    def _hand_out(self, choice: Choice, out: Outbox) -> None:
-        key, index = choice.sequence.key, choice.sequence.index
-        request, adapter = self._requests[key], self._adapter
-        delta = choice.take(key)
-        shown = request.work.visible and adapter.vocabulary is not None
-        replayed, choice.replayed = choice.replayed, None
-        if replayed is not None and shown:
-            adapter.shown(
-                msgspec.structs.replace(delta, text=replayed, token_ids=[], finish_reason=None, logprobs=None)
-            )
-        data = adapter.record(key) if index == 0 else b""
-        tokens = [] if shown else delta.token_ids
-        if tokens or data:
-            out.ledger(key, index, tokens, data)
-        if request.work.routed and index == 0:
-            payload = adapter.output(self._release(choice, (replayed or "") + delta.text))
-            if payload is not None:
-                check_payload(payload, adapter.tensors.get(payload.kind, {}))
-                out.emit(key, payload)
-        if choice.finish_reason is not None:
-            choice.closed = True
-            self._scheduler.remove(choice.sequence)
-        if shown and not choice.told:
-            out.text(adapter.shown(delta))
-
-    def _release(self, choice: Choice, text: str) -> Release:
-        """What the next stage may have of this step."""
-        sequence, start, states = choice.sequence, choice.handed_on, None
-        if self._adapter.decoder.kv_shape.side:
-            choice.handed_on = max(start, min(sequence.computed, choice.certain))
-            if count := choice.handed_on - start:
-                states = self._runner.cache.side_rows(sequence.blocks, start, count)
-        tokens = sequence.tokens[start : choice.handed_on]
-        return Release(sequence.key, text, start, tokens, sequence.prompt_len, states)
 
     def _token_bytes(self, token_id: int) -> bytes:
         vocabulary = self._adapter.vocabulary

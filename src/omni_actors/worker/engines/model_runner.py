@@ -9,7 +9,9 @@ import torch
 
 from omni_actors.worker.engines.decoder import Decoder, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention, flat_order
+from omni_actors.worker.engines.paged_cache import BlockPool
 from omni_actors.worker.engines.sequence import Chunk
+from omni_actors.worker.engines.sequence import Sequence as TokenSequence
 
 
 class ModelRunner:
@@ -18,6 +20,16 @@ class ModelRunner:
     def __init__(self, decoder: Decoder, blocks: int, block_size: int) -> None:
         self.decoder = decoder
         self.cache = KVCache(decoder.kv_shape, blocks, block_size, decoder.device)
+
+    def warm_up(self, count: int, pool: BlockPool) -> None:
+        """Run a prompt of so many tokens, and a decode, in free blocks, which are clean and free again: so that the
+        first request does not pay for what is made on first use. Raises what the network raises."""
+        sequence = TokenSequence(-1, 0, 0, [0] * count, count, blocks=pool.allocate(pool.blocks_for(count + 1)))
+        self.run([Chunk(sequence, 0, count, True)])
+        sequence.tokens.append(0)
+        self.run([Chunk(sequence, count, 1, True)])
+        self.cache.scrub(sequence.blocks)
+        sequence.release(pool)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> StepOutput:

@@ -1,0 +1,51 @@
+"""What a choice has made leaves an autoregressive engine: text to the client, tokens to the ledger, payloads to later
+stages."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omni_actors.worker.checks import check_payload
+from omni_actors.worker.engine import Outbox
+from omni_actors.worker.engines.ar_request import Request
+from omni_actors.worker.engines.choice import Choice
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Release
+from omni_actors.worker.engines.paged_attention import KVCache
+
+
+def hand_out(request: Request, choice: Choice, adapter: AutoregressiveAdapter, cache: KVCache, out: Outbox) -> None:
+    """Everything that is certain of this choice and has not left yet; with its last it is ``closed``.
+
+    Raises what the adapter raises, and :class:`~omni_actors.worker.checks.OutputError` for a payload that breaks its
+    declaration.
+    """
+    key, index = choice.sequence.key, choice.sequence.index
+    delta = choice.take(key)
+    shown = request.work.visible and adapter.vocabulary is not None
+    replayed, choice.replayed = choice.replayed, None
+    if replayed is not None and shown:
+        adapter.shown(msgspec.structs.replace(delta, text=replayed, token_ids=[], finish_reason=None, logprobs=None))
+    data = adapter.record(key) if index == 0 else b""
+    tokens = [] if shown else delta.token_ids
+    if tokens or data:
+        out.ledger(key, index, tokens, data)
+    if request.work.routed and index == 0:
+        payload = adapter.output(_release(choice, (replayed or "") + delta.text, cache))
+        if payload is not None:
+            check_payload(payload, adapter.tensors.get(payload.kind, {}))
+            out.emit(key, payload)
+    if choice.finish_reason is not None:
+        choice.closed = True
+    if shown and not choice.told:
+        out.text(adapter.shown(delta))
+
+
+def _release(choice: Choice, text: str, cache: KVCache) -> Release:
+    """What the next stage may have of this step."""
+    sequence, start, states = choice.sequence, choice.handed_on, None
+    if cache.shape.side:
+        choice.handed_on = max(start, min(sequence.computed, choice.certain))
+        if count := choice.handed_on - start:
+            states = cache.side_rows(sequence.blocks, start, count)
+    tokens = sequence.tokens[start : choice.handed_on]
+    return Release(sequence.key, text, start, tokens, sequence.prompt_len, states)
