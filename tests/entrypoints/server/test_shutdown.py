@@ -76,6 +76,22 @@ async def test_a_request_that_comes_after_is_503() -> None:
         assert CLOSE in answer.lower()
 
 
+async def test_a_head_that_does_not_go_on_is_not_waited_for() -> None:
+    async with opened(grace_s=20) as door, await door.connect() as first, await door.connect() as second:
+        await second.send_all(request())
+        await until(second, b"GET / ? ")
+        for stream in (first, second):
+            await stream.send_all(request()[:10])
+        await trio.sleep(0.05)
+        door.stop.set()
+        for stream in (first, second):
+            assert (await until_end(stream, 1)).startswith(b"HTTP/1.1 503 ")
+            await stream.aclose()
+        with trio.fail_after(3):
+            await door.over.wait()
+        assert door.value("http_connections_closed_total", reason="drained") == 2
+
+
 async def test_a_busy_socket_ends_first_and_then_goes_away() -> None:
     async def handler(socket: WebSocket) -> None:
         await socket.accept()

@@ -107,7 +107,7 @@ class Connection:
             self.end("client_left")
 
     def drain(self) -> None:
-        if self.idle:
+        if self.idle or self._reads_head:
             self.end("drained")
         elif self.socket is not None:
             self.socket.drain()
@@ -119,7 +119,8 @@ class Connection:
             self.reason = self._late
             if self.reason == "head_timeout":
                 self._refusal = BadRequest(408, "The request's head did not arrive in time.")
-        if self.reason == "drained" and self.transport.has_bytes():  # a request that crossed the drain
+        if self.reason == "drained" and (self._reads_head or self.transport.has_bytes()):
+            # a request that crossed the drain
             self._refusal = BadRequest(503, "The server is shutting down.")
         last = b""
         if self._refusal is not None and (self._exchange is None or not self._exchange.started):
@@ -137,6 +138,11 @@ class Connection:
                     pass
             except (trio.BrokenResourceError, Stalled):
                 return
+
+    @property
+    def _reads_head(self) -> bool:
+        """Whether a part of a request's head has come, and no more."""
+        return self._served and not self.idle and self._exchange is None and self._refusal is None
 
     def _has_all(self) -> bool:
         """Whether the client has said its last word, and it is read."""
