@@ -63,6 +63,26 @@ def test_who_is_on_this_machine(peer: str | None, local: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("localhost:8000", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:8000", 200),
+        ("127.0.0.1.example", 403),
+        ("example:8000", 403),
+        ("localhost@example", 403),
+        ("[::1", 403),
+        ("10.0.0.1", 403),
+    ],
+)
+async def test_without_a_key_it_is_asked_by_the_machines_own_name(host: str, status: int) -> None:
+    """Else it may be a page's, whose name stands for this machine's address for a while (DNS rebinding)."""
+    async with served() as server:
+        assert (await server.client.get(PATH, headers={"Host": host})).status_code == status
+
+
+@pytest.mark.parametrize(
     "header", ["Origin", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Forwarded", "Via", "Sec-Fetch-Site"]
 )
 async def test_without_keys_web_pages_and_proxies_are_refused(header: str) -> None:

@@ -1,13 +1,15 @@
 """What operators do while it serves: ``/admin/replicas``.
 
 It stands behind the guard like every route, so where the server has API keys it takes one. Without any it serves this
-machine alone: a caller must come from a loopback address, and neither by a proxy nor from a web page.
+machine alone: a caller must come from a loopback address, ask for one, and neither by a proxy (as far as that says that
+it is one) nor from a web page.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -67,9 +69,19 @@ def _permit(services: Services, call: Call) -> None:
     if services.options.api_keys:
         return  # the guard has seen one
     foreign = any(name in call.headers for name in _FOREIGN) or call.headers.get(_FETCH_SITE, b"none") != b"none"
-    if foreign or not _is_loopback(call.context.peer):
+    if foreign or not _is_loopback(call.context.peer) or not _names_this_machine(call.headers.get(b"host", b"")):
         message = "Without an API key (serve --api-key) this is for callers on the server's own machine."
         raise OmniError(http_error(403, message, code="forbidden"))
+
+
+def _names_this_machine(host: bytes) -> bool:
+    """Whether a Host is a loopback address. Any other name may be that of a page, which its owner has made to stand for
+    one: browsers send no Sec-Fetch-Site where there is no TLS."""
+    try:
+        name = urlsplit(f"//{host.decode('latin-1')}").hostname
+    except ValueError:
+        return False
+    return name == "localhost" or _is_loopback(name)
 
 
 def _is_loopback(peer: str | None) -> bool:
