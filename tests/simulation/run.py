@@ -171,9 +171,11 @@ def _left(world: World, orchestrator: Orchestrator) -> list[str]:
     load = orchestrator.admission.load()
     if load.waiting_bytes or any((*load.running.values(), *load.waiting.values(), *load.stages.values())):
         found.append(f"admission counts {load}")
-    for health in orchestrator.health().values():
-        if health.unlinked:
-            found.append(f"{health.stage} has no link to {health.unlinked}")
+    for edge in orchestrator.plan.edges:
+        for source in orchestrator.pools[edge.source].replicas:
+            for target in orchestrator.pools[edge.target].replicas:
+                if source.live and target.live and (edge.target, target.index) not in source.links:
+                    found.append(f"{source.name} has no link to {target.name}")
     if orchestrator.inflight:
         found.append(f"requests in flight: {[record.id for record in orchestrator.inflight.values()]}")
     for pool in orchestrator.pools.values():
