@@ -272,7 +272,13 @@ def _made(data: bytes) -> Iterator[tuple[bool, int, int, bytes]]:
 
 def _requests() -> list[bytes]:
     def post(path: str, body: bytes, kind: str = "application/json", *lines: str) -> bytes:
-        head = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Type: {kind}", *lines, f"Content-Length: {len(body)}"]
+        head = [
+            f"POST {path} HTTP/1.1",
+            "Host: localhost",
+            f"Content-Type: {kind}",
+            *lines,
+            f"Content-Length: {len(body)}",
+        ]
         return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
     form = (
