@@ -154,7 +154,8 @@ class Control:
     def _find(self, stage: str, index: int) -> StageReplica:
         replicas = self._pool(stage).replicas
         if not 0 <= index < len(replicas):
-            raise not_found(f"Stage '{stage}' has {len(replicas)} replicas, the first of which is 0.", "index")
+            which = "0 alone" if len(replicas) == 1 else f"0 to {len(replicas) - 1}"
+            raise not_found(f"Stage '{stage}' has no replica {index}; it has {which}.", "index")
         return replicas[index]
 
     def _free(self, stage: str, index: int) -> StageReplica:
