@@ -304,6 +304,8 @@ def _target(url: str, param: str) -> _Target:
             host = host.encode("idna").decode()
     except (ValueError, UnicodeError):
         raise _unusable("it is not a valid one", param, "invalid_url") from None
+    if any(character <= " " for character in host):  # IDNA makes plain blanks of wide ones
+        raise _unusable("it is not a valid one", param, "invalid_url")
     if parts.scheme not in _PORTS or not host:
         raise _unusable("only http and https URLs are fetched", param, "invalid_url")
     if "@" in parts.netloc:
