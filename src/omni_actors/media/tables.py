@@ -65,7 +65,9 @@ class Table(Generic[T]):
         """Hold an item; ``number`` puts one back under the id it had, which always has room."""
         if number is None:
             if len(self._held) >= self._limit:
-                raise overloaded(f"The media process holds {self._limit} {self.what}s already.")
+                raise overloaded(
+                    f"The media process has no room for another {self.what}: it holds {self._limit} already."
+                )
             number = next(self._ids)
         self._held[number] = Held(owner, item, self._clock() + self._idle_s)
         return number
