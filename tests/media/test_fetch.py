@@ -15,7 +15,7 @@ import trio
 from tests.media.web import moved, ok, web
 
 from omni_actors.media.addresses import AllowList, is_public, parse
-from omni_actors.media.fetch import MAX_REDIRECTS, Fetcher
+from omni_actors.media.fetch import MAX_REDIRECTS, Fetcher, _target
 from omni_actors.media.limits import Limits, read_limits
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
@@ -437,3 +437,10 @@ async def test_a_certificate_must_be_valid_for_the_name(certificate: tuple[Path,
             assert info.code == "url_unreachable"
             assert "certificate" in info.message
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("url", ["http://\u2002", "http://a\u3000b.example/"])
+def test_wide_blanks_in_a_host_are_refused(url: str) -> None:
+    with pytest.raises(OmniError) as caught:
+        _target(url, "url")
+    assert caught.value.info.code == "invalid_url"

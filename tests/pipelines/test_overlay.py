@@ -222,3 +222,10 @@ def test_no_text_is_accepted_in_silence_or_crashes(tmp_path_factory: pytest.Temp
         assert read_overlay(file, SCHEMA) == []
     except PlanError:
         pass
+
+
+@pytest.mark.parametrize("value", ["!!int ''", "!!bool x", "!!timestamp x", "!!float ''"])
+def test_a_tag_that_its_value_does_not_keep_is_refused(value: str) -> None:
+    schema = settings_schema(ASSISTANT, CpuPlatform(), None)
+    with pytest.raises(PlanError):
+        read_overrides([f"served_model_name={value}"], schema)
