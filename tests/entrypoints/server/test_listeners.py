@@ -243,16 +243,24 @@ async def test_tls(certificate: Path) -> None:
     async def app(exchange: object) -> None:
         await (watched(exchange) if exchange.path == "/stream" else App().http(exchange))  # type: ignore[attr-defined, arg-type]
 
-    limits = Limits(handshake_s=0.4, handshakes=2, write_s=0.4)
+    limits = Limits(handshake_s=1.0, handshakes=2, write_s=0.4)
     async with opened(app, tls=tls_context(str(certificate), None), limits=limits) as door:
         assert door.url.startswith("https://")
-        silent = [await door.connect() for _ in range(2)]  # they take every place there is
+        silent = [await door.connect() for _ in range(2)]  # they take no place
+        async with await secure(door) as stream:
+            with trio.fail_after(0.9):
+                await stream.do_handshake()
+        await door.closed("handshake_timeout", 2)
+        slow = [await door.connect() for _ in range(2)]  # they take every place there is
+        for one in slow:
+            await one.send_all(b"\x16\x03\x01\x02\x00\x01")
+        await trio.sleep(0.02)
         async with await secure(door) as stream:
             with trio.move_on_after(0.1):
                 await stream.do_handshake()
                 raise AssertionError("there was a place")
         await door.closed("client_left")
-        await door.closed("handshake_timeout", 2)
+        await door.closed("handshake_timeout", 4)
         assert not (await door.say(request())).startswith(b"HTTP/1.1")
         await door.closed("handshake_failed")
         async with await secure(door) as stream:
@@ -274,7 +282,7 @@ async def test_tls(certificate: Path) -> None:
         await stream.transport_stream.aclose()
         with trio.fail_after(1):
             await watched.cancelled.wait()
-        for one in silent:
+        for one in (*silent, *slow):
             await one.aclose()
         await door.settled()
         where = f"wss://localhost:{door.address[1]}/socket"

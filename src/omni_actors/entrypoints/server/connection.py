@@ -203,6 +203,7 @@ class Connection:
             return True
         with trio.move_on_after(server.limits.handshake_s):
             try:
+                await trio.lowlevel.wait_readable(self.transport.socket)  # who says nothing takes nobody's place
                 async with server.handshakes:
                     await self.transport.handshake()
                 return True
