@@ -15,6 +15,7 @@ from omni_actors.orchestrator import open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import INLINE_LIMIT
+from omni_actors.protocol.request import StageDone, Usage
 from omni_actors.stages.replica import StageReplica
 
 from .spine import NO_RESUMES, collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
@@ -238,3 +239,12 @@ def test_what_on_done_raises_comes_out_as_it_is() -> None:
 
     with Omni("stub") as omni, pytest.raises(ZeroDivisionError):
         omni._together([stub(text="x"), stub(text="y")], False, on_done)
+
+
+async def test_a_stage_that_says_twice_that_it_is_done_is_done_once() -> None:
+    async with stub_orchestrator() as orchestrator, orchestrator.open(stub(text="x", stall="c")) as stream:
+        with trio.fail_after(5):
+            await until(lambda: {"a", "b"} <= stream.usage.keys())
+        for _ in range(3):
+            stream.on_done(orchestrator.pools["a"].replicas[0], StageDone(stream.key, Usage()))
+        assert stream.state.live

@@ -66,6 +66,11 @@ async def test_who_does_not_move_is_stuck_after_his_budget_and_not_before(
     assert it.why is not None
 
 
+async def test_who_claims_to_have_moved_in_the_future_is_stuck_all_the_same(autojump_clock: Clock) -> None:
+    it = Bench(Beat(1, Activity.WORKING, trio.current_time() + 1e6))
+    assert await it.stuck_after(1000) == pytest.approx(budget_s(STAGE, Activity.WORKING) + GRACE_S)
+
+
 async def test_who_moves_is_left_alone(autojump_clock: Clock) -> None:
     it = bench(Activity.WORKING)
 

@@ -200,9 +200,9 @@ class RequestStream:
             self._progress(replica)
 
     def on_done(self, replica: StageReplica, done: StageDone) -> None:
-        if done.key != self.key or not self.state.live:
-            return
         name = replica.stage.name
+        if done.key != self.key or not self.state.live or name in self.usage:
+            return
         try:
             self.ledgers[name].done()
         except Diverged:

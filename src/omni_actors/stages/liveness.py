@@ -126,7 +126,8 @@ class Watch:
                 await self._idle.park()
                 continue
             beat = self._sign.read()
-            begun = max(beat.moved, self._since)
+            # A page is its worker's to write, and nobody has moved in the future.
+            begun = max(beat.moved if beat.moved <= self._clock() else 0.0, self._since)
             left = begun + budget_s(self._stage, beat.activity) - self._clock()
             # What it does next may have a shorter budget, which cannot be over before that.
             pause_s = min(left, self._shortest_s) if left > 0 else GRACE_S
