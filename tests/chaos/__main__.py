@@ -42,7 +42,14 @@ class Target:
 
 
 def targets() -> dict[str, Target]:
-    common = ("limits.restart_delay_s=0.05", "limits.restart_delay_max_s=1", "limits.max_resumes=20")
+    common = (
+        "limits.restart_delay_s=0.05",
+        "limits.restart_delay_max_s=1",
+        "limits.max_resumes=20",
+        # Who is stopped while it loads, or in a step, is found within a client's patience.
+        "stages.media.start_timeout_s=20",
+        "stages.media.step_budget_s=20",
+    )
     stub = ("writer", "speaker")
     found = {
         "stub-voice": Target(
@@ -53,6 +60,7 @@ def targets() -> dict[str, Target]:
                 *(f"stages.{stage}.replicas=2" for stage in stub),
                 *(f"stages.{stage}.options.step_s=0.01" for stage in stub),
                 *(f"stages.{stage}.{budget}_budget_s=2" for stage in stub for budget in ("step", "compile")),
+                *(f"stages.{stage}.start_timeout_s=15" for stage in stub),
                 *(f"stages.{stage}.limits.arena_bytes=1048576" for stage in stub),
             ),
             ("chat", "spoken", "speech"),
@@ -67,8 +75,8 @@ def targets() -> dict[str, Target]:
             *common,
             *(f"stages.{stage}.dtype=float32" for stage in omni),
             *(f"stages.{stage}.threads=1" for stage in omni),
-            # Longer than any of its steps on a busy machine, and much shorter than a client's patience.
             *(f"stages.{stage}.{budget}_budget_s=20" for stage in omni for budget in ("step", "compile")),
+            *(f"stages.{stage}.start_timeout_s=60" for stage in omni),
             "stages.thinker.replicas=2",
             "stages.talker.sampling.temperature=0",
         ),
