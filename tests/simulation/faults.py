@@ -16,7 +16,7 @@ from omni_actors.stages.replica import StageReplica
 from .deployments import plan_of
 from .launcher import SimChild
 from .schedule import STAGES, Fault
-from .world import World
+from .world import Crash, World
 
 FROZEN_S = 40.0
 """How long a worker stands still that is beyond its budget."""
@@ -161,6 +161,9 @@ def _stale(replica: StageReplica, child: SimChild) -> None:
         )
     )
     if child.worker is not None and child.death is None:
-        for link in child.worker._links:
-            link.send_ack(Ack(key, 0, 3))
-            child.worker._links.flush(link)
+        try:
+            for link in child.worker._links:
+                link.send_ack(Ack(key, 0, 3))
+                child.worker._links.flush(link)
+        except Crash:  # a death that was to come with a write, and this is one
+            child.kill()
