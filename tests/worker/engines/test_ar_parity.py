@@ -99,10 +99,10 @@ class Recorder:
     """Stands before an engine's runner and keeps the logits from which each token was chosen."""
 
     def __init__(self, engine: AutoregressiveEngine) -> None:
-        self._runner = engine._runner
+        self._runner = engine._isolated._runner
         self.cache = self._runner.cache
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
-        engine._runner = self  # type: ignore[assignment]
+        engine._isolated._runner = self  # type: ignore[assignment]
 
     def run(self, chunks: list[Chunk]) -> StepOutput:
         output: StepOutput = self._runner.run(chunks)
