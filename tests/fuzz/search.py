@@ -46,15 +46,15 @@ def mutated(dice: random.Random, corpus: Sequence[bytes], words: Sequence[bytes]
     return bytes(data[:most])
 
 
-def blind(target: Target, one: One, seconds: float, seed: int, found: Found) -> int:
-    """The seeds, then mutations of them and of each other, for so long; the same for the same ``seed``. Returns how
-    many inputs were run."""
+def blind(target: Target, one: One, seconds: float, seed: int, found: Found, most: int | None = None) -> int:
+    """The seeds, then mutations of them and of each other, for so long but at most so many; the same for the same
+    ``seed``. Returns how many inputs were run."""
     dice = random.Random(seed)
     corpus = list(target.seeds())
     end = time.monotonic() + seconds
     runs = 0
     fresh = list(corpus)
-    while time.monotonic() < end:
+    while time.monotonic() < end and (most is None or runs < most):
         data = fresh.pop() if fresh else mutated(dice, corpus, target.words, target.most)
         try:
             one(data)

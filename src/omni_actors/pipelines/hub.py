@@ -44,4 +44,4 @@ def missing_shards(folder: Path) -> Iterator[Path]:
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             yield index
             continue
-        yield from (shard for shard in shards if not shard.exists())
+        yield from (shard for shard in shards if not os.path.exists(shard))  # also for what no file can be called
