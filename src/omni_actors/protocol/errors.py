@@ -62,46 +62,31 @@ def overloaded(message: str, retry_after: float = 1.0) -> OmniError:
     )
 
 
-def stage_unavailable(stage: str, retry_after: float = 1.0) -> OmniError:
-    """The stage has no live replica (503)."""
+def _unavailable(stage: str, message: str, code: str, retry_after: float | None) -> OmniError:
     return OmniError(
         ErrorInfo(
-            message=f"Stage '{stage}' has no live replica.",
-            type="unavailable_error",
-            code="stage_unavailable",
-            status=503,
-            stage=stage,
-            retry_after=retry_after,
+            message=message, type="unavailable_error", code=code, status=503, stage=stage, retry_after=retry_after
         )
     )
 
 
+def stage_unavailable(stage: str, retry_after: float = 1.0) -> OmniError:
+    """The stage has no live replica (503)."""
+    return _unavailable(stage, f"Stage '{stage}' has no live replica.", "stage_unavailable", retry_after)
+
+
 def stage_died(stage: str, retry_after: float = 1.0) -> OmniError:
     """The worker that held the request ended while the request was in it (503)."""
-    return OmniError(
-        ErrorInfo(
-            message=f"The worker of stage '{stage}' ended while it held this request.",
-            type="unavailable_error",
-            code="stage_died",
-            status=503,
-            stage=stage,
-            retry_after=retry_after,
-        )
+    return _unavailable(
+        stage, f"The worker of stage '{stage}' ended while it held this request.", "stage_died", retry_after
     )
 
 
 def stage_replaced(stage: str, retry_after: float = 1.0) -> OmniError:
     """The worker that held the request was ended (503), by command or because another request was stuck in it: that
     says nothing about this one."""
-    return OmniError(
-        ErrorInfo(
-            message=f"The worker of stage '{stage}' was replaced while it held this request.",
-            type="unavailable_error",
-            code="stage_replaced",
-            status=503,
-            stage=stage,
-            retry_after=retry_after,
-        )
+    return _unavailable(
+        stage, f"The worker of stage '{stage}' was replaced while it held this request.", "stage_replaced", retry_after
     )
 
 
@@ -119,29 +104,17 @@ def poison(stage: str) -> OmniError:
 
 def not_resumable(stage: str) -> OmniError:
     """A worker ended, and what the client has of the request's output cannot be continued (503)."""
-    return OmniError(
-        ErrorInfo(
-            message=f"The worker of stage '{stage}' ended, and this request's output cannot be continued.",
-            type="unavailable_error",
-            code="not_resumable",
-            status=503,
-            stage=stage,
-        )
+    return _unavailable(
+        stage,
+        f"The worker of stage '{stage}' ended, and this request's output cannot be continued.",
+        "not_resumable",
+        None,
     )
 
 
 def link_lost(stage: str, retry_after: float = 1.0) -> OmniError:
     """The connection between two stages' workers broke before the input was whole (503)."""
-    return OmniError(
-        ErrorInfo(
-            message=f"Stage '{stage}' lost the connection that its input came by.",
-            type="unavailable_error",
-            code="link_lost",
-            status=503,
-            stage=stage,
-            retry_after=retry_after,
-        )
-    )
+    return _unavailable(stage, f"Stage '{stage}' lost the connection that its input came by.", "link_lost", retry_after)
 
 
 def stage_failed(stage: str, message: str = "The stage failed on this request.") -> OmniError:

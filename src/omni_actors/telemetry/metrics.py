@@ -234,12 +234,27 @@ def _fetch_families(fetches: Mapping[str, int]) -> list[Metric]:
     return [ended, size] if fetches else []
 
 
+def _labelled(
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    doc: str,
+    label: str,
+    counts: Mapping[str, int],
+) -> Metric:
+    made = family(f"omni_actors_{name}", doc, labels=[label])
+    for value, count in counts.items():
+        made.add_metric([value], count)
+    return made
+
+
 def _resume_families(resumes: Resumes) -> list[Metric]:
-    resumed = CounterMetricFamily(
-        "omni_actors_requests_resumed", "Attempts begun because a worker had ended, by its stage.", labels=["stage"]
+    resumed = _labelled(
+        CounterMetricFamily,
+        "requests_resumed",
+        "Attempts begun because a worker had ended, by its stage.",
+        "stage",
+        resumes.resumed,
     )
-    for stage, count in resumes.resumed.items():
-        resumed.add_metric([stage], count)
     poison = CounterMetricFamily(
         "omni_actors_requests_poisonous", "Requests refused because they end workers.", value=resumes.poisoned
     )
@@ -255,27 +270,31 @@ def _resume_families(resumes: Resumes) -> list[Metric]:
 
 
 def _load_families(load: Load) -> list[Metric]:
-    running = GaugeMetricFamily(
-        "omni_actors_num_requests_running", "Requests admitted, and not released by every worker.", labels=["task"]
+    running = _labelled(
+        GaugeMetricFamily,
+        "num_requests_running",
+        "Requests admitted, and not released by every worker.",
+        "task",
+        load.running,
     )
-    for task, count in load.running.items():
-        running.add_metric([task], count)
-    waiting = GaugeMetricFamily(
-        "omni_actors_num_requests_waiting", "Requests that wait to be admitted.", labels=["task"]
+    waiting = _labelled(
+        GaugeMetricFamily, "num_requests_waiting", "Requests that wait to be admitted.", "task", load.waiting
     )
-    for task, count in load.waiting.items():
-        waiting.add_metric([task], count)
     size = GaugeMetricFamily("omni_actors_waiting_request_bytes", "What those hold.", value=load.waiting_bytes)
-    inside = GaugeMetricFamily(
-        "omni_actors_stage_requests_in_flight", "Requests that are in a stage, or will be.", labels=["stage"]
+    inside = _labelled(
+        GaugeMetricFamily,
+        "stage_requests_in_flight",
+        "Requests that are in a stage, or will be.",
+        "stage",
+        load.stages,
     )
-    for stage, count in load.stages.items():
-        inside.add_metric([stage], count)
-    refused = CounterMetricFamily(
-        "omni_actors_requests_refused", "Requests that were not admitted, by reason.", labels=["reason"]
+    refused = _labelled(
+        CounterMetricFamily,
+        "requests_refused",
+        "Requests that were not admitted, by reason.",
+        "reason",
+        load.refused,
     )
-    for reason, count in load.refused.items():
-        refused.add_metric([reason], count)
     return [running, waiting, size, inside, refused]
 
 

@@ -1,33 +1,39 @@
 """A writer and a speaker without a model: what a client may ask of an omni model, answered from the words alone."""
 
+from typing import Any
+
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 
 SAMPLE_RATE = 24_000
 
 _OPTIONS = {"step_s": 0.0, "load_s": 0.0}
-_DOC = {"step_s": "Seconds that a step with work takes.", "load_s": "Seconds that loading takes."}
+_OPTIONS_DOC = {"step_s": "Seconds that a step with work takes.", "load_s": "Seconds that loading takes."}
 
-WRITER = Stage(
-    name="writer",
-    engine="omni_actors.models.stub.engines:Writer",
+
+def _stage(name: str, **declared: Any) -> Stage:
+    return Stage(
+        name=name,
+        engine=f"omni_actors.models.stub.engines:{name.title()}",
+        defaults=_OPTIONS,
+        options_doc=_OPTIONS_DOC,
+        options_least=dict.fromkeys(_OPTIONS, 0),
+        **declared,
+    )
+
+
+WRITER = _stage(
+    "writer",
     sections=("prompt", "sampling"),
     emits="text",
     recovery="prefix",
-    defaults=_OPTIONS,
-    options_doc=_DOC,
-    options_least=dict.fromkeys(_OPTIONS, 0),
     doc="Says words that follow from the prompt, one in a step.",
 )
 
-SPEAKER = Stage(
-    name="speaker",
-    engine="omni_actors.models.stub.engines:Speaker",
+SPEAKER = _stage(
+    "speaker",
     ports=(Port("words", "text", required=False, mode="chunk", doc="What is to be said."),),
     sections=("speech",),
     emits="audio",
-    defaults=_OPTIONS,
-    options_doc=_DOC,
-    options_least=dict.fromkeys(_OPTIONS, 0),
     doc="Makes sound that follows from each word.",
 )
 
