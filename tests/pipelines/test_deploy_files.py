@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from omni_actors.entrypoints.commands.explain import explain
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan
-from omni_actors.platforms import cuda
-from omni_actors.platforms.cuda import Gpu
+from omni_actors.platforms.cuda import platform as cuda
+from omni_actors.platforms.cuda.platform import Gpu
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 FILES = sorted(FOLDER.glob("*.yaml"))

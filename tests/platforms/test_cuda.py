@@ -16,8 +16,9 @@ from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
 from omni_actors.pipelines.factory import missing_devices, resolve
 from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.pipelines.registry import Registry
-from omni_actors.platforms import cuda, select
-from omni_actors.platforms.cuda import Gpu, machine_gpus, visible
+from omni_actors.platforms import select
+from omni_actors.platforms.cuda import platform as cuda
+from omni_actors.platforms.cuda.platform import Gpu, machine_gpus, visible
 from omni_actors.platforms.platform import PlatformError
 
 TWO = [Gpu("GPU-aaa", "NVIDIA H200", 141 << 30), Gpu("GPU-bbb", "NVIDIA H200", 141 << 30)]

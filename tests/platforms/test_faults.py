@@ -68,4 +68,4 @@ def test_memory_that_cuda_itself_lacks_is_no_lost_device(message: str) -> None:
 
 def test_a_worker_is_told_its_platform() -> None:
     hello = resolve("stub", platform="cpu").hello("a", 0, 1)
-    assert hello.platform == "omni_actors.platforms.cpu:CpuPlatform"
+    assert hello.platform == "omni_actors.platforms.cpu.platform:CpuPlatform"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omni_actors.platforms import CpuPlatform, Device, OmniPlatform, PlatformError, select
+from omni_actors.platforms import CpuPlatform, Detection, Device, OmniPlatform, PlatformError, select
 from omni_actors.platforms.cpu import usable_cores, usable_memory
 from omni_actors.platforms.select import GROUP, names
 
@@ -19,11 +19,12 @@ from omni_actors.platforms.select import GROUP, names
 class Accelerator(OmniPlatform):
     """A vendor's platform, whose device is always there."""
 
+    contract = 1
     name = "accel"
     default_dtype = "bfloat16"
 
-    def detect(self) -> bool:
-        return True
+    def detect(self) -> Detection:
+        return Detection(True, True, "two devices")
 
     def devices(self) -> tuple[Device, ...]:
         return (Device("accel:0", 1 << 30), Device("accel:1", 1 << 30))
@@ -42,14 +43,14 @@ class Second(Accelerator):
 class Absent(Accelerator):
     name = "absent"
 
-    def detect(self) -> bool:
-        return False
+    def detect(self) -> Detection:
+        return Detection(False, False, "no device of its kind")
 
 
 class Broken(Accelerator):
     name = "broken"
 
-    def detect(self) -> bool:
+    def detect(self) -> Detection:
         raise OSError("libaccel.so.1: cannot open shared object file")
 
 
@@ -97,7 +98,7 @@ def test_a_broken_plugin_is_one_warning_and_an_error_when_asked_for(
 
 
 def test_a_platform_that_is_not_there_is_refused() -> None:
-    with pytest.raises(PlatformError, match="finds no device"):
+    with pytest.raises(PlatformError, match="no device of its kind"):
         select("absent", plugins=[ours(Absent)])
     with pytest.raises(PlatformError, match="there is no platform 'tpu'; there are: accel, cpu, cuda"):
         select("tpu", plugins=[ours(Accelerator)])

@@ -22,7 +22,7 @@ MEDIA_STAGE = "media"
 LOOPBACK = "127.0.0.1"
 
 Balancer = Literal["least_queue", "round_robin"]
-OriginKind = Literal["default", "declaration", "model", "platform", "overlay", "command line"]
+OriginKind = Literal["default", "declaration", "model", "platform", "overlay", "environment", "command line"]
 
 
 class PlanError(OmniError):
@@ -34,8 +34,8 @@ class PlanError(OmniError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from. ``where`` is ``file:line``, the text of an option, a platform's name, or (of kind
-    ``model``) the folder that says so."""
+    """Where a value came from. ``where`` is ``file:line``, the text of an option, a variable with its value, a platform's
+    name, or (of kind ``model``) the folder that says so."""
 
     kind: OriginKind
     where: str = ""
@@ -121,7 +121,7 @@ class StagePlan:
     host: str
     worker_devices: tuple[str, ...] = ()
     """What each of ``devices`` is called in a worker's own process, where that differs."""
-    platform_class: str = "omni_actors.platforms.cpu:CpuPlatform"
+    platform_class: str = "omni_actors.platforms.cpu.platform:CpuPlatform"
     """Dotted name of :attr:`platform`'s class, which its workers ask too."""
 
     @property

@@ -1,8 +1,9 @@
-"""The contract between the product and a kind of hardware.
+"""The contract between the product and a kind of hardware: the half that the serving process asks.
 
 Everything that knows a device's name lives behind it. A platform object is made in the serving process, where it must
 not import torch nor touch a device: it looks at files, environment and device nodes. What it decides reaches a worker
-as environment, a device name and the dotted name of an engine.
+as environment, a device name and dotted names: of an engine, and of the other half, the platform's
+:class:`~omni_actors.platforms.runtime.DeviceRuntime`, which the worker makes and which may do all that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any, ClassVar
 
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
+CONTRACT = 1
+"""Version of this contract: another one when a platform written against this one would no longer do the right thing."""
+
 
 class PlatformError(OmniError):
     """No such platform, two that claim the machine, or a thing that the platform cannot do."""
@@ -25,11 +29,51 @@ class PlatformError(OmniError):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as an operator names it (``cpu``, ``cuda:0``). ``memory`` in bytes, ``None`` if it cannot be known."""
+    """A device as an operator names it (``cpu``, ``cuda:0``). ``memory`` in bytes, ``None`` if it cannot be known.
+
+    ``id`` is the vendor's own name for it (a UUID, a MIG slice, a PCI address): compared and shown, never parsed.
+    ``trouble`` is a sentence about what is wrong with it, empty while it is healthy.
+    """
 
     name: str
     memory: int | None
     description: str = ""
+    id: str | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What a platform finds on this machine. It is true when a stage can run on it.
+
+    ``present`` says that there is such hardware, whether or not it can be used: what is present and not usable is told
+    to the operator, never passed over. ``reason`` is one line: what was found, or what is missing and how to get it.
+    """
+
+    usable: bool
+    present: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.usable
+
+
+class Verdict(Enum):
+    """How good a :class:`Finding` is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a diagnosis: what was looked at, what was found, and what to do about it (empty when nothing)."""
+
+    subject: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
 
 
 class Fault(Enum):
@@ -46,12 +90,18 @@ class Fault(Enum):
 class OmniPlatform(ABC):
     """One kind of hardware. Subclasses are made without arguments and hold no state that changes.
 
+    A subclass that can be made says which version of this contract it was written against: ``contract = 1``. It is not
+    inherited by accident: the base class has none.
+
     ``options`` are what a deploy file may set under ``platforms.<name>`` (name → default); ``options_doc`` has a
     sentence for each, ``options_type`` the type of each whose default is ``None``. ``dtypes`` are the dtypes that its
     engines compute in, ``default_dtype`` among them.
     """
 
+    contract: ClassVar[int]
     name: ClassVar[str]
+    runtime: ClassVar[str] = "omni_actors.platforms.runtime:DeviceRuntime"
+    """Dotted name of the :class:`~omni_actors.platforms.runtime.DeviceRuntime` that its workers make."""
     default_dtype: ClassVar[str] = "float32"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
     engines: ClassVar[Mapping[str, str]] = {
@@ -64,9 +114,23 @@ class OmniPlatform(ABC):
     plannable: ClassVar[bool] = False
     """Whether a deployment may be planned, by naming this platform, on a machine where :meth:`detect` is false."""
 
+    distributions: ClassVar[Mapping[str, str]] = {}
+    """Packages that its workers import: name → what asks for it (an extra of this package, or what a remedy says)."""
+    visibility: ClassVar[tuple[str, ...]] = ()
+    """Environment variables that hide devices from a process."""
+    collectives: ClassVar[str] = "gloo"
+    """torch.distributed's backend between a replica's ranks; empty if there is none: then it is one rank."""
+    transports: ClassVar[tuple[str, ...]] = ()
+    """Ways to hand a tensor to another process without a copy to the host, best first. Two stages whose platforms share
+    one may be joined by it."""
+    quantization: ClassVar[Mapping[str, str]] = {}
+    """``quant_method`` of a checkpoint → why it cannot be run here; an empty text for one that can. One that is not
+    named is refused as unknown."""
+
     @abstractmethod
-    def detect(self) -> bool:
-        """Whether this machine has such a device. Cheap, without torch, without opening a device."""
+    def detect(self) -> Detection:
+        """Whether this machine has such a device that can be used. Cheap, without torch, without opening a device; it
+        does not raise because a vendor's library is missing or broken: that is what it finds."""
 
     @abstractmethod
     def devices(self) -> tuple[Device, ...]:
@@ -96,6 +160,20 @@ class OmniPlatform(ABC):
 
     def free_memory(self) -> None:
         """Give back what an allocator keeps for later. Called in a worker, after :attr:`Fault.MEMORY`."""
+
+    def diagnose(self) -> tuple[Finding, ...]:
+        """What an operator should know when it does not work. No device is opened here, either."""
+        found = self.detect()
+        verdict = Verdict.OK if found else Verdict.PROBLEM if found.present else Verdict.WARNING
+        about = [Finding(self.name, verdict, found.reason)]
+        if found:
+            about += [
+                Finding(
+                    device.name, Verdict.PROBLEM if device.trouble else Verdict.OK, device.trouble or device.description
+                )
+                for device in self.devices()
+            ]
+        return tuple(about)
 
     def engine_for(self, kind: str) -> str:
         """The dotted name of this platform's engine of a kind; :class:`PlatformError` if it has none."""

@@ -47,9 +47,12 @@ def select(name: str | None = None, plugins: Iterable[EntryPoint] | None = None)
         return claims[0][1]
     for builtin, target in BUILTINS.items():
         platform = _make(target)
-        if platform.detect():
-            log.info("platform '%s' detected", builtin)
+        detection = platform.detect()
+        if detection:
+            log.info("platform '%s' detected: %s", builtin, detection.reason)
             return platform
+        if detection.present:
+            log.warning("platform '%s' cannot be used: %s", builtin, detection.reason)
     log.warning("no accelerator found: every stage runs on the cpu")
     return CpuPlatform()
 
@@ -68,11 +71,11 @@ def _by_name(name: str, plugins: list[EntryPoint]) -> OmniPlatform:
         raise PlatformError(f"there is no platform '{name}'; there are: {', '.join(names(plugins))}")
     try:
         platform = _make(target)
-        detected = platform.detect()
+        detection = platform.detect()
     except Exception as error:
         raise PlatformError(f"platform '{name}' ({target}) cannot be used: {error!r}") from error
-    if not detected and not platform.plannable:
-        raise PlatformError(f"platform '{name}' finds no device of its kind on this machine")
+    if not detection and not platform.plannable:
+        raise PlatformError(f"platform '{name}' cannot be used on this machine: {detection.reason}")
     return platform
 
 

@@ -90,7 +90,7 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True, array_like=True):
     host: str = "127.0.0.1"
     """The address that others call this worker at, if it has inputs by TCP."""
     log_level: str = "INFO"
-    platform: str = "omni_actors.platforms.cpu:CpuPlatform"
+    platform: str = "omni_actors.platforms.cpu.platform:CpuPlatform"
     """Dotted name of the class of the platform that the worker is on: what an exception of its computation means is the
     platform's to say."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from omni_actors.platforms.cpu import CpuPlatform
-from omni_actors.platforms.platform import Device, Fault, OmniPlatform, PlatformError
+from omni_actors.platforms.platform import Detection, Device, Fault, OmniPlatform, PlatformError
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,10 @@ class Gpu:
 class CudaPlatform(OmniPlatform):
     """A deployment for it may be planned (``--platform cuda``, or in a deploy file) on a machine without any."""
 
+    contract = 1
     name = "cuda"
+    runtime = "omni_actors.platforms.cuda.runtime:CudaRuntime"
+    collectives = "nccl"
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
     options: ClassVar[Mapping[str, Any]] = {"tf32": False}
@@ -54,19 +57,23 @@ class CudaPlatform(OmniPlatform):
     }
     plannable: ClassVar[bool] = True
 
-    def detect(self) -> bool:
+    def detect(self) -> Detection:
         """Whether there is a device that this process may use and that the installed torch could."""
-        if not self._found():
-            return False
+        present = machine_gpus()
+        if not present:
+            return Detection(False, False, "no NVIDIA device on this machine")
+        found = self._found()
+        if not found:
+            return Detection(False, True, f"{VISIBLE}={os.environ.get(VISIBLE)!r} shows none of {len(present)} devices")
         if cpu_build := _torch_for_cpu():
-            log.warning("there is an NVIDIA device, but the installed torch (%s) is built for CPUs only", cpu_build)
-            return False
-        return True
+            reason = f"there is an NVIDIA device, but the installed torch ({cpu_build}) is built for CPUs only"
+            return Detection(False, True, reason)
+        return Detection(True, True, ", ".join(gpu.model for _, gpu in found))
 
     def devices(self) -> tuple[Device, ...]:
         """Those that this process may use. Where none is found, ``cuda:0``, so that a deployment can be planned."""
         found = self._found()
-        named = [Device(f"cuda:{i}", gpu.memory, gpu.model) for i, (_, gpu) in enumerate(found)]
+        named = [Device(f"cuda:{i}", gpu.memory, gpu.model, gpu.uuid) for i, (_, gpu) in enumerate(found)]
         return tuple(named) or (Device("cuda:0", None, "not on this machine"),)
 
     def cores(self) -> int:

@@ -8,17 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_actors.platforms.platform import Device, OmniPlatform
+from omni_actors.platforms.platform import Detection, Device, OmniPlatform
 
 KEPT_BYTES = 1 << 30
 """Freed memory up to this size stays with the process (glibc)."""
 
 
 class CpuPlatform(OmniPlatform):
+    contract = 1
     name = "cpu"
+    runtime = "omni_actors.platforms.cpu.runtime:CpuRuntime"
 
-    def detect(self) -> bool:
-        return True
+    def detect(self) -> Detection:
+        return Detection(True, True, f"{self.cores()} cores, {platform.machine()}")
 
     def devices(self) -> tuple[Device, ...]:
         return (Device("cpu", usable_memory(), f"{self.cores()} cores, {platform.machine()}"),)

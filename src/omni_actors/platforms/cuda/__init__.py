@@ -1,0 +1,5 @@
+"""NVIDIA's devices."""
+
+from omni_actors.platforms.cuda.platform import CudaPlatform
+
+__all__ = ["CudaPlatform"]
