@@ -212,7 +212,7 @@ def test_an_empty_name_is_not_the_folder_one_stands_in(
 def test_an_unknown_platform_in_a_deploy_file_is_told_with_the_file(tmp_path: Path) -> None:
     deploy = tmp_path / "deploy.yaml"
     deploy.write_text("platform: tpu\n")
-    with pytest.raises(PlanError, match=f"{deploy}: there is no platform 'tpu'"):
+    with pytest.raises(PlanError, match=f"{deploy}:1: there is no platform 'tpu'"):
         resolve("stub", overlay=deploy)
 
 

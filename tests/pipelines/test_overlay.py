@@ -17,7 +17,7 @@ from omni_actors.pipelines.schema import Group, Leaf, like, settings_schema, siz
 from omni_actors.platforms.cpu import CpuPlatform
 
 SCHEMA = settings_schema(
-    replace(ASSISTANT, stages=tuple(map(with_engine_options, ASSISTANT.stages))), CpuPlatform(), None
+    replace(ASSISTANT, stages=tuple(map(with_engine_options, ASSISTANT.stages))), [CpuPlatform()], None
 )
 
 
@@ -226,6 +226,6 @@ def test_no_text_is_accepted_in_silence_or_crashes(tmp_path_factory: pytest.Temp
 
 @pytest.mark.parametrize("value", ["!!int ''", "!!bool x", "!!timestamp x", "!!float ''"])
 def test_a_tag_that_its_value_does_not_keep_is_refused(value: str) -> None:
-    schema = settings_schema(ASSISTANT, CpuPlatform(), None)
+    schema = settings_schema(ASSISTANT, [CpuPlatform()], None)
     with pytest.raises(PlanError):
         read_overrides([f"served_model_name={value}"], schema)

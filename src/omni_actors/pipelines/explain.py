@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from pkgutil import resolve_name
 from typing import Any
 
 from rich.console import Group as Rows
@@ -71,7 +72,12 @@ def as_text(plan: Plan) -> RenderableType:
     groups: dict[str, list[Fact]] = {}
     for fact in facts(plan):
         head, _, rest = fact.path.partition(".")
-        title = {"stages": f"stage {rest.split('.')[0]}", "edges": "edges", "limits": "limits of the deployment"}
+        title = {
+            "stages": f"stage {rest.split('.')[0]}",
+            "platforms": f"options of platform {rest.split('.')[0]}",
+            "edges": "edges",
+            "limits": "limits of the deployment",
+        }
         groups.setdefault(title.get(head, "deployment"), []).append(fact)
     for group, rows in groups.items():
         parts += [Text(), _table(group, rows)]
@@ -117,6 +123,7 @@ def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
         )
     for stage in plan.stages:
         yield from _stage_values(stage)
+    yield from _platform_values(plan)
     for edge in plan.edges:
         at = edge_path(edge.source, edge.target, edge.port)
         for name in ("source", "kind", "mode", "capacity", "bridge", "connector", "on_death"):
@@ -126,9 +133,17 @@ def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
         yield f"limits.{name}", value, docs[name]
 
 
+def _platform_values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
+    """Options of the platforms that stages run on: the same for all stages on one."""
+    for stage in {stage.platform: stage for stage in plan.stages}.values():
+        docs = resolve_name(stage.platform_class).options_doc
+        for key, value in stage.platform_options.items():
+            yield f"platforms.{stage.platform}.{key}", value, docs.get(key, "")
+
+
 def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
     at = stage_path(stage.name)
-    nested = ("options", "limits", "strategy")
+    nested = ("options", "limits", "strategy", "platform_options")
     for item in fields(StagePlan):
         if item.name in ("name", "index", "declaration", "worker_devices", *nested):
             continue
@@ -187,10 +202,12 @@ def _tasks(plan: Plan) -> Table:
 
 
 def _overview(plan: Plan) -> Table:
-    table = Table("stage", "engine", "on", "threads", "replicas", box=None, pad_edge=False, header_style="bold")
+    columns = ("stage", "engine", "platform", "on", "threads", "replicas")
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for stage in plan.stages:
         engine = stage.engine.rpartition(":")[2]
-        table.add_row(stage.name, engine, ", ".join(stage.devices), str(stage.threads), str(stage.replicas))
+        devices = ", ".join(stage.devices)
+        table.add_row(stage.name, engine, stage.platform, devices, str(stage.threads), str(stage.replicas))
     return table
 
 

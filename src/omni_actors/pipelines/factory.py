@@ -15,7 +15,14 @@ from omni_actors.pipelines.disaggregate import inherited, split, split_stages
 from omni_actors.pipelines.edges import edges_of
 from omni_actors.pipelines.hub import missing_shards
 from omni_actors.pipelines.limits import OTHER_STEP_BUDGET_S, STEP_BUDGET_S, limits_of, with_engine_options
-from omni_actors.pipelines.overlay import Setting, peek_overlay, read_overlay, read_overrides, schema_at
+from omni_actors.pipelines.overlay import (
+    Setting,
+    peek_overlay,
+    peek_overrides,
+    read_overlay,
+    read_overrides,
+    schema_at,
+)
 from omni_actors.pipelines.plan import (
     LOOPBACK,
     MEDIA_STAGE,
@@ -26,6 +33,7 @@ from omni_actors.pipelines.plan import (
     StagePlan,
     stage_path,
 )
+from omni_actors.pipelines.platforms import STAGE_PLATFORMS, Platforms, find_platforms
 from omni_actors.pipelines.refine import describe, refined, without
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
@@ -35,7 +43,6 @@ from omni_actors.pipelines.strategy import Strategy, refusals
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.threads import share_threads
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
-from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.select import select
 
@@ -49,6 +56,9 @@ COMPILE_BUDGET_S = 600.0
 
 MEDIA = "omni_actors.media.stage:STAGE"
 """Dotted name of the implicit media stage."""
+
+MEDIA_PLATFORM = "cpu"
+"""Where the media process runs unless it is told otherwise, whatever the other stages run on."""
 
 BASE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -74,29 +84,31 @@ def resolve(
 
     ``model`` is a pipeline's name, a model's folder, the public name of a checkpoint, or ``None`` or ``demo`` for the
     built-in demo. ``pipeline`` forces the pipeline that a folder is served by. What ``overlay`` sets is overruled by
-    ``overrides`` (``path=value``), and by ``platform`` and ``served_name``. Weights need not be there yet: see
-    :func:`missing_weights`. Reads files and environment, imports no model code. Raises :class:`PlanError` (or another
-    :class:`OmniError`) that says what is wrong and where.
+    ``overrides`` (``path=value``), and by ``platform`` (else the variable ``OMNI_ACTORS_PLATFORM``) and
+    ``served_name``. Weights need not be there yet: see :func:`missing_weights`. Reads files and environment, imports no
+    model code. Raises :class:`PlanError` (or another :class:`OmniError`) that says what is wrong and where.
     """
     registry = registry or Registry.installed()
     for option in overrides:
         if (key := option.partition("=")[0].strip()) in EARLY:
             raise PlanError(f"--set {option}: use {EARLY[key]} instead")
-    early = peek_overlay(overlay, *EARLY) if overlay else {}
-    choice = choose(model, pipeline, early, overlay, registry)
+    early = {one.path: one for one in peek_overlay(overlay, *EARLY)} if overlay else {}
+    choice = choose(model, pipeline, {path: one.value for path, one in early.items()}, overlay, registry)
     folder, model_origin = choice.folder, choice.origin
     said = describe(choice.pipeline, Path(folder)) if folder else PipelineFacts()
     family = refined(choice.pipeline, said)
     check_declaration(without(family, said.lacks))
     family = replace(family, stages=tuple(map(with_engine_options, family.stages)))
     chosen = without(family, said.lacks)
-    wanted = early.get("platform")
-    device_platform = select(platform) if platform or not wanted else _platform(wanted, f"overlay {overlay}")
     media = resolve_name(MEDIA) if _has_media(chosen) else None
-    schema = settings_schema(family, device_platform, media)
+    own = [*(peek_overlay(overlay, *STAGE_PLATFORMS) if overlay else ()), *peek_overrides(overrides, *STAGE_PLATFORMS)]
+    platforms = find_platforms(platform, early.get("platform"), own)
+    if media is not None:
+        platforms.get(MEDIA_PLATFORM, "the media process")
+    schema = settings_schema(family, platforms.all(), media)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
     if said.lacks:  # a deploy file is for a family, whichever of its checkpoints it is used with
-        listed = _within(listed, settings_schema(chosen, device_platform, media))
+        listed = _within(listed, settings_schema(chosen, platforms.all(), media))
     given = {setting.path: setting for setting in listed}
     halved = split_stages(chosen, given)
     settings = Settings(inherited(given, halved), {}, _described(said, folder))
@@ -111,18 +123,16 @@ def resolve(
     if served_name:
         name = served_name
         settings.provenance["served_model_name"] = Origin("command line", "--served-model-name")
-    settings.get("platform", device_platform.name, Origin("platform", "detected"))
-    if platform:
-        settings.provenance["platform"] = Origin("command line", f"--platform {platform}")
+    settings.provenance["platform"] = platforms.origin
 
-    stages = _stages((*running.stages, *([media] if media else [])), folder, device_platform, settings)
+    stages = _stages((*running.stages, *([media] if media else [])), folder, platforms, settings)
     edges = edges_of(running, settings)
     plan = Plan(
         name=chosen.name,
         pipeline=chosen,
         model=folder,
         served_model_name=name,
-        platform=device_platform.name,
+        platform=platforms.default.name,
         stages=sized(stages, edges),
         edges=edges,
         tasks=MappingProxyType({task.name: task for task in running.tasks}),
@@ -164,7 +174,8 @@ def _described(said: PipelineFacts, folder: str | None) -> dict[str, Origin]:
 def settings_of(plan: Plan) -> Group:
     """What can be set of this deployment."""
     media = plan.media
-    return settings_schema(plan.pipeline, select(plan.platform), media.declaration if media else None)
+    platforms = [select(name) for name in dict.fromkeys((plan.platform, *(stage.platform for stage in plan.stages)))]
+    return settings_schema(plan.pipeline, platforms, media.declaration if media else None)
 
 
 def missing_weights(plan: Plan) -> list[str]:
@@ -178,18 +189,13 @@ def missing_weights(plan: Plan) -> list[str]:
 
 def missing_devices(plan: Plan) -> list[str]:
     """For each stage whose platform finds no device here (it was planned for another machine): what is missing."""
+    found = {name: select(name).detect() for name in dict.fromkeys(stage.platform for stage in plan.stages)}
     return [
-        f"stage '{stage.name}' is to run on {', '.join(stage.devices)}: platform '{stage.platform}' finds none here"
+        f"stage '{stage.name}' is to run on {', '.join(stage.devices)}: platform '{stage.platform}' finds none here: "
+        f"{found[stage.platform].reason}"
         for stage in plan.stages
-        if not select(stage.platform).detect()
+        if not found[stage.platform]
     ]
-
-
-def _platform(name: str, where: str) -> OmniPlatform:
-    try:
-        return select(name)
-    except PlatformError as error:
-        raise PlanError(f"{where}: {error}") from error
 
 
 def _has_media(pipeline: Pipeline) -> bool:
@@ -197,8 +203,9 @@ def _has_media(pipeline: Pipeline) -> bool:
 
 
 def _stages(
-    declared: tuple[Stage, ...], folder: str | None, platform: OmniPlatform, settings: Settings
+    declared: tuple[Stage, ...], folder: str | None, platforms: Platforms, settings: Settings
 ) -> tuple[StagePlan, ...]:
+    placed = {stage.name: _platform(stage, platforms, settings) for stage in declared}
     replicas = {s.name: settings.get(f"{stage_path(s.name)}.replicas", 1) for s in declared}
     if replicas.get(MEDIA_STAGE, 1) != 1:
         # A clip lives in the process that decoded it, and a request may bring several.
@@ -210,32 +217,37 @@ def _stages(
         if f"{stage_path(s.name)}.threads" in settings.given
     }
     weights = {s.name: s.weight for s in declared}
-    cores = platform.cores()
-    threads = share_threads(cores, weights, replicas, fixed)
-    shared = Origin("platform", f"{platform.name}, {cores} cores shared by weight")
     found = []
     for index, stage in enumerate(declared):
-        share = settings.get(f"{stage_path(stage.name)}.threads", threads[stage.name], shared)
+        platform = placed[stage.name]
+        cores = platform.cores()
+        threads = share_threads(cores, weights, replicas, fixed)[stage.name]
+        shared = Origin("platform", f"{platform.name}, {cores} cores shared by weight")
+        share = settings.get(f"{stage_path(stage.name)}.threads", threads, shared)
         found.append(_stage(index, stage, folder, platform, settings, replicas[stage.name], share))
     return tuple(found)
+
+
+def _platform(stage: Stage, platforms: Platforms, settings: Settings) -> OmniPlatform:
+    """The one that the stage names, else the deployment's; the media process computes on no device."""
+    path = f"{stage_path(stage.name)}.platform"
+    if stage.name == MEDIA_STAGE:
+        name = settings.get(path, MEDIA_PLATFORM, DECLARED)
+    else:
+        name = settings.get(path, platforms.default.name, platforms.origin)
+    return platforms.get(name, f"{settings.where(path)}: stage '{stage.name}'")
 
 
 def _stage(
     index: int,
     stage: Stage,
     folder: str | None,
-    default_platform: OmniPlatform,
+    platform: OmniPlatform,
     settings: Settings,
     replicas: int,
     threads: int,
 ) -> StagePlan:
     at = stage_path(stage.name)
-    if stage.name == MEDIA_STAGE:
-        default_platform = CpuPlatform()  # it computes on no device
-    name = settings.get(f"{at}.platform", default_platform.name, Origin("platform", default_platform.name))
-    platform = default_platform
-    if name != platform.name:
-        platform = _platform(name, f"{settings.where(f'{at}.platform')}: stage '{stage.name}'")
     by_platform = Origin("platform", platform.name)
 
     kind = settings.get(f"{at}.engine", stage.engine, DECLARED)
@@ -292,6 +304,7 @@ def _stage(
         host=settings.get(f"{at}.host", LOOPBACK),
         worker_devices=tuple(map(platform.worker_device, devices)),
         platform_class=f"{type(platform).__module__}:{type(platform).__qualname__}",
+        platform_options=MappingProxyType(platform_options),
     )
 
 

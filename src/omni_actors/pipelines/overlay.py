@@ -31,16 +31,42 @@ def read_overlay(path: Path, schema: Group) -> list[Setting]:
     return [] if document is None else list(_walk(document, schema, (), str(path), {}))
 
 
-def peek_overlay(path: Path, *keys: str) -> dict[str, str]:
-    """Those top-level keys of a deploy file that must be known before its schema is: texts, unchecked otherwise."""
+def peek_overlay(path: Path, *paths: str) -> list[Setting]:
+    """What a deploy file has at those paths, of which ``*`` stands for any one key: texts that must be known before its
+    schema is, unchecked otherwise."""
     document = _compose(path)
-    if not isinstance(document, yaml.MappingNode):
-        return {}
-    return {
-        key.value: value.value
-        for key, value in document.value
-        if isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode) and key.value in keys
-    }
+    wanted = [tuple(one.split(".")) for one in paths]
+    return [] if document is None else list(_scalars(document, (), wanted, f"{path}:1"))
+
+
+def peek_overrides(options: Sequence[str], *paths: str) -> list[Setting]:
+    """The same of ``--set path=value`` options."""
+    wanted = [tuple(one.split(".")) for one in paths]
+    found = []
+    for option in options:
+        path, _, source = option.partition("=")
+        if any(_fits(tuple(path.strip().split(".")), keys) for keys in wanted):
+            node = _composed(source, f"--set {option}")
+            if isinstance(node, yaml.ScalarNode):
+                found.append(Setting(path.strip(), node.value, Origin("command line", f"--set {option}")))
+    return found
+
+
+def _scalars(node: yaml.Node, above: tuple[str, ...], wanted: list[tuple[str, ...]], where: str) -> Iterator[Setting]:
+    """Goes no deeper than the longest of ``wanted``."""
+    if isinstance(node, yaml.ScalarNode) and any(_fits(above, keys) for keys in wanted):
+        yield Setting(".".join(above), node.value, Origin("overlay", where))
+    if isinstance(node, yaml.MappingNode):
+        file = where.rpartition(":")[0]
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                path = (*above, *key.value.split("."))
+                if any(_fits(path, keys[: len(path)]) for keys in wanted):
+                    yield from _scalars(value, path, wanted, f"{file}:{_line(key)}")
+
+
+def _fits(path: tuple[str, ...], keys: tuple[str, ...]) -> bool:
+    return len(path) == len(keys) and all(wanted in ("*", key) for key, wanted in zip(path, keys, strict=True))
 
 
 def read_overrides(options: Sequence[str], schema: Group) -> list[Setting]:
@@ -54,15 +80,19 @@ def read_overrides(options: Sequence[str], schema: Group) -> list[Setting]:
         node = schema_at(schema, tuple(path.strip().split(".")), (), origin.where)
         if isinstance(node, Group):
             raise PlanError(f"{origin.where}: '{path}' has keys below it; {nearest('', node.keys)}")
-        try:
-            composed = yaml.compose(source, Loader=yaml.SafeLoader)
-        except yaml.YAMLError as error:
-            raise PlanError(f"{origin.where}: the value is no YAML: {_problem(error)}") from None
-        except RecursionError:
-            raise PlanError(f"{origin.where}: the value is nested too deeply") from None
+        composed = _composed(source, origin.where)
         value = None if composed is None else _construct(composed, origin.where)
         found.append(Setting(path.strip(), _checked(node, value, path, origin.where), origin))
     return found
+
+
+def _composed(source: str, where: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(source, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise PlanError(f"{where}: the value is no YAML: {_problem(error)}") from None
+    except RecursionError:
+        raise PlanError(f"{where}: the value is nested too deeply") from None
 
 
 def schema_at(schema: Group, keys: tuple[str, ...], above: tuple[str, ...], where: str) -> Leaf | Group:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, Literal
 
 from omni_actors.pipelines.declaration import Mode, Pipeline, Recovery, Stage, Task
@@ -34,8 +35,8 @@ class PlanError(OmniError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from. ``where`` is ``file:line``, the text of an option, a variable with its value, a platform's
-    name, or (of kind ``model``) the folder that says so."""
+    """Where a value came from. ``where`` is ``file:line``, the text of an option, a variable with its value, a
+    platform's name, or (of kind ``model``) the folder that says so."""
 
     kind: OriginKind
     where: str = ""
@@ -123,6 +124,8 @@ class StagePlan:
     """What each of ``devices`` is called in a worker's own process, where that differs."""
     platform_class: str = "omni_actors.platforms.cpu.platform:CpuPlatform"
     """Dotted name of :attr:`platform`'s class, which its workers ask too."""
+    platform_options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """A value for every one of the platform's options."""
 
     @property
     def recovery(self) -> Recovery:
@@ -251,4 +254,5 @@ class Plan:
             host=it.host,
             log_level=log_level,
             platform=it.platform_class,
+            platform_options=dict(it.platform_options),
         )

@@ -1,7 +1,7 @@
 """The closed schema of a deployment's settings: which keys there are, what they take, and what each means.
 
-It is made for one pipeline and one platform, since their stages, options and limits are its keys. A deploy file and
-``--set`` go through the same one.
+It is made for one pipeline and the platforms that it runs on, since their stages, options and limits are its keys. A
+deploy file and ``--set`` go through the same one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -54,7 +54,7 @@ class Group:
     doc: str = ""
 
 
-def settings_schema(pipeline: Pipeline, platform: OmniPlatform, media: Stage | None) -> Group:
+def settings_schema(pipeline: Pipeline, platforms: Iterable[OmniPlatform], media: Stage | None) -> Group:
     """Every key that a deploy file for this pipeline may have. ``media`` is the implicit stage, if there is one."""
     stages = (*pipeline.stages, *([media] if media else []))
     ports: dict[str, dict[str, Leaf | Group]] = {}
@@ -65,10 +65,7 @@ def settings_schema(pipeline: Pipeline, platform: OmniPlatform, media: Stage | N
         if stage.separable:
             between: dict[str, Leaf | Group] = {"connector": _CONNECTOR}
             ports.setdefault(stage.name, {})["kv"] = Group(between, f"From the prefill pool of stage {stage.name}.")
-    options: dict[str, Leaf | Group] = {
-        key: Leaf(like(default, platform.options_type.get(key)), platform.options_doc.get(key, ""))
-        for key, default in platform.options.items()
-    }
+    options: dict[str, Leaf | Group] = {platform.name: _platform(platform) for platform in platforms}
     edges: dict[str, Leaf | Group] = {stage: Group(keys) for stage, keys in ports.items()}
     return Group(
         {
@@ -79,7 +76,16 @@ def settings_schema(pipeline: Pipeline, platform: OmniPlatform, media: Stage | N
             "limits": Group(deployment_limits(), "Capacities and deadlines of the whole deployment."),
             "stages": Group({stage.name: _stage(stage) for stage in stages}, "One key per stage."),
             "edges": Group(edges, "One key per edge: the stage.port where it ends."),
-            "platforms": Group({platform.name: Group(options)}, "Options of the platform, under its own name."),
+            "platforms": Group(options, "Options of each platform that a stage runs on, under its own name."),
+        }
+    )
+
+
+def _platform(platform: OmniPlatform) -> Group:
+    return Group(
+        {
+            key: Leaf(like(default, platform.options_type.get(key)), platform.options_doc.get(key, ""))
+            for key, default in platform.options.items()
         }
     )
 

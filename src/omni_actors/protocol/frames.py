@@ -93,6 +93,8 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True, array_like=True):
     platform: str = "omni_actors.platforms.cpu.platform:CpuPlatform"
     """Dotted name of the class of the platform that the worker is on: what an exception of its computation means is the
     platform's to say."""
+    platform_options: dict[str, Any] = {}
+    """A value for every one of the platform's options."""
 
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ class Deployment:
     served_model_name: str | None
     deadline: float | None = None
     api_key_limit: int | None = None
+    engines: tuple[str, ...] = ()
+    """``STAGE=KIND``, each."""
 
     def plan(self) -> Plan:
         """The plan of it. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
-        overrides = self.settings
+        overrides = (*self.settings, *(f"stages.{stage}.engine={kind}" for stage, kind in self._engines()))
         if self.deadline is not None:
             overrides = (*overrides, f"limits.deadline_s={self.deadline}")
         if self.api_key_limit is not None:
@@ -45,6 +47,13 @@ class Deployment:
             pipeline=self.pipeline,
         )
 
+    def _engines(self) -> Iterator[tuple[str, str]]:
+        for one in self.engines:
+            stage, _, kind = one.partition("=")
+            if not stage or not kind:
+                raise click.UsageError(f"--engine {one}: takes STAGE=KIND, such as llm=autoregressive")
+            yield stage, kind
+
 
 def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that make a :class:`Deployment`, passed on as the first argument. The command brings ``model``."""
@@ -57,7 +66,17 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="PATH=VALUE",
         help="One setting, over the deploy file's: stages.llm.replicas=2. Repeatable; 'explain --keys' lists them.",
     )
-    @click.option("--platform", help="Hardware to run on.  [default: what is found, else cpu]")
+    @click.option(
+        "--platform",
+        help="Hardware of every stage that names no other.  [env: OMNI_ACTORS_PLATFORM]  [default: what is found]",
+    )
+    @click.option(
+        "--engine",
+        "engines",
+        multiple=True,
+        metavar="STAGE=KIND",
+        help="What runs a stage: a kind of engine, or module:Class. Repeatable.",
+    )
     @click.option("--pipeline", help="Pipeline to serve the model by.  [default: by the model's architecture]")
     @click.option("--served-model-name", metavar="NAME", help="The name clients know it by.")
     @functools.wraps(command)
@@ -68,11 +87,14 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         platform: str | None,
         pipeline: str | None,
         served_model_name: str | None,
+        engines: tuple[str, ...],
         deadline: float | None = None,
         api_key_limit: int | None = None,
         **others: Any,
     ) -> Any:
-        deployment = Deployment(model, deploy, settings, platform, pipeline, served_model_name, deadline, api_key_limit)
+        deployment = Deployment(
+            model, deploy, settings, platform, pipeline, served_model_name, deadline, api_key_limit, engines
+        )
         return command(deployment, **others)
 
     return wrapped
