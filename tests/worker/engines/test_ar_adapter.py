@@ -11,7 +11,8 @@ from tests.worker.engines import tiny_models
 from tests.worker.engines.ar_driver import assert_idle, engine_of, hello, run, work
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.causal_lm.adapter import CausalLM, _Waiting
+from omni_actors.models.causal_lm.adapter import CausalLM
+from omni_actors.models.causal_lm.prompts import _Waiting
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
 from omni_actors.protocol.request import TextDelta
@@ -34,7 +35,7 @@ class Breaking(CausalLM):
             raise self.error
 
     def open(self, work: Work) -> PromptInput:
-        self._waiting[work.key] = _Waiting(Prompt())
+        self._prompts._waiting[work.key] = _Waiting(Prompt())
         self._check("open", work.key)
         return super().open(work)
 
@@ -140,9 +141,9 @@ def test_a_request_that_is_refused_when_it_opens_leaves_nothing_behind(breaking:
     engine = engine_of(breaking)
     with pytest.raises(OmniError):
         engine.admit(work(BAD, PROMPT))
-    assert not breaking._waiting
+    assert not breaking._prompts._waiting
     breaking.breaks = ""
     with pytest.raises(OmniError):
         engine.admit(work(0, PROMPT, max_tokens=tiny_models.CONTEXT))
-    assert not breaking._waiting
+    assert not breaking._prompts._waiting
     assert_idle(engine)

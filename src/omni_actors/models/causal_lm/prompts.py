@@ -4,10 +4,63 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.text import Text, check_token_ids
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.decoder import PromptInput
+
+TRANSCRIPTS = "transcripts"
+"""The port on which the text of the prompt's audio parts comes: payloads with ``text`` and ``index`` in their meta."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    prompt: Prompt
+    transcripts: dict[int, str] = field(default_factory=dict)
+
+
+class Prompts:
+    """Requests' prompts as token ids, below ``vocab_size`` each and at most about ``most`` of them. A prompt whose
+    audio parts are written down by another stage waits for that."""
+
+    def __init__(self, text: Text, vocab_size: int, most: int) -> None:
+        self._text = text
+        self._vocab_size = vocab_size
+        self._most = most
+        self._waiting: dict[int, _Waiting] = {}
+
+    def open(self, work: Work) -> PromptInput:
+        prompt = work.params.get("prompt")
+        if not isinstance(prompt, Prompt):
+            raise invalid_request("The request has no prompt.", param="messages")
+        if TRANSCRIPTS in work.ports:
+            self._waiting[work.key] = _Waiting(prompt)
+            return PromptInput()
+        return PromptInput(self._tokens(prompt, {}), continued=prompt.messages is None)
+
+    def feed(self, key: int, payload: Payload | None, end: bool) -> PromptInput:
+        waiting = self._waiting[key]
+        if payload is not None:
+            index = payload.meta.get("index", len(waiting.transcripts))
+            waiting.transcripts[index] = waiting.transcripts.get(index, "") + payload.meta["text"]
+        return PromptInput(self._tokens(waiting.prompt, waiting.transcripts)) if end else PromptInput()
+
+    def close(self, key: int) -> None:
+        self._waiting.pop(key, None)
+
+    def _tokens(self, prompt: Prompt, transcripts: Mapping[int, str]) -> list[int]:
+        if prompt.token_ids is not None:
+            return check_token_ids(prompt.token_ids, self._vocab_size)
+        if prompt.text is not None:
+            return self._text.encode(prompt.text, self._most, "prompt")
+        text = render(self._text.tokenizer, prompt, fill_transcripts(prompt.messages or [], transcripts))
+        # The template writes the special tokens itself.
+        return self._text.encode(text, self._most, "messages", add_special_tokens=False)
 
 
 def fill_transcripts(messages: list[dict[str, Any]], transcripts: Mapping[int, str]) -> list[dict[str, Any]]:

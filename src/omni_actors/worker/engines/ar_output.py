@@ -9,12 +9,13 @@ from omni_actors.worker.checks import check_payload
 from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_request import Request
 from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Release
+from omni_actors.worker.engines.decoder import PromptAdapter, Release
 from omni_actors.worker.engines.paged_attention import KVCache
 
 
-def hand_out(request: Request, choice: Choice, adapter: AutoregressiveAdapter, cache: KVCache, out: Outbox) -> None:
-    """Everything that is certain of this choice and has not left yet; with its last it is ``closed``.
+def hand_out(request: Request, choice: Choice, adapter: PromptAdapter, cache: KVCache | None, out: Outbox) -> None:
+    """Everything that is certain of this choice and has not left yet; with its last it is ``closed``. ``cache`` has
+    the side vectors, where the next stage gets some.
 
     Raises what the adapter raises, and :class:`~omni_actors.worker.checks.OutputError` for a payload that breaks its
     declaration.
@@ -40,10 +41,10 @@ def hand_out(request: Request, choice: Choice, adapter: AutoregressiveAdapter, c
         out.text(adapter.shown(delta))
 
 
-def _release(choice: Choice, text: str, cache: KVCache) -> Release:
+def _release(choice: Choice, text: str, cache: KVCache | None) -> Release:
     """What the next stage may have of this step."""
     sequence, start, states = choice.sequence, choice.handed_on, None
-    if cache.shape.side:
+    if cache is not None and cache.shape.side:
         choice.handed_on = max(start, min(sequence.computed, choice.certain))
         if count := choice.handed_on - start:
             states = cache.side_rows(sequence.blocks, start, count)

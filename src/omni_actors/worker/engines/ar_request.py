@@ -13,7 +13,7 @@ from omni_actors.protocol.params import Prompt, Sampling
 from omni_actors.protocol.request import TokenLogprob, Usage
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptAdapter
 from omni_actors.worker.engines.detokenize import StopStrings, TextStream
 from omni_actors.worker.engines.sampling import Choosing, Row, token_logprobs
 from omni_actors.worker.engines.sequence import Chunk, Sequence
@@ -93,7 +93,7 @@ def limit_of(request: Request, max_len: int, usual: int | None, *, prompt_only: 
     return room if usual is None else min(room, usual)
 
 
-def choice_of(request: Request, sequence: Sequence, limit: int, adapter: AutoregressiveAdapter, stage: str) -> Choice:
+def choice_of(request: Request, sequence: Sequence, limit: int, adapter: PromptAdapter, stage: str) -> Choice:
     """A choice of a request whose prompt is complete: it follows ``sequence`` for at most ``limit`` tokens."""
     sampling, vocabulary = request.sampling, adapter.vocabulary
     prompt = sequence.tokens[: sequence.prompt_len]
@@ -143,7 +143,7 @@ def resume(request: Request, adapter: AutoregressiveAdapter) -> tuple[list[Choic
     return due, over
 
 
-def prompt_text(request: Request, adapter: AutoregressiveAdapter) -> str:
+def prompt_text(request: Request, adapter: PromptAdapter) -> str:
     """The prompt as an echo has it."""
     if adapter.vocabulary is None:
         return ""

@@ -168,16 +168,14 @@ class Release:
     states: torch.Tensor | None
 
 
-class AutoregressiveAdapter(ABC):
-    """A model family's side of an autoregressive stage. One thread calls everything.
+class PromptAdapter(ABC):
+    """A model family's side of a stage that reads prompts and writes text, whatever computes the tokens between. One
+    thread calls everything.
 
     What a method raises fails one request: :class:`OmniError` as it says, anything else with a 500 that names the
-    stage. :meth:`sampled` and the decoder are called for all of a step. When they raise they are called again, for
-    fewer requests, until it is known whose fault it is (:mod:`omni_actors.worker.isolation`): they change nothing that
-    a request has before they are sure to return.
+    stage.
     """
 
-    decoder: Decoder
     vocabulary: Vocabulary | None
     """``None`` where tokens are no text (codec frames)."""
     penalize_prompt: bool = True
@@ -194,9 +192,14 @@ class AutoregressiveAdapter(ABC):
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
 
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+
     @abstractmethod
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        """Load the weights and set the attributes above. Returns what the serving process should know."""
+        """Load what it needs and set the attributes above. Returns what the serving process should know."""
 
     @abstractmethod
     def open(self, work: Work) -> PromptInput:
@@ -211,24 +214,15 @@ class AutoregressiveAdapter(ABC):
         """How this request's tokens are chosen. It is validated against the vocabulary's size."""
         return work.params.get("sampling") or Sampling()
 
-    def ready(self, key: int) -> bool:
-        """Whether the network's input for the request's next step is there. A request that is not ready stands still;
-        what makes it ready is input (:meth:`feed`)."""
-        return True
-
-    def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
-        """Tokens were chosen: make of them what the next step needs (a talker's residual codes). Called once a step, in
-        inference mode, before :meth:`output`."""
-
     def record(self, key: int) -> bytes:
         """What must be known, beside their tokens, of what was drawn of a request since the last call, to go on behind
         it in another process (a talker's residual codes): as :meth:`restore` gets it back, piece behind piece."""
         return b""
 
     def restore(self, key: int, prefix: Prefix) -> None:
-        """An earlier attempt of the request, elsewhere, has got so far: make of it what :meth:`sampled` has made of the
-        same there. Called once, when the prompt is complete. What later stages had of it is theirs to have again: the
-        next :meth:`output` gives all of it."""
+        """An earlier attempt of the request, elsewhere, has got so far: make of it what was made of the same there.
+        Called once, when the prompt is complete. What later stages had of it is theirs to have again: the next
+        :meth:`output` gives all of it."""
 
     def output(self, release: Release) -> Payload | None:
         """What the request's edges get of this step, if it has any."""
@@ -239,6 +233,37 @@ class AutoregressiveAdapter(ABC):
         clip.) Called for each delta of a visible request, the last one of a choice too."""
         return delta
 
+    def counters(self) -> dict[str, float]:
+        """The family's own, beside the engine's (:meth:`~omni_actors.worker.engine.Engine.counters`)."""
+        return {}
+
+    def close(self, key: int) -> None:
+        """A request has left, by whichever way: also one that :meth:`open` raised for."""
+
+
+class AutoregressiveAdapter(PromptAdapter):
+    """A model family's side of an autoregressive stage whose network this project's own engine drives.
+
+    :meth:`sampled` and the decoder are called for all of a step. When they raise they are called again, for fewer
+    requests, until it is known whose fault it is (:mod:`omni_actors.worker.isolation`): they change nothing that a
+    request has before they are sure to return.
+    """
+
+    decoder: Decoder
+
+    @property
+    def vocab_size(self) -> int:
+        return self.decoder.vocab_size
+
+    def ready(self, key: int) -> bool:
+        """Whether the network's input for the request's next step is there. A request that is not ready stands still;
+        what makes it ready is input (:meth:`feed`)."""
+        return True
+
+    def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
+        """Tokens were chosen: make of them what the next step needs (a talker's residual codes). Called once a step, in
+        inference mode, before :meth:`output`. What it makes, :meth:`restore` makes of what was recorded of it."""
+
     def export_state(self, key: int) -> State:
         """The prompt is computed, and another engine goes on with it: what the family's adapter there must know (an
         offset of positions, say). What only the prompt's computation needs stays behind."""
@@ -247,10 +272,3 @@ class AutoregressiveAdapter(ABC):
     def import_state(self, work: Work, state: State) -> None:
         """Go on with a request whose prompt was computed elsewhere: in the place of :meth:`open`. The tensors are the
         adapter's own, in host memory."""
-
-    def counters(self) -> dict[str, float]:
-        """The family's own, beside the engine's (:meth:`~omni_actors.worker.engine.Engine.counters`)."""
-        return {}
-
-    def close(self, key: int) -> None:
-        """A request has left, by whichever way: also one that :meth:`open` or :meth:`import_state` raised for."""
