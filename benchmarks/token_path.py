@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.params import Sampling
 from omni_actors.worker.engines.detokenize import NO_STOPS, StopStrings, TextStream, Vocabulary
 from omni_actors.worker.engines.sampling import Row, resolve, sample
@@ -63,7 +64,7 @@ def sampling_rows(repeats: int) -> list[dict[str, Any]]:
             part = logits[:batch].clone()
 
             def run(part: torch.Tensor = part, choices: list[Row] = choices) -> object:
-                return sample(part, choices, lambda token_id: b"")
+                return sample(part, choices, lambda token_id: b"", KERNELS)
 
             figures[f"us/token, batch {batch}"] = cost(run, repeats) / batch
         rows.append(figures)

@@ -18,6 +18,7 @@ from tests.connectors.ends import BACKENDS, open_pair, take
 from omni_actors.connectors.packing import place
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
+from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.frames import Chunk
 from omni_actors.worker import kv
 from omni_actors.worker.engines.decoder import KVShape
@@ -72,8 +73,8 @@ def test_what_is_inserted_is_what_was_extracted(
     case: tuple[KVShape, tuple[int, list[int]], tuple[int, list[int]], list[int]],
 ) -> None:
     shape, (source_size, source_blocks), (target_size, target_blocks), cuts = case
-    source = noise(KVCache(shape, max(source_blocks) + 1, source_size, torch.device("cpu")), 1)
-    target = noise(KVCache(shape, max(target_blocks) + 1, target_size, torch.device("cpu")), 2)
+    source = noise(KVCache(shape, max(source_blocks) + 1, source_size, torch.device("cpu"), KERNELS), 1)
+    target = noise(KVCache(shape, max(target_blocks) + 1, target_size, torch.device("cpu"), KERNELS), 2)
     untouched = [layer.clone() for layer in target.layers]
     for start, end in itertools.pairwise(cuts):
         payload = kv.extract(source, source_blocks, start, end - start)
@@ -91,7 +92,7 @@ def test_what_is_inserted_is_what_was_extracted(
 
 
 def test_rows_are_where_attention_puts_and_finds_them() -> None:
-    cache = KVCache(SHAPE, 4, 3, torch.device("cpu"))
+    cache = KVCache(SHAPE, 4, 3, torch.device("cpu"), KERNELS)
     blocks, count = [2, 0], 5
     key_value = torch.randn(count, 2 * SHAPE.kv_heads, SHAPE.head_dim)
     attention = PagedAttention(cache, [Extent(0, count, blocks)])
@@ -107,8 +108,8 @@ def test_rows_are_where_attention_puts_and_finds_them() -> None:
 def test_rows_are_read_where_they_arrive(dtype: torch.dtype, backend: str) -> None:
     """They are written where they leave from, and memory that is lent is read without a copy and never written."""
     shape = KVShape(layers=2, kv_heads=2, head_dim=64, dtype=dtype, side=8)
-    source = noise(KVCache(shape, 20, 16, torch.device("cpu")), 3)
-    target = noise(KVCache(shape, 90, 4, torch.device("cpu")), 4)
+    source = noise(KVCache(shape, 20, 16, torch.device("cpu"), KERNELS), 3)
+    target = noise(KVCache(shape, 90, 4, torch.device("cpu"), KERNELS), 4)
     blocks, others, count = list(range(20)), list(range(89, 9, -1)), 300
     arena = Arena()
     try:
@@ -133,7 +134,7 @@ def test_rows_are_read_where_they_arrive(dtype: torch.dtype, backend: str) -> No
 
 
 def test_rows_that_do_not_belong_are_refused() -> None:
-    source, target = (KVCache(SHAPE, 4, 4, torch.device("cpu")) for _ in range(2))
+    source, target = (KVCache(SHAPE, 4, 4, torch.device("cpu"), KERNELS) for _ in range(2))
     good = kv.extract(source, [0, 1], 0, 6)
     with pytest.raises(ValueError, match="do not fit 1 blocks"):
         kv.insert(target, [3], good)
@@ -141,7 +142,7 @@ def test_rows_that_do_not_belong_are_refused() -> None:
         kv.insert(target, [0, 1], Payload(kv.KIND, good.meta, {"rows": good.tensors["rows"][:1]}))
     with pytest.raises(ValueError, match="rows"):
         kv.insert(target, [0, 1], Payload(kv.KIND, good.meta, {"rows": good.tensors["rows"].astype(np.float16)}))
-    other = KVCache(replace(SHAPE, side=2), 4, 4, torch.device("cpu"))
+    other = KVCache(replace(SHAPE, side=2), 4, 4, torch.device("cpu"), KERNELS)
     with pytest.raises(ValueError, match="side: nothing"):
         kv.insert(other, [0, 1], good)
 
@@ -166,8 +167,8 @@ def test_a_layout_that_differs_says_in_what(change: dict[str, object], says: str
 
 def test_side_vectors_that_nobody_needs_are_let_lie() -> None:
     """As for a deployment whose next stage is not there: only the first half knows of nothing beyond."""
-    source = noise(KVCache(replace(SHAPE, side=8), 4, 4, torch.device("cpu")), 1)
-    target = KVCache(SHAPE, 4, 4, torch.device("cpu"))
+    source = noise(KVCache(replace(SHAPE, side=8), 4, 4, torch.device("cpu"), KERNELS), 1)
+    target = KVCache(SHAPE, 4, 4, torch.device("cpu"), KERNELS)
     assert kv.Layout.of(SHAPE, "model").difference(kv.ask(3, LAYOUT).meta["layout"]) == ""
     kv.insert(target, [0, 1], kv.extract(source, [2, 3], 0, 6))
     for token in range(6):

@@ -4,7 +4,7 @@ What was computed together and raised is computed again in parts, until it is kn
 fail, each with an error of its own, and the others go on as if the former had not been there. So whatever runs for
 several requests at once must be repeatable: it changes no request's state before it is sure to return.
 
-A worker ends by an exception of its model in two cases only. The platform says that the device is lost to this process
+A worker ends by an exception of its model in two cases only. Its runtime says that the device is lost to this process
 (:attr:`~omni_actors.platforms.platform.Fault.DEVICE`). Or nothing comes through any more (a whole step of an
 autoregressive engine, two items in a row of a one-shot engine), and then an input of the engine's own, one that it has
 computed when it loaded, raises too: so it is not the inputs (:class:`BrokenModel`).
@@ -13,17 +13,17 @@ computed when it loaded, raises too: so it is not the inputs (:class:`BrokenMode
 from __future__ import annotations
 
 import logging
-import pkgutil
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from omni_actors.platforms.platform import Fault, OmniPlatform
+from omni_actors.platforms.platform import Fault
 from omni_actors.protocol.errors import ErrorInfo, OmniError, out_of_memory, stage_failed
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.checks import OutputError
+from omni_actors.worker.device import runtime_of
 
 log = logging.getLogger("omni_actors.worker")
 
@@ -63,11 +63,11 @@ class BatchLimit:
 
 
 class Faults:
-    """What exceptions mean on this worker's platform, and what clients are told of them."""
+    """What exceptions mean on this worker's device, and what clients are told of them."""
 
     def __init__(self, hello: Hello) -> None:
         self.stage = hello.stage
-        self.platform: OmniPlatform = pkgutil.resolve_name(hello.platform)()
+        self.runtime = runtime_of(hello)
 
     def prove(self, known: Callable[[], None], error: Exception) -> None:
         """Nothing comes through any more, the last time because of ``error``: raise :class:`BrokenModel` if what is
@@ -80,16 +80,16 @@ class Faults:
     def weigh(self, error: Exception) -> bool:
         """Whether this exception is about memory; then what can be freed is free on return. What it kept alive (the
         tensors of the frames that it came through) is let go. Raises it again if the device is lost."""
-        fault = self.platform.fault(error)
+        fault = self.runtime.fault(error)
         if fault is Fault.DEVICE:
             raise error
         traceback.clear_frames(error.__traceback__)
         if fault is Fault.MEMORY:
-            self.platform.free_memory()
+            self.runtime.free_memory()
         return fault is Fault.MEMORY
 
     def about_memory(self, error: BaseException) -> bool:
-        return self.platform.fault(error) is Fault.MEMORY
+        return self.runtime.fault(error) is Fault.MEMORY
 
     def explain(self, error: Exception, request_id: str) -> ErrorInfo:
         """What the client learns. What only the operator may know goes to the log. Raises it again if the device is

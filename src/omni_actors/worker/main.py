@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from omni_actors.connectors.device import CONNECTOR, DeviceMemory
 from omni_actors.connectors.listener import Listener
 from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError
@@ -27,6 +28,7 @@ from omni_actors.protocol.frames import (
 )
 from omni_actors.telemetry.logs import configure
 from omni_actors.worker.bridge import Bridge
+from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engine import Engine
 from omni_actors.worker.liveness import Liveness
 from omni_actors.worker.loop import Worker
@@ -45,6 +47,7 @@ def main(control: socket.socket) -> int:
     try:
         listener = Listener(hello.host) if any(edge.connector == "tcp" for edge in hello.inputs) else None
         engine, bridges, info = load(control, hello)
+        memory = device_memory(hello)
         # What loading left lives as long as the process: no collection need ever walk over it.
         gc.collect()
         gc.freeze()
@@ -52,7 +55,7 @@ def main(control: socket.socket) -> int:
     except Exception as error:
         give_up(control, hello, error)
         return 1
-    worker = Worker(control, hello, engine, bridges, listener, Liveness.inherited())
+    worker = Worker(control, hello, engine, bridges, listener, Liveness.inherited(), memory)
     try:
         worker.run()
     except Exception as error:
@@ -103,10 +106,22 @@ def load(control: socket.socket, hello: Hello) -> tuple[Engine, dict[int, Callab
     def progress(text: str, fraction: float | None = None) -> None:
         tell(control, Progress(text, fraction))
 
+    progress("opening the device")
+    runtime_of(hello)  # first: what it patches must not be imported already
     progress("importing the engine")
     engine: Engine = pkgutil.resolve_name(hello.engine)(hello)
     bridges = {edge.index: pkgutil.resolve_name(edge.bridge) for edge in hello.inputs if edge.bridge}
     return engine, bridges, engine.load(progress)
+
+
+def device_memory(hello: Hello) -> DeviceMemory | None:
+    """The device's memory for payloads that may stay there; ``None`` where there are none, or where it has no way out
+    but by the host."""
+    if all(edge.connector != CONNECTOR for edge in (*hello.inputs, *hello.outputs)):
+        return None
+    from omni_actors.worker.tensors import TorchMemory  # imports torch, which not every engine does
+
+    return TorchMemory.of(runtime_of(hello))
 
 
 def give_up(control: socket.socket, hello: Hello, error: Exception) -> None:

@@ -33,6 +33,7 @@ from omni_actors.models.qwen2_5_omni.pipeline import TOKEN2WAV
 from omni_actors.models.qwen2_5_omni.speakers import read_speakers
 from omni_actors.models.qwen2_5_omni.token2wav import group_end
 from omni_actors.models.tiny import reference
+from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.worker.engines.generation import GenerationEngine
@@ -166,7 +167,7 @@ def test_a_group_that_forgets_what_came_before_is_seen(
 @pytest.mark.parametrize("frames", [1, 2, 7, 61])
 @torch.inference_mode()
 def test_spectrograms_sound_like_transformers(model: Any, frames: int) -> None:
-    bigvgan = BigVGAN(model.code2wav_bigvgan_model)
+    bigvgan = BigVGAN(model.code2wav_bigvgan_model, KERNELS)
     mel = torch.randn(2, 80, frames, generator=torch.Generator().manual_seed(0)) - 4
     expected = model.code2wav_bigvgan_model(mel).reshape(2, -1)
     torch.testing.assert_close(bigvgan(mel, 0, frames), expected, atol=1e-6, rtol=0)
@@ -184,7 +185,7 @@ def test_activations_are_transformers(channels: int, length: int) -> None:
     for values in (module.act.alpha, module.act.beta):
         values.copy_(torch.randn(channels, generator=random) / 2)
     x = torch.randn(2, channels, length, generator=random)
-    torch.testing.assert_close(Activation.of(module)(x), module(x), atol=2e-6, rtol=0)
+    torch.testing.assert_close(Activation.of(module, KERNELS)(x), module(x), atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])

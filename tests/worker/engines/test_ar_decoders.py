@@ -12,6 +12,7 @@ from tests.worker.engines import tiny_models
 
 from omni_actors.models.causal_lm.fused import FusedDecoder, supports
 from omni_actors.models.causal_lm.generic import GenericDecoder, UnsupportedModel
+from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.worker.engines.decoder import Decoder
 from omni_actors.worker.engines.model_runner import ModelRunner
 from omni_actors.worker.engines.paged_cache import BlockPool
@@ -57,7 +58,7 @@ GENERIC_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
 def step_logits(decoder: Decoder, prompts: list[list[int]]) -> list[list[torch.Tensor]]:
     """The logits after every token that ends a chunk, by sequence: chunks of changing sizes, all sequences at once."""
     pool = BlockPool(64, BLOCK)
-    runner = ModelRunner(decoder, 64, BLOCK)
+    runner = ModelRunner(decoder, 64, BLOCK, KERNELS)
     sequences = [Sequence(i, 0, i, tokens, len(tokens)) for i, tokens in enumerate(prompts)]
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     for step in itertools.count():
@@ -94,7 +95,7 @@ def test_fused_decoder_equals_transformers(name: str) -> None:
     kind, changes = FUSED[name]
     model = tiny_models.build(kind, **changes)
     assert supports(model)
-    assert worst_error(FusedDecoder(copy.deepcopy(model), tiny_models.CONTEXT), model) < 2e-5
+    assert worst_error(FusedDecoder(copy.deepcopy(model), tiny_models.CONTEXT, KERNELS), model) < 2e-5
 
 
 @pytest.mark.parametrize("name", [*FUSED, *GENERIC_ONLY])
@@ -118,7 +119,7 @@ def test_a_model_that_keeps_other_state_is_refused() -> None:
 
 def test_the_comparison_sees_a_shifted_position() -> None:
     model = tiny_models.build()
-    decoder = FusedDecoder(copy.deepcopy(model), tiny_models.CONTEXT)
+    decoder = FusedDecoder(copy.deepcopy(model), tiny_models.CONTEXT, KERNELS)
     forward = decoder.forward
 
     def shifted(inputs: Any, attention: Any) -> Any:
@@ -131,6 +132,6 @@ def test_the_comparison_sees_a_shifted_position() -> None:
 
 def test_the_comparison_sees_layers_in_the_wrong_order() -> None:
     model = tiny_models.build()
-    decoder = FusedDecoder(copy.deepcopy(model), tiny_models.CONTEXT)
+    decoder = FusedDecoder(copy.deepcopy(model), tiny_models.CONTEXT, KERNELS)
     decoder._layers._layers.reverse()
     assert worst_error(decoder, model) > 1e-2

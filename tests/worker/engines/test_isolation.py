@@ -18,7 +18,8 @@ from tests.worker.engines.faulty import PLACES, FaultyLM, Planted, caches_are_fi
 
 from omni_actors.connectors.payload import Payload, TensorSpecs
 from omni_actors.models.causal_lm.adapter import CausalLM
-from omni_actors.platforms import CpuPlatform, Fault
+from omni_actors.platforms import Fault
+from omni_actors.platforms.cpu.runtime import CpuRuntime
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker.engine import Work
 from omni_actors.worker.isolation import RECOVERY_BATCHES, BrokenModel
@@ -206,7 +207,7 @@ class Lost(RuntimeError):
     pass
 
 
-class LosingPlatform(CpuPlatform):
+class LosingRuntime(CpuRuntime):
     def fault(self, error: BaseException) -> Fault:
         return Fault.DEVICE if isinstance(error, Lost) else super().fault(error)
 
@@ -214,7 +215,7 @@ class LosingPlatform(CpuPlatform):
 def test_a_lost_device_ends_the_worker_at_once(adapter: CausalLM) -> None:
     faulty = FaultyLM.of(adapter)
     engine = engine_of(faulty, kv_blocks=BLOCKS)
-    engine._faults.platform = LosingPlatform()
+    engine._faults.runtime = LosingRuntime("cpu", {})
     faulty.broken = Lost("the context is gone")
     engine.admit(request(0))
     with pytest.raises(Lost):

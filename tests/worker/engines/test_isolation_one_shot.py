@@ -19,7 +19,8 @@ from tests.worker.engines.codec_driver import (
     run_all,
 )
 
-from omni_actors.platforms import CpuPlatform, Fault
+from omni_actors.platforms import Fault
+from omni_actors.platforms.cpu.runtime import CpuRuntime
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.codec import CodecAdapter, Stream
 from omni_actors.worker.engines.generation import GenerationEngine
@@ -137,14 +138,14 @@ class Lost(RuntimeError):
     pass
 
 
-class LosingPlatform(CpuPlatform):
+class LosingRuntime(CpuRuntime):
     def fault(self, error: BaseException) -> Fault:
         return Fault.DEVICE if isinstance(error, Lost) else super().fault(error)
 
 
 def test_a_lost_device_ends_the_worker() -> None:
     engine, model = make(FaultyWindows)
-    engine._faults.platform = LosingPlatform()
+    engine._faults.runtime = LosingRuntime("cpu", {})
     model.broken = Lost("the context is gone")
     open_stream(engine, 0)
     engine.feed(0, PORT, payload(streams()[0]), True)

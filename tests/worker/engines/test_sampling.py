@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Sampling
-from omni_actors.worker.engines.sampling import Row, Sampled, _greatest, resolve, sample, validate
+from omni_actors.worker.engines.sampling import Row, Sampled, resolve, sample, validate
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,7 +45,7 @@ def make_row(
 
 
 def choose(logits: Any, *rows: Row) -> Sampled:
-    return sample(torch.tensor(np.atleast_2d(logits), dtype=torch.float32), rows, spell)
+    return sample(torch.tensor(np.atleast_2d(logits), dtype=torch.float32), rows, spell, KERNELS)
 
 
 def token(logits: Sequence[float], **fields: Any) -> int:
@@ -320,7 +321,7 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
 @given(st.integers(1, 50), st.integers(0, 2**32 - 1))
 def test_the_greatest_are_those_that_torch_finds(count: int, seed: int) -> None:
     values = torch.tensor(np.random.default_rng(seed).integers(0, 40, (3, 50)), dtype=torch.float32)
-    assert torch.equal(_greatest(values, count), values.topk(count, dim=-1).values)
+    assert torch.equal(KERNELS.greatest(values, count), values.topk(count, dim=-1).values)
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------

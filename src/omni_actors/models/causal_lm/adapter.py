@@ -21,6 +21,7 @@ from omni_actors.models.common.text import (
     sampling_defaults,
 )
 from omni_actors.protocol.frames import Hello
+from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Decoder, PromptInput
@@ -67,7 +68,7 @@ class CausalLM(AutoregressiveAdapter):
     def _decoder(self, model: Any) -> Decoder:
         decoder: Decoder
         if self._options["fused"] and supports(model):
-            decoder = FusedDecoder(model, self.max_model_len)
+            decoder = FusedDecoder(model, self.max_model_len, kernels_of(self.hello))
         else:
             decoder = GenericDecoder(model)
         return decoder

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from omni_actors.models.common.layers import Layers, join, own
 from omni_actors.models.common.rotary import Rotary
+from omni_actors.platforms.kernels import Kernels
 from omni_actors.worker.engines.decoder import Attention, StepInputs, StepOutput
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -37,15 +38,15 @@ class FusedDecoder:
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Any, positions: int) -> None:
+    def __init__(self, model: Any, positions: int, kernels: Kernels) -> None:
         base = model.model
         self.device = base.embed_tokens.weight.device
         self.vocab_size = int(model.lm_head.weight.shape[0])
         self._embeddings = own(base.embed_tokens)
         self._rotary = Rotary(base.rotary_emb, positions, self._embeddings.dtype, self.device)
         self._norm = own(base.norm)
-        self._head = join(model.lm_head)
-        self._layers = Layers(base.layers, float(model.config.rms_norm_eps))
+        self._head = join(model.lm_head, kernels=kernels)
+        self._layers = Layers(base.layers, float(model.config.rms_norm_eps), kernels)
         self.kv_shape = self._layers.kv_shape()
 
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:

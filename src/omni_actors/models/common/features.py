@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from omni_actors.models.common.layers import Layers
 from omni_actors.models.common.rotary import Rotary
+from omni_actors.platforms.kernels import Linear
 from omni_actors.worker.engines.decoder import Attention, Span, StepInputs, StepOutput
-from omni_actors.worker.engines.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)

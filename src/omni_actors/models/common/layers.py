@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from omni_actors.models.common.experts import Experts
+from omni_actors.platforms.kernels import Kernels, Linear
 from omni_actors.worker.engines.decoder import Attention, KVShape
-from omni_actors.worker.engines.linear import Linear, linear
 
 Mix = Callable[[torch.Tensor], torch.Tensor]
 """A feed-forward part: [tokens, width] → [tokens, width]."""
@@ -42,11 +42,11 @@ class Layers:
 
     Takes the weights out of ``modules`` (a ModuleList), layer by layer: they are of no use afterwards. A layer has
     ``self_attn`` with projections (and norms of queries and keys, perhaps), two norms, and ``mlp``: gated with SiLU, or
-    a mixture of experts.
+    a mixture of experts. Products are those of ``kernels``.
     """
 
     @torch.inference_mode()
-    def __init__(self, modules: Any, eps: float) -> None:
+    def __init__(self, modules: Any, eps: float, kernels: Kernels) -> None:
         attention = modules[0].self_attn
         weight = attention.q_proj.weight
         self.device, self.dtype = weight.device, weight.dtype
@@ -58,7 +58,7 @@ class Layers:
         self._scale = float(getattr(attention, "scaling", self.head_dim**-0.5))
         self._layers: list[_Layer] = []
         for i in range(len(modules)):
-            self._layers.append(_take(modules[i], self.heads, self.kv_heads))
+            self._layers.append(_take(modules[i], self.heads, self.kv_heads, kernels))
             modules[i] = torch.nn.Identity()  # its weights would be in memory twice
 
     def __len__(self) -> int:
@@ -96,9 +96,9 @@ class Layers:
 class _Gated:
     """SiLU(gate) * up, then down."""
 
-    def __init__(self, module: Any) -> None:
-        self._gate_up = join(module.gate_proj, module.up_proj)
-        self._down = join(module.down_proj)
+    def __init__(self, module: Any, kernels: Kernels) -> None:
+        self._gate_up = join(module.gate_proj, module.up_proj, kernels=kernels)
+        self._down = join(module.down_proj, kernels=kernels)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, -1)
@@ -108,7 +108,7 @@ class _Gated:
 class _Mixture:
     """Routed experts, and a shared one behind a gate of its own where the family has it."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, kernels: Kernels) -> None:
         router, experts = module.gate, module.experts
         self._experts = Experts(
             own(router),
@@ -116,9 +116,10 @@ class _Mixture:
             experts.down_proj.detach().clone(),
             int(router.top_k),
             bool(router.norm_topk_prob),
+            kernels,
         )
         shared = getattr(module, "shared_expert", None)
-        self._shared = None if shared is None else _Gated(shared)
+        self._shared = None if shared is None else _Gated(shared, kernels)
         self._shared_gate = None if shared is None else own(module.shared_expert_gate)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +129,7 @@ class _Mixture:
         return out
 
 
-def _take(layer: Any, heads: int, kv_heads: int) -> _Layer:
+def _take(layer: Any, heads: int, kv_heads: int, kernels: Kernels) -> _Layer:
     attention = layer.self_attn
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     head_norm = None
@@ -137,20 +138,20 @@ def _take(layer: Any, heads: int, kv_heads: int) -> _Layer:
     window = getattr(attention, "sliding_window", None)
     return _Layer(
         input_norm=own(layer.input_layernorm),
-        qkv=join(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=join(attention.q_proj, attention.k_proj, attention.v_proj, kernels=kernels),
         head_norm=head_norm,
-        out=join(attention.o_proj),
+        out=join(attention.o_proj, kernels=kernels),
         mlp_norm=own(layer.post_attention_layernorm),
-        mlp=_Mixture(layer.mlp) if hasattr(layer.mlp, "experts") else _Gated(layer.mlp),
+        mlp=_Mixture(layer.mlp, kernels) if hasattr(layer.mlp, "experts") else _Gated(layer.mlp, kernels),
         window=None if window is None else int(window),
     )
 
 
-def join(*modules: Any) -> Linear:
+def join(*modules: Any, kernels: Kernels) -> Linear:
     """Linear modules with the same input as one: their outputs side by side."""
     biases = [_bias(m) for m in modules]
     weight = torch.cat([m.weight.detach() for m in modules])
-    return linear(weight, join_biases(biases, [m.weight.shape[0] for m in modules], weight))
+    return kernels.linear(weight, join_biases(biases, [m.weight.shape[0] for m in modules], weight))
 
 
 def join_biases(biases: Sequence[Any], sizes: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:

@@ -22,10 +22,10 @@ from omni_actors.models.common.text import Text, context_length, eos_ids, give_m
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Prompt, Sampling, Transcription
+from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput
-from omni_actors.worker.engines.linear import linear
 from omni_actors.worker.tensors import tensor_of
 
 FEATURES = "features"
@@ -96,15 +96,16 @@ class Listener(AutoregressiveAdapter):
 
     def _decoder(self, folder: str, config: Any) -> FeatureDecoder:
         device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
+        kernels = kernels_of(self.hello)
         prefix = present(folder, "model.language_model.", "language_model.model.", "language_model.")
         model: Any = load_part(MODEL_MAPPING[type(config)], config, folder, prefix, dtype, device)
         head = read_weights(folder, present(folder, "lm_head.", "language_model.lm_head."))
         embeddings = own(model.embed_tokens)
         return FeatureDecoder(
             embeddings,
-            Layers(model.layers, config.rms_norm_eps),
+            Layers(model.layers, config.rms_norm_eps, kernels),
             own(model.norm),
-            linear(head["weight"].to(device, dtype) if head else embeddings.clone()),
+            kernels.linear(head["weight"].to(device, dtype) if head else embeddings.clone(), None),
             Rotary(model.rotary_emb, self.max_model_len, dtype, device),
             config.vocab_size,
         )

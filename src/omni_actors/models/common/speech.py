@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
 from omni_actors.models.common.text import check_marks, marks_of
+from omni_actors.platforms.kernels import Kernels
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Speech
@@ -212,7 +213,8 @@ class Codes:
     """Chooses codes, for one row of logits or for several at once. A draw depends on (seed, name, row, place) alone, so
     an utterance repeats with its seed whatever runs beside it."""
 
-    def __init__(self, choosing: Choosing, name: str, rows: int = 1) -> None:
+    def __init__(self, choosing: Choosing, name: str, kernels: Kernels, rows: int = 1) -> None:
+        self._kernels = kernels
         self._rows = [Row(choosing, stage=name, choice=row) for row in range(rows)]
 
     def choose(self, logits: torch.Tensor) -> int:
@@ -221,7 +223,7 @@ class Codes:
 
     def choose_rows(self, logits: torch.Tensor) -> list[int]:
         """The next code of each row, by their logits [rows, vocabulary]. Raises as :meth:`choose` does."""
-        chosen = sample(logits.to(torch.float32, copy=True), self._rows, _no_bytes)
+        chosen = sample(logits.to(torch.float32, copy=True), self._rows, _no_bytes, self._kernels)
         if chosen.broken:
             raise OutputError("logits are not finite")
         for row, code in zip(self._rows, chosen.token_ids, strict=True):

@@ -7,7 +7,7 @@ has more. So a request can go on only when its next piece of text is there, or w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.depth import DepthDecoder, DepthSampling, Draw
 from omni_actors.models.common.features import Features, multi_axis_positions
-from omni_actors.models.common.layers import Layers
+from omni_actors.models.common.layers import Layers, join
 from omni_actors.models.common.rotary import Rotary
+from omni_actors.platforms.kernels import Kernels, Linear
 from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.worker.engine import Work
@@ -33,7 +34,6 @@ from omni_actors.worker.engines.decoder import (
     StepInputs,
     StepOutput,
 )
-from omni_actors.worker.engines.linear import Linear
 from omni_actors.worker.engines.sampling import resolve
 from omni_actors.worker.tensors import tensor_payload
 
@@ -308,7 +308,7 @@ def speech_sampling(speech: Speech) -> Sampling:
     )
 
 
-def resize_mlp(module: Any, join: Callable[..., Linear]) -> Linear:
+def resize_mlp(module: Any, kernels: Kernels) -> Linear:
     """A projection of two linear layers with SiLU between them, as one function."""
-    first, second = join(module.linear_fc1), join(module.linear_fc2)
+    first, second = join(module.linear_fc1, kernels=kernels), join(module.linear_fc2, kernels=kernels)
     return lambda x: second(F.silu(first(x)))

@@ -10,6 +10,7 @@ from torch import nn
 
 from omni_actors.models.common.codec_memory import RememberingDecoder
 from omni_actors.models.common.convolutions import reach
+from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engines.codec import CodecAdapter
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
@@ -32,7 +33,7 @@ class TransformerCodec(CodecAdapter):
         self._before = nn.Sequential(*before)
         self._transformer = transformer
         self._blocks = nn.Sequential(*flat(blocks))
-        self._remembering = RememberingDecoder(embed, transformer, self._blocks, self._before)
+        self._remembering = RememberingDecoder(embed, transformer, self._blocks, self._before, kernels_of(self.hello))
         self.samples_per_frame, self._convolutions_see, self.sufficient_context = contexts(
             self._before, transformer.config, self._blocks
         )

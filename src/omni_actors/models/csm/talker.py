@@ -20,6 +20,7 @@ from omni_actors.models.common.speech import Codes, Frames, Utterance, choosing,
 from omni_actors.models.csm.pipeline import PIPELINE
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.device import kernels_of
 
 
 class Talker(speech.Talker):
@@ -48,14 +49,14 @@ class Talker(speech.Talker):
 
     @torch.inference_mode()
     def speak(self, utterance: Utterance) -> Iterator[Frames | Usage]:
-        model, options = self._model, self.hello.options
+        model, options, kernels = self._model, self.hello.options, kernels_of(self.hello)
         inputs = self._prompt(utterance)
         length = inputs["input_ids"].shape[1]
         yield Usage(prompt_tokens=length)
         room = model.config.max_position_embeddings - length
         most = most_frames(utterance.speech, options, self._recommended.get("max_new_tokens"), room)
-        first = Codes(choosing(utterance.speech, options, self._recommended), "talker")
-        others = Codes(choosing(utterance.speech, options, self._depth_recommended), "talker.depth")
+        first = Codes(choosing(utterance.speech, options, self._recommended), "talker", kernels)
+        others = Codes(choosing(utterance.speech, options, self._depth_recommended), "talker.depth", kernels)
         cache = DynamicCache(config=model.config)
         embeds = model._merge_input_ids_with_input_values(
             inputs["input_ids"], inputs.get("input_values"), inputs.get("input_values_cutoffs")

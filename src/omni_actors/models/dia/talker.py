@@ -24,6 +24,7 @@ from omni_actors.models.common.speech import Codes, Frames, Utterance, choosing,
 from omni_actors.models.dia.pipeline import PIPELINE, VOICES
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.device import kernels_of
 
 _SPEAKER = re.compile(r"\s*\[S\d\]")
 
@@ -76,7 +77,7 @@ class Talker(speech.Talker):
         how = choosing(utterance.speech, self.hello.options, self._recommended)
         if not how.greedy:
             how = replace(how, temperature=max(_LEAST_TEMPERATURE, how.temperature))
-        codes = Codes(how, "talker", len(delays))
+        codes = Codes(how, "talker", kernels_of(self.hello), len(delays))
         fresh = rows
         end: int | None = None  # the row in which the first codebook says that it is over
         while end is None or len(rows) < end + slowest:

@@ -20,9 +20,11 @@ from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAu
 from omni_actors.models.common import speech
 from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
 from omni_actors.models.common.speech import Codes, Frames, Utterance, choosing, load_model, most_frames
+from omni_actors.platforms.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
+from omni_actors.worker.device import kernels_of
 
 
 class Talker(speech.Talker):
@@ -64,7 +66,7 @@ class Talker(speech.Talker):
         room = config.max_position_embeddings - ids.shape[1] - count
         recommended = self._recommended.get("max_new_tokens")
         most = most_frames(utterance.speech, self.hello.options, recommended and recommended - count, room)
-        choice = _Choice(utterance.speech, self.hello.options, self._recommended, config)
+        choice = _Choice(utterance.speech, self.hello.options, self._recommended, config, kernels_of(self.hello))
         cache = DynamicCache(config=config)
         rows: list[list[int]] = inputs["audio_input_ids"][0].tolist() if "audio_input_ids" in inputs else []
         begin = len(rows)
@@ -108,7 +110,7 @@ def _text(role: str, text: str) -> dict[str, Any]:
 class _Choice:
     """How rows are chosen: marks where they must be, draws elsewhere, and another draw for a code that repeats."""
 
-    def __init__(self, asked: Speech, options: Any, recommended: Any, config: Any) -> None:
+    def __init__(self, asked: Speech, options: Any, recommended: Any, config: Any, kernels: Kernels) -> None:
         count = config.num_codebooks
         self._config = config
         self._marks = HiggsAudioV2DelayPatternLogitsProcessor(
@@ -120,9 +122,9 @@ class _Choice:
             num_codebooks=count,
             codebook_size=config.codebook_size,
         )
-        self._codes = Codes(choosing(asked, options, recommended), "talker", count)
+        self._codes = Codes(choosing(asked, options, recommended), "talker", kernels, count)
         # Codes that repeat are drawn anew, as the model says them, without a temperature.
-        self._again = Codes(choosing(Speech(seed=asked.seed, temperature=1.0), {}, {}), "talker.again", count)
+        self._again = Codes(choosing(Speech(seed=asked.seed, temperature=1.0), {}, {}), "talker.again", kernels, count)
         self._window: int | None = recommended.get("ras_win_len")
         self._repeats: int | None = recommended.get("ras_win_max_num_repeat")
 

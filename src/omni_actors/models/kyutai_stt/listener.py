@@ -24,11 +24,13 @@ from omni_actors.models.common.listener import check_transcription
 from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.models.common.text import Text, context_length, give_memory_back, sampling_defaults
+from omni_actors.platforms.kernels import Linear
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling, Transcription
 from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.checks import TensorSpec, check_input
+from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import (
@@ -39,7 +41,6 @@ from omni_actors.worker.engines.decoder import (
     StepInputs,
     StepOutput,
 )
-from omni_actors.worker.engines.linear import Linear, linear
 from omni_actors.worker.tensors import tensor_of
 
 LANGUAGES = {"en": "English", "fr": "French"}
@@ -110,6 +111,7 @@ class Decoder(AutoregressiveAdapter):
 
     def _build(self, folder: str, config: Any) -> None:
         device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
+        kernels = kernels_of(self.hello)
         model: Any = load_part(KyutaiSpeechToTextModel, config, folder, "model.", dtype, device)
         table = own(model.embed_tokens.embed_tokens)
         text = table[: config.vocab_size].clone()
@@ -119,9 +121,9 @@ class Decoder(AutoregressiveAdapter):
         head = read_weights(folder, "lm_head.")
         self.decoder = FrameDecoder(
             text,
-            Layers([_llama(layer, config.sliding_window) for layer in model.layers], config.rms_norm_eps),
+            Layers([_llama(layer, config.sliding_window) for layer in model.layers], config.rms_norm_eps, kernels),
             own(model.norm),
-            linear(head["weight"].to(device, dtype) if head else text.clone()),
+            kernels.linear(head["weight"].to(device, dtype) if head else text.clone(), None),
             Rotary(model.layers[0].self_attn.rotary_emb, self.max_model_len, dtype, device),
         )
 

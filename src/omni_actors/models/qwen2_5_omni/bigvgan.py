@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
@@ -20,6 +19,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniAntiAliasedActivation1d,
     Qwen2_5OmniToken2WavBigVGANModel,
 )
+
+from omni_actors.platforms.kernels import Kernels
 
 ROWS = 16
 """So many channels at least go through a depthwise convolution at once."""
@@ -40,9 +41,10 @@ class Activation:
     up: torch.Tensor
     down: torch.Tensor
     folds: int
+    kernels: Kernels
 
     @staticmethod
-    def of(module: Qwen2_5OmniAntiAliasedActivation1d) -> Activation:
+    def of(module: Qwen2_5OmniAntiAliasedActivation1d, kernels: Kernels) -> Activation:
         up, down, snake = module.upsample, module.downsample, module.act
         shape = (up.ratio, up.kernel_size, down.stride, down.kernel_size)
         if shape != (_RATIO, _TAPS, _RATIO, _TAPS):
@@ -55,7 +57,7 @@ class Activation:
 
         frequency, beta = (value.exp()[:, None, None] for value in (snake.alpha, snake.beta))
         amplitude = 1 / (beta + snake.no_div_by_zero)
-        return Activation(frequency, amplitude, rows(up.ratio * up.filter), rows(down.filter), folds)
+        return Activation(frequency, amplitude, rows(up.ratio * up.filter), rows(down.filter), folds, kernels)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, channels, samples] → the same shape."""
@@ -75,7 +77,7 @@ class Activation:
         fine = F.conv_transpose1d(
             filled.flatten(1, 2), self.up[:rows], stride=_RATIO, padding=_RATIO * _MARGIN, groups=rows
         ).unflatten(1, (channels, folds))
-        wave = _sine(fine * self.frequency)
+        wave = self.kernels.sine_(fine * self.frequency)
         fine.addcmul_(wave.mul_(wave), self.amplitude)
         # What lies beyond the sequence's ends is what lies at them, at this rate too.
         fine[:, :, 0, :_MARGIN] = fine[:, :, 0, _MARGIN : _MARGIN + 1]
@@ -83,20 +85,11 @@ class Activation:
         return F.conv1d(fine.flatten(1, 2), self.down[:rows], stride=_RATIO, groups=rows).reshape(x.shape)
 
 
-def _sine(x: torch.Tensor) -> torch.Tensor:
-    """In place. On a CPU NumPy's costs a third of what torch's (MKL's) does, and is as exact but for the last digit."""
-    if not x.is_cpu:
-        return x.sin_()
-    values = x.numpy()
-    np.sin(values, out=values)
-    return x
-
-
 class Block:
     """Three pairs of convolutions, each behind an activation, beside the path that goes around them."""
 
-    def __init__(self, module: Qwen2_5OmniAMPBlock) -> None:
-        activations = [Activation.of(activation) for activation in module.activations]
+    def __init__(self, module: Qwen2_5OmniAMPBlock, kernels: Kernels) -> None:
+        activations = [Activation.of(activation, kernels) for activation in module.activations]
         self._layers = list(zip(activations[::2], module.convs1, activations[1::2], module.convs2, strict=True))
         convolutions: list[Any] = [*module.convs1, *module.convs2]
         self.reach = sum(int(c.padding[0]) + _MARGIN for c in convolutions)
@@ -110,13 +103,13 @@ class Block:
 class BigVGAN:
     """The model's weights stay where they are."""
 
-    def __init__(self, model: Qwen2_5OmniToken2WavBigVGANModel) -> None:
+    def __init__(self, model: Qwen2_5OmniToken2WavBigVGANModel, kernels: Kernels) -> None:
         self._model = model
         self._ups: list[Any] = [up[0] for up in model.ups]
         count = model.num_residual_blocks
-        blocks = [Block(block) for block in model.resblocks]
+        blocks = [Block(block, kernels) for block in model.resblocks]
         self._stages = [blocks[i * count : (i + 1) * count] for i in range(len(self._ups))]
-        self._last = Activation.of(model.activation_post)
+        self._last = Activation.of(model.activation_post, kernels)
         rates = [1]
         for up in self._ups:
             rates.append(rates[-1] * int(up.stride[0]))

@@ -30,6 +30,7 @@ from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.worker.checks import TensorSpec, check_input
+from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.tensors import tensor_of
@@ -62,6 +63,7 @@ class Qwen25OmniTalker(Talker):
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         talker = self._talker = config.talker_config
         device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
+        kernels = kernels_of(self.hello)
         # The talker counts time as its own config says, the rest of a prompt's layout is the thinker's.
         self._layout = Layout.of(config.thinker_config, Text(folder).tokenizer).for_talker(talker)
         speakers = read_speakers(Path(folder))
@@ -70,7 +72,7 @@ class Qwen25OmniTalker(Talker):
         self.eos = frozenset([talker.tts_codec_end_token_id, talker.tts_codec_pad_token_id])
         progress("loading the weights", None)
         model = load_part(Qwen2_5OmniTalkerForConditionalGeneration, talker, folder, "talker.", dtype, device)
-        self._mix = join(model.thinker_to_talker_proj)
+        self._mix = join(model.thinker_to_talker_proj, kernels=kernels)
         written = read_weights(folder, "thinker.model.embed_tokens.")["weight"]
         marks = [talker.tts_text_end_token_id, talker.tts_text_pad_token_id, *self._marks.values()]
         with torch.inference_mode():
@@ -79,9 +81,9 @@ class Qwen25OmniTalker(Talker):
             axes = sectioned_axes(talker.rope_parameters["mrope_section"])
             self.decoder = TalkerDecoder(
                 own(model.model.embed_tokens),
-                Layers(model.model.layers, talker.rms_norm_eps),
+                Layers(model.model.layers, talker.rms_norm_eps, kernels),
                 own(model.model.norm),
-                join(model.codec_head),
+                join(model.codec_head, kernels=kernels),
                 Rotary(Qwen2_5OmniRotaryEmbedding(talker), self.max_model_len, dtype, device, axes),
                 torch.tensor([talker.tts_codec_start_token_id], device=device),
                 pad,

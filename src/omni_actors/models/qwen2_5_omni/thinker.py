@@ -17,7 +17,7 @@ from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary, sectioned_axes
 from omni_actors.models.common.thinker import Thinker
 from omni_actors.models.qwen2_5_omni.prompt import Layout
-from omni_actors.worker.engines.linear import linear
+from omni_actors.worker.device import kernels_of
 
 
 class ThinkerDecoder(FeatureDecoder):
@@ -34,21 +34,21 @@ class Qwen25OmniThinker(Thinker):
         return Layout.of(config.thinker_config, self.text.tokenizer)
 
     def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
-        text = config.thinker_config.text_config
+        text, kernels = config.thinker_config.text_config, kernels_of(self.hello)
         model = load_part(Qwen2_5OmniThinkerTextModel, text, self.folder, "thinker.model.", dtype, device)
         embeddings = own(model.embed_tokens)
         if text.tie_word_embeddings:
             head = embeddings
         else:
             head = read_weights(self.folder, "thinker.lm_head.")["weight"].to(device, dtype)
-        layers = Layers(model.layers, text.rms_norm_eps)
+        layers = Layers(model.layers, text.rms_norm_eps, kernels)
         axes = sectioned_axes(text.rope_parameters["mrope_section"])
         hands_on = self.hands_on and config.enable_audio_output
         return ThinkerDecoder(
             embeddings,
             layers,
             own(model.norm),
-            linear(head),
+            kernels.linear(head, None),
             Rotary(Qwen2_5OmniRotaryEmbedding(text), self.max_model_len, dtype, device, axes),
             text.vocab_size,
             side=text.hidden_size if hands_on else 0,

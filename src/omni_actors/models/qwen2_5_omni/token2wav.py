@@ -33,6 +33,7 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import TensorSpec, check_input
+from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Result, audio_piece
@@ -99,7 +100,8 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
                 "token2wav.code2wav_bigvgan_model.",
                 torch.float32,
                 device,
-            )
+            ),
+            kernels_of(self.hello),
         )
         options = self._options
         self._flow = Flow(dit, options["steps"], options["guidance"], options["sway"])

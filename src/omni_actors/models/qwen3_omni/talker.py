@@ -29,10 +29,12 @@ from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp
 from omni_actors.models.common.text import Text, context_length, give_memory_back
 from omni_actors.models.qwen3_omni.prompt import Layout
+from omni_actors.platforms.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.worker.checks import TensorSpec, check_input
+from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.tensors import tensor_of
@@ -73,14 +75,15 @@ class Qwen3OmniTalker(Talker):
         talker = config.talker_config
         text = talker.text_config
         device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
+        kernels = kernels_of(self.hello)
         self._layout = Layout.of(config.thinker_config, Text(folder).tokenizer).for_talker(talker)
         self._speakers = {name.lower(): number for name, number in (talker.speaker_id or {}).items()}
         self.max_model_len = context_length(text.max_position_embeddings, self.options["max_model_len"])
         self.eos = frozenset([talker.codec_eos_token_id])
         progress("loading the weights", None)
         model = load_part(Qwen3OmniMoeTalkerForConditionalGeneration, talker, folder, "talker.", dtype, device)
-        self._text_projection = resize_mlp(model.text_projection, join)
-        self._hidden_projection = resize_mlp(model.hidden_projection, join)
+        self._text_projection = resize_mlp(model.text_projection, kernels)
+        self._hidden_projection = resize_mlp(model.hidden_projection, kernels)
         marks = [config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id]
         written = read_weights(folder, "thinker.model.embed_tokens.")["weight"]
         with torch.inference_mode():
@@ -88,21 +91,23 @@ class Qwen3OmniTalker(Talker):
             rows = written[marks].to(device, dtype)
             self._end = rows[1]
             self._bos, _, self._pad = self._text_projection(rows)
-            self.decoder = self._decoder(model, text, device, dtype)
-            self.depth = _depth(model.code_predictor, talker.code_predictor_config, dtype, device)
+            self.decoder = self._decoder(model, text, device, dtype, kernels)
+            self.depth = _depth(model.code_predictor, talker.code_predictor_config, dtype, device, kernels)
         del model
         give_memory_back()
         return {"dtype": self.hello.dtype, "voices": sorted(self._speakers), "code_groups": talker.num_code_groups}
 
-    def _decoder(self, model: Any, text: Any, device: torch.device, dtype: torch.dtype) -> TalkerDecoder:
+    def _decoder(
+        self, model: Any, text: Any, device: torch.device, dtype: torch.dtype, kernels: Kernels
+    ) -> TalkerDecoder:
         axes = interleaved_axes(text.rope_parameters["mrope_section"], text.head_dim)
         (eos,) = self.eos
         suppressed = [i for i in range(text.vocab_size - 1024, text.vocab_size) if i != eos]
         return TalkerDecoder(
             own(model.model.codec_embedding),
-            Layers(model.model.layers, text.rms_norm_eps),
+            Layers(model.model.layers, text.rms_norm_eps, kernels),
             own(model.model.norm),
-            join(model.codec_head),
+            join(model.codec_head, kernels=kernels),
             Rotary(Qwen3OmniMoeTalkerRotaryEmbedding(text), self.max_model_len, dtype, device, axes),
             torch.tensor(suppressed, device=device),
             self._pad,
@@ -225,13 +230,13 @@ def _users(tokens: Sequence[int], config: Any) -> list[int]:
     return kept
 
 
-def _depth(model: Any, config: Any, dtype: torch.dtype, device: torch.device) -> DepthDecoder:
+def _depth(model: Any, config: Any, dtype: torch.dtype, device: torch.device, kernels: Kernels) -> DepthDecoder:
     base = model.model
     rotary = Rotary(Qwen3OmniMoeRotaryEmbedding(config), config.num_code_groups + 1, dtype, device)
     return DepthDecoder(
-        Layers(base.layers, config.rms_norm_eps),
+        Layers(base.layers, config.rms_norm_eps, kernels),
         rotary,
         own(base.norm),
         [own(embedding) for embedding in base.codec_embedding],
-        [join(head) for head in model.lm_head],
+        [join(head, kernels=kernels) for head in model.lm_head],
     )

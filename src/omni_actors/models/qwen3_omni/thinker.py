@@ -18,7 +18,7 @@ from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.thinker import Thinker
 from omni_actors.models.qwen3_omni.prompt import Layout
-from omni_actors.worker.engines.linear import linear
+from omni_actors.worker.device import kernels_of
 
 
 class ThinkerDecoder(FeatureDecoder):
@@ -37,16 +37,16 @@ class Qwen3OmniThinker(Thinker):
         return Layout.of(config.thinker_config, self.text.tokenizer)
 
     def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
-        text = config.thinker_config.text_config
+        text, kernels = config.thinker_config.text_config, kernels_of(self.hello)
         model = load_part(Qwen3OmniMoeThinkerTextModel, text, self.folder, "thinker.model.", dtype, device)
         head = read_weights(self.folder, "thinker.lm_head.")["weight"].to(device, dtype)
         axes = interleaved_axes(text.rope_parameters["mrope_section"], text.head_dim)
         hands_on = self.hands_on and config.enable_audio_output
         return ThinkerDecoder(
             own(model.embed_tokens),
-            Layers(model.layers, text.rms_norm_eps),
+            Layers(model.layers, text.rms_norm_eps, kernels),
             own(model.norm),
-            linear(head),
+            kernels.linear(head, None),
             Rotary(Qwen3OmniMoeThinkerTextRotaryEmbedding(text), self.max_model_len, dtype, device, axes),
             text.vocab_size,
             side=text.hidden_size if hands_on else 0,

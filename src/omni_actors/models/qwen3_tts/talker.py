@@ -21,10 +21,12 @@ from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.models.qwen3_tts.package import config_of, package, quiet
 from omni_actors.models.qwen3_tts.pipeline import DEFAULTS
 from omni_actors.models.qwen3_tts.prompt import Asked, Layout, Marks, lay_out, tokens_of
+from omni_actors.platforms.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.worker.checks import TensorSpec, check_input
+from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.engines.sampling import resolve
@@ -72,6 +74,7 @@ class Qwen3TTSTalker(Talker):
         config = config_of(path)
         talker = config.talker_config
         device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)
+        kernels = kernels_of(self.hello)
         progress("loading the tokenizer", None)
         with quiet():
             self._text = Text(path)
@@ -84,13 +87,13 @@ class Qwen3TTSTalker(Talker):
         self.eos = frozenset([self._marks.eos])
         progress("loading the weights", None)
         model = load_part(package().talker, talker, path, "talker.", dtype, device)
-        self._project = resize_mlp(model.text_projection, join)
+        self._project = resize_mlp(model.text_projection, kernels)
         self._written = own(model.model.text_embedding)
         with torch.inference_mode():
             pad = self._embed_text([self._marks.text_pad])[0]
             self._residual = [own(embedding) for embedding in model.code_predictor.model.codec_embedding]
-            self.depth = _depth(model.code_predictor, talker, self._residual, dtype, device)
-            self.decoder = self._decoder(model, talker, pad, device, dtype)
+            self.depth = _depth(model.code_predictor, talker, self._residual, dtype, device, kernels)
+            self.decoder = self._decoder(model, talker, pad, device, dtype, kernels)
         del model
         give_memory_back()
         return {
@@ -102,16 +105,16 @@ class Qwen3TTSTalker(Talker):
         }
 
     def _decoder(
-        self, model: Any, talker: Any, pad: torch.Tensor, device: torch.device, dtype: torch.dtype
+        self, model: Any, talker: Any, pad: torch.Tensor, device: torch.device, dtype: torch.dtype, kernels: Kernels
     ) -> TalkerDecoder:
         axes = interleaved_axes(talker.rope_scaling["mrope_section"], talker.head_dim)
         first = talker.vocab_size - 1024
         suppressed = [i for i in range(first, talker.vocab_size) if i != self._marks.eos]
         return TalkerDecoder(
             own(model.model.codec_embedding),
-            Layers(model.model.layers, talker.rms_norm_eps),
+            Layers(model.model.layers, talker.rms_norm_eps, kernels),
             own(model.model.norm),
-            join(model.codec_head),
+            join(model.codec_head, kernels=kernels),
             Rotary(package().talker_rotary(talker), self.max_model_len, dtype, device, axes),
             torch.tensor(suppressed, device=device),
             pad,
@@ -265,15 +268,20 @@ class Qwen3TTSTalker(Talker):
 
 
 def _depth(
-    model: Any, talker: Any, embeddings: list[torch.Tensor], dtype: torch.dtype, device: torch.device
+    model: Any,
+    talker: Any,
+    embeddings: list[torch.Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels,
 ) -> DepthDecoder:
     config = talker.code_predictor_config
     project = model.small_to_mtp_projection
     return DepthDecoder(
-        Layers(model.model.layers, config.rms_norm_eps),
+        Layers(model.model.layers, config.rms_norm_eps, kernels),
         Rotary(package().predictor_rotary(config), talker.num_code_groups + 1, dtype, device),
         own(model.model.norm),
         embeddings,
-        [join(head) for head in model.lm_head],
-        None if isinstance(project, torch.nn.Identity) else join(project),
+        [join(head, kernels=kernels) for head in model.lm_head],
+        None if isinstance(project, torch.nn.Identity) else join(project, kernels=kernels),
     )

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class CpuRuntime(DeviceRuntime):
     @property
     def kernels(self) -> Kernels:
-        from omni_actors.platforms.kernels import Kernels
+        from omni_actors.platforms.cpu.kernels import KERNELS
 
-        return Kernels()
+        return KERNELS
 
     def capability(self) -> Capability:
         import torch

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from omni_actors.platforms.kernels import Kernels
 from omni_actors.worker.engines.choice import Choice
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, StepOutput
 from omni_actors.worker.engines.model_runner import ModelRunner
@@ -53,6 +54,7 @@ class Isolated:
         most: int,
         faults: Faults,
         token_bytes: Callable[[int], bytes],
+        kernels: Kernels,
     ) -> None:
         self.limit = BatchLimit(most)
         self.shortages = 0
@@ -61,6 +63,7 @@ class Isolated:
         self._adapter = adapter
         self._faults = faults
         self._token_bytes = token_bytes
+        self._kernels = kernels
 
     def compute(self, chunks: list[Chunk]) -> Computed:
         """Run the network over these chunks: in one pass, unless that raises, or did lately for lack of memory."""
@@ -113,7 +116,7 @@ class Isolated:
         ).failed
 
     def _sample(self, logits: torch.Tensor, picks: list[Pick]) -> Sampled:
-        return sample(logits, [choice.row for choice, _ in picks], self._token_bytes)
+        return sample(logits, [choice.row for choice, _ in picks], self._token_bytes, self._kernels)
 
 
 def _key_of_chunk(chunk: Chunk) -> int:

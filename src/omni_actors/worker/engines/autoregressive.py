@@ -101,9 +101,10 @@ class AutoregressiveEngine(Engine):
         self._adapter = adapter
         # Prompts come computed to the second half of a split stage: there is nothing to look up there.
         self._pool = BlockPool(blocks, options.block_size, options.prefix_cache and options.role != "decode")
-        self._runner = ModelRunner(adapter.decoder, blocks, options.block_size)
+        kernels = self._faults.runtime.kernels
+        self._runner = ModelRunner(adapter.decoder, blocks, options.block_size, kernels)
         most = max(options.step_tokens, options.max_batch)
-        self._isolated = Isolated(self._runner, adapter, most, self._faults, self._token_bytes)
+        self._isolated = Isolated(self._runner, adapter, most, self._faults, self._token_bytes, kernels)
         cache = self._runner.cache
         swap = None
         if options.role == "decode":

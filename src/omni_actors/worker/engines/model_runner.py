@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from omni_actors.platforms.kernels import Kernels
 from omni_actors.worker.engines.decoder import Decoder, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention, flat_order
 from omni_actors.worker.engines.paged_cache import BlockPool
@@ -17,9 +18,9 @@ from omni_actors.worker.engines.sequence import Sequence as TokenSequence
 class ModelRunner:
     """Runs a decoder over a paged cache of ``blocks`` blocks."""
 
-    def __init__(self, decoder: Decoder, blocks: int, block_size: int) -> None:
+    def __init__(self, decoder: Decoder, blocks: int, block_size: int, kernels: Kernels) -> None:
         self.decoder = decoder
-        self.cache = KVCache(decoder.kv_shape, blocks, block_size, decoder.device)
+        self.cache = KVCache(decoder.kv_shape, blocks, block_size, decoder.device, kernels)
 
     def warm_up(self, count: int, pool: BlockPool) -> None:
         """Run a prompt of so many tokens, and a decode, in free blocks, which are clean and free again: so that the

@@ -7,7 +7,6 @@ thus 2 * kv_heads *pages* of [block_size, head_dim]. A sequence's pages gathered
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,26 +14,29 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from omni_actors.platforms.kernels import Kernels
 from omni_actors.worker.engines.decoder import KVShape
 
 
 class KVCache:
     """The tensors. One block more than the pool has: it stays zero and pads shorter sequences."""
 
-    def __init__(self, shape: KVShape, blocks: int, block_size: int, device: torch.device) -> None:
+    def __init__(self, shape: KVShape, blocks: int, block_size: int, device: torch.device, kernels: Kernels) -> None:
         self.shape = shape
+        self.kernels = kernels
         self.block_size = block_size
         self.padding = blocks
         # Zeros, not whatever memory holds: places behind a sequence's end are masked, but 0 * NaN is NaN.
         self.layers = [
-            _zeros((blocks + 1, 2 * shape.kv_heads, block_size, shape.head_dim), shape.dtype, device)
+            kernels.zeros((blocks + 1, 2 * shape.kv_heads, block_size, shape.head_dim), shape.dtype, device)
             for _ in range(shape.layers)
         ]
         self.rows = [layer.view(-1, shape.head_dim) for layer in self.layers]
         """The same memory by single keys and values."""
         self.pages = [layer.view(-1, block_size * shape.head_dim) for layer in self.layers]
         """The same memory by pages."""
-        self.side = _zeros((blocks + 1, block_size, shape.side), shape.dtype, device) if shape.side else None
+        side = (blocks + 1, block_size, shape.side)
+        self.side = kernels.zeros(side, shape.dtype, device) if shape.side else None
         """The side vectors: [blocks, block_size, side]."""
 
     def copy(self, source: int, target: int) -> None:
@@ -57,13 +59,6 @@ class KVCache:
     @property
     def _tensors(self) -> list[torch.Tensor]:
         return self.layers if self.side is None else [*self.layers, self.side]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros that host memory is only taken for when they are written (torch writes its own)."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +97,6 @@ class _Prompt:
 PADDING_LIMIT = 512
 """Tokens of padding that a group of decodes may hold before a shorter sequence starts the next group. Measured: a group
 more costs about as much as reading so many tokens."""
-
-
-FUSED_LIMIT = 512
-"""Keys up to which a group of decodes in a 16-bit dtype runs as one fused call on a CPU. Measured: below it the
-products' fixed cost is more than twice the fused call's, far above it they are twice as fast; in float32 they always
-are. (With it a GPU's steps in 16 bits took three times as long as in float32.)"""
 
 
 class PagedAttention:
@@ -170,7 +159,8 @@ class PagedAttention:
         # The query heads that share a key head are rows of one product: nothing is repeated.
         q = query[group.first : group.first + count].reshape(count * kv_heads, heads // kv_heads, head_dim)
         mask = self._mask(index, window)
-        if softcap is None and q.is_cpu and q.dtype.itemsize == 2 and count * group.width <= FUSED_LIMIT:
+        fused = self._cache.kernels.fused_decode_limit
+        if softcap is None and q.dtype.itemsize == 2 and count * group.width <= fused:
             out = F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask[None], scale=scale)
             return out.view(count, heads, head_dim)
         if softcap is None:

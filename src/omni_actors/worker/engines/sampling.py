@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from omni_actors.platforms.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TokenLogprob
@@ -34,7 +35,6 @@ MAX_STOP_CHARS = 4096
 
 _BLOCK = 256  # tokens per block of the two-level cumulative distribution
 _MOST_TOKENS = 1 << 31  # no vocabulary has more; a larger top_k need not fit into a tensor
-_CPU_ROWS = 8  # rows drawn at once from host memory: so few stay in the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ class Sampled:
     broken: list[int]
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row], token_bytes: Callable[[int], bytes]) -> Sampled:
+def sample(logits: torch.Tensor, rows: Sequence[Row], token_bytes: Callable[[int], bytes], kernels: Kernels) -> Sampled:
     """Choose a token for each row of ``logits`` (float32 [len(rows), vocabulary], overwritten).
 
     Log-probabilities are natural, of the raw distribution. Does not advance the rows: see :meth:`Row.append`.
@@ -222,7 +222,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], token_bytes: Callable[[int
     else:
         token_ids, broken = [0] * len(rows), []
     if drawn:
-        drawn_ids, drawn_broken = _draw(logits, rows, drawn)
+        drawn_ids, drawn_broken = _draw(logits, rows, drawn, kernels)
         broken = sorted({*broken, *drawn_broken})
         for i, token_id in zip(drawn, drawn_ids, strict=True):
             token_ids[i] = token_id
@@ -283,11 +283,13 @@ def _edit(logits: torch.Tensor, rows: Sequence[Row]) -> None:
         flat[index] = torch.where(values > 0, values / factor, values * factor) - weight
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int]) -> tuple[list[int], list[int]]:
+def _draw(
+    logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int], kernels: Kernels
+) -> tuple[list[int], list[int]]:
     """Tokens for the rows ``drawn``, and those among them whose logits are not finite."""
     token_ids: list[int] = []
     broken: list[int] = []
-    size = _CPU_ROWS if logits.is_cpu else len(drawn)
+    size = kernels.draw_rows or len(drawn)
     for start in range(0, len(drawn), size):
         part = drawn[start : start + size]
         params = [rows[i].params for i in part]
@@ -295,7 +297,7 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int]) -> tu
         first, last = part[0], part[-1] + 1
         picked = logits[first:last] if last - first == len(part) else logits[part]
         probs = (picked / temperature).softmax(dim=-1)
-        _restrict(probs, params)
+        _restrict(probs, params, kernels)
         uniform = torch.tensor([rows[i].uniform() for i in part], dtype=torch.float64, device=logits.device)
         ids, fine = _invert(probs, uniform)
         token_ids += ids.tolist()
@@ -303,7 +305,7 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int]) -> tu
     return token_ids, broken
 
 
-def _restrict(probs: torch.Tensor, params: Sequence[Choosing]) -> None:
+def _restrict(probs: torch.Tensor, params: Sequence[Choosing], kernels: Kernels) -> None:
     """Zero what ``min_p``, ``top_k`` and ``top_p`` exclude, in place. Rows need not sum to one afterwards."""
     width = probs.shape[1]
     least = torch.tensor([[p.min_p] for p in params], dtype=torch.float32, device=probs.device)
@@ -311,16 +313,16 @@ def _restrict(probs: torch.Tensor, params: Sequence[Choosing]) -> None:
         least *= probs.amax(dim=-1, keepdim=True)
     ranked = [i for i, p in enumerate(params) if p.top_p < 1 or 0 < p.top_k < width]
     if len(ranked) == len(params):
-        least = _rank(probs, least, params)
+        least = _rank(probs, least, params, kernels)
     elif ranked:
-        least[ranked] = _rank(probs[ranked], least[ranked], [params[i] for i in ranked])
+        least[ranked] = _rank(probs[ranked], least[ranked], [params[i] for i in ranked], kernels)
     elif all(p.min_p == 0 for p in params):
         return
     # Comparing into floats: torch is ten times slower at filling by a mask of booleans.
     probs *= torch.ge(probs, least, out=torch.empty_like(probs))
 
 
-def _rank(probs: torch.Tensor, floor: torch.Tensor, params: Sequence[Choosing]) -> torch.Tensor:
+def _rank(probs: torch.Tensor, floor: torch.Tensor, params: Sequence[Choosing], kernels: Kernels) -> torch.Tensor:
     """The least probability that ``top_k`` and ``top_p`` keep of those from ``floor`` on, [rows, 1]."""
     width, device = probs.shape[1], probs.device
 
@@ -337,7 +339,7 @@ def _rank(probs: torch.Tensor, floor: torch.Tensor, params: Sequence[Choosing]) 
         tails = column((1 - p.top_p) * 0.999 / width if only else 0.0 for p, only in zip(params, alone, strict=True))
         enough = torch.ge(probs, torch.maximum(floor, tails), out=torch.empty_like(probs)).sum(dim=-1, keepdim=True)
         deepest = max(1, int(torch.minimum(enough, most).max()))
-    values = _greatest(probs, deepest)
+    values = kernels.greatest(probs, deepest)
     counted = (torch.arange(deepest, device=device) < most) & (values >= floor)
     mass = values.double() * counted
     before = mass.cumsum(dim=-1) - mass
@@ -347,15 +349,6 @@ def _rank(probs: torch.Tensor, floor: torch.Tensor, params: Sequence[Choosing]) 
     kept[:, 0] = True
     # What is kept is a beginning of the row: its last is the least.
     return values.gather(1, kept.sum(dim=-1, keepdim=True) - 1)
-
-
-def _greatest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` greatest of each row, in descending order."""
-    if values.is_cpu:  # numpy selects and sorts with vector instructions, many times faster than torch
-        start = values.shape[1] - count
-        top = np.partition(values.numpy(), start, axis=-1)[:, start:]
-        return torch.from_numpy(np.sort(top, axis=-1)).flip(-1)
-    return values.topk(count, dim=-1).values
 
 
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
