@@ -25,6 +25,7 @@ from omni_actors.media.wav import wav_header
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
 from omni_actors.pipelines.factory import missing_devices, resolve
 from omni_actors.pipelines.plan import Plan, PlanError
+from omni_actors.pipelines.versions import check_versions
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, MediaRef, Request, TextDelta, Usage
@@ -138,6 +139,7 @@ async def open_omni(
     been pulled). Raises :class:`OmniError` when it cannot be resolved or a stage cannot start.
     """
     plan = model if isinstance(model, Plan) else resolve(model, overlay=overlay, overrides=overrides, platform=platform)
+    check_versions(plan)
     if missing := missing_devices(plan):
         raise PlanError("\n".join(missing))
     async with open_orchestrator(plan, log_level=log_level) as orchestrator:

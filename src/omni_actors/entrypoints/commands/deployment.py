@@ -12,6 +12,7 @@ import click
 
 from omni_actors.pipelines.factory import missing_devices, missing_weights, resolve
 from omni_actors.pipelines.plan import Plan, PlanError
+from omni_actors.pipelines.versions import check_versions
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -101,9 +102,10 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ready_plan(deployment: Deployment) -> Plan:
-    """The plan, with its devices here and its weights on disk: the demo's are pulled, which is said. Raises what stands
-    in the way."""
+    """The plan, with its packages and devices here and its weights on disk: the demo's are pulled, which is said.
+    Raises what stands in the way."""
     plan = deployment.plan()
+    check_versions(plan)
     if missing := missing_devices(plan):
         raise PlanError("\n".join(missing))
     if plan.pipeline.weights is not None:

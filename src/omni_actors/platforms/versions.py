@@ -1,0 +1,197 @@
+"""Versions of the packages that workers import: against what this package declares, and against one another.
+
+Read from the metadata of what is installed; nothing is imported, so it takes milliseconds and tells of a combination
+that cannot work before a worker has spent its start on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, distributions
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from omni_actors.platforms.platform import Finding, Verdict
+from omni_actors.version import __version__
+
+PACKAGE = "omni-actors"
+
+WATCHED = ("torch", "transformers", "diffusers", "vllm")
+"""Told of whenever they are installed, whatever else is asked about."""
+
+COMPANIONS: Mapping[str, int] = {"torch-npu": 3, "intel-extension-for-pytorch": 2}
+"""Packages built for one release of torch, by how many of its numbers theirs repeats (``2.9.0.post6`` is for 2.9.0)."""
+
+_NEWER = ("<", "<=")
+"""A version that only these refuse is one that nobody has tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """``version`` is ``None`` where what is written is none; ``requires`` has what can be read of its requirements."""
+
+    version: Version | None
+    requires: tuple[Requirement, ...]
+    extras: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What is installed on a path. A package's metadata is read once."""
+
+    path: Sequence[str]
+    read: dict[str, Package | None] = field(default_factory=dict)
+
+    def package(self, name: str) -> Package | None:
+        if name not in self.read:
+            found = next(iter(distributions(name=name, path=list(self.path))), None)
+            self.read[name] = _package(found) if found else None
+        return self.read[name]
+
+    def version(self, name: str) -> Version | None:
+        package = self.package(name)
+        return package.version if package else None
+
+
+def _package(found: Distribution) -> Package:
+    requires = []
+    for line in found.requires or ():
+        with contextlib.suppress(InvalidRequirement):
+            requires.append(Requirement(line))
+    try:
+        version = Version(found.version)
+    except (InvalidVersion, TypeError):
+        version = None
+    return Package(version, tuple(requires), tuple(found.metadata.get_all("Provides-Extra") or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What this package's own metadata says: ``ranges`` by package, and which packages each extra brings."""
+
+    ranges: Mapping[str, SpecifierSet]
+    extras: Mapping[str, frozenset[str]]
+
+    def remedy(self, name: str, extra: str = "") -> str:
+        """The command that brings a fitting ``name``; of ``extra`` as a whole, where that has it."""
+        if name in self.extras.get(extra, ()):
+            return f"pip install --upgrade '{PACKAGE}[{extra}]'"
+        return f"pip install '{name}{self.ranges.get(name, '')}'"
+
+
+def declared(installed: Installed) -> Declared:
+    """What an extra asks for is asked for by every extra that contains it."""
+    ranges: dict[str, SpecifierSet] = {}
+    brings: dict[str, set[str]] = {}
+    contains: dict[str, set[str]] = {}
+    own = installed.package(PACKAGE) or Package(None, (), ())
+    for requirement in own.requires:
+        name = canonicalize_name(requirement.name)
+        for extra in own.extras:
+            if f'"{extra}"' not in str(requirement.marker) or not _asked_by(requirement, extra):
+                continue
+            if name == PACKAGE:
+                contains.setdefault(extra, set()).update(requirement.extras)
+            else:
+                brings.setdefault(extra, set()).add(name)
+                if extra != "dev":
+                    ranges[name] = ranges.get(name, SpecifierSet()) & requirement.specifier
+    whole = {
+        extra: frozenset().union(*(brings.get(part, ()) for part in (extra, *contains.get(extra, ()))))
+        for extra in {*brings, *contains}
+    }
+    return Declared(ranges, whole)
+
+
+def version_findings(needed: Mapping[str, str], path: Sequence[str] | None = None) -> tuple[Finding, ...]:
+    """One finding for each package that is installed or ``needed`` (name → the extra that brings it, or a remedy).
+
+    A problem is a package that is needed and missing, or needed and unable to work with what else there is; the same of
+    one that nobody needs is a warning, and so is a version beyond those that were tried. ``path`` stands for
+    ``sys.path``.
+    """
+    installed = Installed(sys.path if path is None else path)
+    said = declared(installed)
+    needed = {canonicalize_name(name): extra for name, extra in needed.items()}
+    names = dict.fromkeys((*needed, *WATCHED, *COMPANIONS))
+    found = [_own(installed, said)]
+    for name in names:
+        if (version := installed.version(name)) is not None:
+            found.append(_checked(name, version, needed, installed, said))
+        elif name in needed:
+            found.append(Finding(name, Verdict.PROBLEM, "is not installed", said.remedy(name, needed[name])))
+    return tuple(found)
+
+
+def _own(installed: Installed, said: Declared) -> Finding:
+    """What metadata says of this package itself is old where only the code was exchanged."""
+    version = installed.version(PACKAGE)
+    if version is None:
+        return Finding(
+            PACKAGE,
+            Verdict.WARNING,
+            f"{__version__} runs from files that are not installed: what it needs is not known",
+            "pip install omni-actors",
+        )
+    if version != Version(__version__):
+        told = f"{__version__} runs, {version} is installed: what that needs may be something else"
+        return Finding(PACKAGE, Verdict.WARNING, told, f"pip install --upgrade {PACKAGE}")
+    return Finding(PACKAGE, Verdict.OK, str(version))
+
+
+def _checked(name: str, version: Version, needed: Mapping[str, str], installed: Installed, said: Declared) -> Finding:
+    bad = Verdict.PROBLEM if name in needed else Verdict.WARNING
+    for why, remedy in _quarrels(name, version, installed, said):
+        return Finding(name, bad, why, remedy)
+    wanted = said.ranges.get(name, SpecifierSet())
+    refusing = [one for one in wanted if not one.contains(version.base_version)]
+    remedy = said.remedy(name, needed.get(name, ""))
+    if any(one.operator not in _NEWER for one in refusing):
+        return Finding(name, bad, f"{version} is installed, {PACKAGE} needs {wanted}", remedy)
+    if refusing or version.is_prerelease:  # a vendor's own build of torch calls itself a prerelease
+        return Finding(
+            name, Verdict.WARNING, f"{version} has not been tried with {PACKAGE}, which names {wanted}", remedy
+        )
+    return Finding(name, Verdict.OK, str(version))
+
+
+def _quarrels(name: str, version: Version, installed: Installed, said: Declared) -> Iterator[tuple[str, str]]:
+    """What ``name`` cannot work with, by its own word, and the command that puts it right."""
+    others = {PACKAGE, *WATCHED, *COMPANIONS}
+    package = installed.package(name)
+    for requirement in package.requires if package else ():
+        other = canonicalize_name(requirement.name)
+        if other not in others or not _asked_by(requirement, "") or (there := installed.version(other)) is None:
+            continue
+        if not requirement.specifier.contains(there.base_version):
+            wanted = str(requirement.specifier)
+            yield f"{version} needs {other}{wanted}, {there} is installed", _reconciled(name, other, wanted, said)
+    torch = installed.version("torch")
+    same = COMPANIONS.get(name, 0)
+    if same and torch is not None and version.release[:same] != torch.release[:same]:
+        release = ".".join(map(str, version.release[:same]))
+        wanted = f"=={release}" if same > 2 else f"=={release}.*"
+        yield f"{version} is built for torch {release}, {torch} is installed", _reconciled(name, "torch", wanted, said)
+
+
+def _reconciled(name: str, other: str, wanted: str, said: Declared) -> str:
+    """Bring the ``other`` to what ``name`` wants, unless this package does not work with that."""
+    ours = said.ranges.get(other, SpecifierSet())
+    exact = [one.version.removesuffix(".*") for one in SpecifierSet(wanted) if one.operator == "=="]
+    if other == PACKAGE or any(not ours.contains(version) for version in exact):
+        return f"pip install --upgrade {name}"
+    return f"pip install '{other}{wanted}'"
+
+
+def _asked_by(requirement: Requirement, extra: str) -> bool:
+    """Whether it is asked for with that extra (empty: with none) and not without, on this machine."""
+    if requirement.marker is None:
+        return not extra
+    plain = requirement.marker.evaluate({"extra": ""})
+    return plain if not extra else requirement.marker.evaluate({"extra": extra}) and not plain
