@@ -69,6 +69,10 @@ class Stage:
     of it (an autoregressive stage with ``Work.prefix``). ``replay``: it computes again from the start, and the same, so
     that what the client has can be left out. ``none``: what the client has of it cannot be continued. ``None`` is
     ``prefix`` for engines of kind ``autoregressive``, else ``replay``."""
+    network: str = ""
+    """Dotted name of a pure function ``(folder: Path) -> Network`` (:class:`~omni_actors.pipelines.strategy.Network`):
+    what parallel degrees must divide, read from ``config.json`` without torch. Empty where the family's code cannot
+    split what it computes."""
     step_budget_s: float | None = None
     """Longest that a step may take before the worker counts as stuck; ``None`` is its engine kind's usual."""
     separable: bool = False

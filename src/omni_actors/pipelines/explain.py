@@ -145,7 +145,7 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
     at = stage_path(stage.name)
     nested = ("options", "limits", "strategy", "platform_options")
     for item in fields(StagePlan):
-        if item.name in ("name", "index", "declaration", "worker_devices", *nested):
+        if item.name in ("name", "index", "declaration", "worker_devices", "collectives", *nested):
             continue
         if item.name == "environments":
             yield f"{at}.environment", _environment(stage), ""
@@ -153,6 +153,8 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
             yield f"{at}.{item.name}", getattr(stage, item.name), BUDGETS_DOC.get(item.name, "")
     for name, degree in stage.strategy.degrees().items():
         yield f"{at}.strategy.{name}", degree, STRATEGY_DOC[name]
+    if stage.strategy.ranks > 1:
+        yield f"{at}.layout", _layout(stage), "Where each rank computes, and its place in its groups."
     for name, value in stage.options.items():
         if name == "sampling":
             for key, chosen in value.items():
@@ -162,6 +164,17 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
     docs = limits_of(stage.declaration.engine)
     for name, value in stage.limits.items():
         yield f"{at}.limits.{name}", value, docs[name].doc
+
+
+def _layout(stage: StagePlan) -> dict[str, str]:
+    """Rank by rank: its device, and its place along each axis that has more than one."""
+    axes = [axis for axis, degree in stage.strategy.degrees().items() if degree > 1]
+    return {
+        f"{stage.name}#{replica} rank {rank.index}": f"{rank.device}, "
+        + ", ".join(f"{axis} {rank.place[axis]}" for axis in axes)
+        for replica in range(stage.replicas)
+        for rank in stage.layout_of(replica).ranks
+    }
 
 
 def _environment(stage: StagePlan) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Stage
+from omni_actors.pipelines.devices import RANKS_ENVIRONMENT, devices_of, environments_of
 from omni_actors.pipelines.disaggregate import inherited, split, split_stages
 from omni_actors.pipelines.edges import edges_of
 from omni_actors.pipelines.hub import missing_shards
@@ -23,6 +24,7 @@ from omni_actors.pipelines.overlay import (
     read_overrides,
     schema_at,
 )
+from omni_actors.pipelines.parallel import check_strategy
 from omni_actors.pipelines.plan import (
     LOOPBACK,
     MEDIA_STAGE,
@@ -39,7 +41,7 @@ from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
 from omni_actors.pipelines.settings import DECLARED, DEFAULT, Settings
 from omni_actors.pipelines.sizing import sized
-from omni_actors.pipelines.strategy import Strategy, refusals
+from omni_actors.pipelines.strategy import VLLM, Strategy
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.threads import share_threads
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
@@ -217,14 +219,18 @@ def _stages(
         if f"{stage_path(s.name)}.threads" in settings.given
     }
     weights = {s.name: s.weight for s in declared}
+    strategies = {s.name: _strategy(stage_path(s.name), settings) for s in declared}
+    processes = {name: count * strategies[name].ranks for name, count in replicas.items()}
     found = []
     for index, stage in enumerate(declared):
         platform = placed[stage.name]
         cores = platform.cores()
-        threads = share_threads(cores, weights, replicas, fixed)[stage.name]
+        threads = share_threads(cores, weights, processes, fixed)[stage.name]
         shared = Origin("platform", f"{platform.name}, {cores} cores shared by weight")
         share = settings.get(f"{stage_path(stage.name)}.threads", threads, shared)
-        found.append(_stage(index, stage, folder, platform, settings, replicas[stage.name], share))
+        found.append(
+            _stage(index, stage, folder, platform, settings, strategies[stage.name], replicas[stage.name], share)
+        )
     return tuple(found)
 
 
@@ -244,6 +250,7 @@ def _stage(
     folder: str | None,
     platform: OmniPlatform,
     settings: Settings,
+    strategy: Strategy,
     replicas: int,
     threads: int,
 ) -> StagePlan:
@@ -258,10 +265,7 @@ def _stage(
     settings.provenance[f"{at}.adapter"] = DECLARED
 
     dtype = _dtype(at, stage, platform, settings)
-    strategy = Strategy(**{f.name: settings.get(f"{at}.strategy.{f.name}", 1) for f in fields(Strategy)})
-    for degree, reason in refusals(strategy):
-        raise PlanError(f"{settings.where(f'{at}.strategy.{degree}')}: stage '{stage.name}': {reason}")
-
+    model = _model(at, stage, folder, settings)
     options = {key: settings.get(f"{at}.options.{key}", default, DECLARED) for key, default in stage.defaults.items()}
     sampling = {
         key: settings.get(f"{at}.sampling.{key}", None)
@@ -270,16 +274,21 @@ def _stage(
     }
     if sampling:
         options["sampling"] = sampling
+    check_strategy(at, stage, kind, strategy, model, platform, options, settings.where)
     limits = {key: settings.get(f"{at}.limits.{key}", limit.default) for key, limit in limits_of(stage.engine).items()}
     platform_options = {
         key: settings.get(f"platforms.{platform.name}.{key}", default, by_platform)
         for key, default in platform.options.items()
     }
-    devices = _devices(at, platform, settings)
+    devices = devices_of(at, platform, strategy, replicas, settings)
+    base = BASE_ENVIRONMENT if strategy.ranks == 1 else BASE_ENVIRONMENT | RANKS_ENVIRONMENT
     own = settings.get(f"{at}.environment", {}, by_platform)
-    environments = tuple(
-        MappingProxyType(BASE_ENVIRONMENT | platform.worker_environment(device, threads, platform_options) | own)
-        for device in devices
+    ours = strategy.ranks > 1 and kind != VLLM
+    environments = environments_of(
+        devices,
+        strategy.ranks,
+        () if ours else platform.visibility,
+        lambda device: base | platform.worker_environment(device, threads, platform_options) | own,
     )
     return StagePlan(
         name=stage.name,
@@ -287,7 +296,7 @@ def _stage(
         declaration=stage,
         engine=engine,
         adapter=stage.adapter,
-        model=_model(at, stage, folder, settings),
+        model=model,
         platform=platform.name,
         devices=devices,
         dtype=dtype,
@@ -300,12 +309,17 @@ def _stage(
         start_timeout_s=settings.get(f"{at}.start_timeout_s", START_TIMEOUT_S),
         step_budget_s=settings.get(f"{at}.step_budget_s", *_step_budget(stage)),
         compile_budget_s=settings.get(f"{at}.compile_budget_s", COMPILE_BUDGET_S),
-        environments=environments,
+        environments=tuple(map(MappingProxyType, environments)),
         host=settings.get(f"{at}.host", LOOPBACK),
         worker_devices=tuple(map(platform.worker_device, devices)),
         platform_class=f"{type(platform).__module__}:{type(platform).__qualname__}",
         platform_options=MappingProxyType(platform_options),
+        collectives=platform.collectives if ours else "",
     )
+
+
+def _strategy(at: str, settings: Settings) -> Strategy:
+    return Strategy(**{f.name: settings.get(f"{at}.strategy.{f.name}", 1) for f in fields(Strategy)})
 
 
 def _step_budget(stage: Stage) -> tuple[float, Origin]:
@@ -329,25 +343,6 @@ def _dtype(at: str, stage: Stage, platform: OmniPlatform, settings: Settings) ->
             f"'{platform.name}'; {nearest(dtype, possible)}"
         )
     return dtype
-
-
-def _devices(at: str, platform: OmniPlatform, settings: Settings) -> tuple[str, ...]:
-    one, many = settings.given.get(f"{at}.device"), settings.given.get(f"{at}.devices")
-    if one and many and one.origin.kind == many.origin.kind:
-        raise PlanError(f"{many.origin}: '{at}' has both device ({one.origin}) and devices; give one")
-    # The command line's word stands over the deploy file's, whichever of the two keys it uses.
-    setting = next((s for s in (one, many) if s and s.origin.kind == "command line"), one or many)
-    if setting is None:
-        settings.provenance[f"{at}.devices"] = Origin("platform", platform.name)
-        return (platform.devices()[0].name,)
-    settings.provenance[f"{at}.devices"] = setting.origin
-    devices: tuple[str, ...] = (setting.value,) if setting is one else setting.value
-    for device in devices:
-        try:
-            platform.check_device(device)
-        except Exception as error:
-            raise PlanError(f"{setting.origin}: '{at}': {error}") from None
-    return devices
 
 
 def _model(at: str, stage: Stage, folder: str | None, settings: Settings) -> str | None:

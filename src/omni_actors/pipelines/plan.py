@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from omni_actors.pipelines.declaration import Mode, Pipeline, Recovery, Stage, Task
+from omni_actors.pipelines.layout import Layout, lay_out
 from omni_actors.pipelines.strategy import Strategy
 from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello
+from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello, RankPlace
 
 MEDIA_STAGE = "media"
 """Name of the implicit stage that decodes what clients send and encodes what they get."""
@@ -89,11 +90,11 @@ class StagePlan:
     """A stage as it will run.
 
     ``engine`` and ``adapter`` are dotted names ``module:attribute`` (``adapter`` empty when the engine needs none).
-    ``model`` is an absolute path, ``None`` for a stage without weights. Replica ``r`` runs on
-    ``devices[r % len(devices)]``. ``options`` are the declaration's defaults with the overlay's changes merged in;
-    ``sampling`` (if given) lies there under the key ``sampling``. ``environments`` has, for each of ``devices``, what
-    the process of a worker on it gets on top of its parent's. ``host`` is the address that its workers are called at by
-    others, where an edge by TCP leads to them.
+    ``model`` is an absolute path, ``None`` for a stage without weights. Rank ``k`` of replica
+    ``r`` runs on ``devices[r * ranks + k]``, counted around. ``options`` are the declaration's defaults with the
+    overlay's changes merged in; ``sampling`` (if given) lies there under the key ``sampling``. ``environments`` has,
+    for each of ``devices``, what the process of a worker on it gets on top of its parent's. ``host`` is the address
+    that its workers are called at by others, where an edge by TCP leads to them.
     """
 
     name: str
@@ -126,6 +127,8 @@ class StagePlan:
     """Dotted name of :attr:`platform`'s class, which its workers ask too."""
     platform_options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """A value for every one of the platform's options."""
+    collectives: str = ""
+    """What the ranks of a replica compute together by; empty for an engine that starts its ranks itself."""
 
     @property
     def recovery(self) -> Recovery:
@@ -141,16 +144,31 @@ class StagePlan:
         """The device of replica 0."""
         return self.devices[0]
 
-    def device_of(self, replica: int) -> str:
-        return self.devices[replica % len(self.devices)]
+    def device_of(self, replica: int, rank: int = 0) -> str:
+        return self.devices[self._place(replica, rank)]
 
-    def worker_device_of(self, replica: int) -> str:
-        """What the replica's worker calls its device."""
-        named = self.worker_devices or self.devices
-        return named[replica % len(named)]
+    def worker_device_of(self, replica: int, rank: int = 0) -> str:
+        """What the process of that rank calls its device."""
+        return (self.worker_devices or self.devices)[self._place(replica, rank)]
 
-    def environment_of(self, replica: int) -> Mapping[str, str]:
-        return self.environments[replica % len(self.environments)]
+    def environment_of(self, replica: int, rank: int = 0) -> Mapping[str, str]:
+        return self.environments[self._place(replica, rank)]
+
+    def layout_of(self, replica: int) -> Layout:
+        """The replica's ranks. No rank of another replica is among their groups."""
+        return lay_out(self.strategy, [self.device_of(replica, rank) for rank in range(self.strategy.ranks)])
+
+    def ranks_of(self, replica: int) -> tuple[RankPlace, ...]:
+        """The processes of the replica, if the first one is to start others."""
+        if not self.collectives:
+            return ()
+        return tuple(
+            RankPlace(self.worker_device_of(replica, rank), dict(self.environment_of(replica, rank)))
+            for rank in range(self.strategy.ranks)
+        )
+
+    def _place(self, replica: int, rank: int) -> int:
+        return (replica * self.strategy.ranks + rank) % len(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,4 +273,7 @@ class Plan:
             log_level=log_level,
             platform=it.platform_class,
             platform_options=dict(it.platform_options),
+            strategy={axis: degree for axis, degree in it.strategy.degrees().items() if degree > 1},
+            ranks=it.ranks_of(replica),
+            collectives=it.collectives,
         )

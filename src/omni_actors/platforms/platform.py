@@ -120,6 +120,9 @@ class OmniPlatform(ABC):
     """Environment variables that hide devices from a process."""
     collectives: ClassVar[str] = "gloo"
     """torch.distributed's backend between a replica's ranks; empty if there is none: then it is one rank."""
+    shared: ClassVar[bool] = False
+    """Whether the ranks of a replica compute on one device together, as they do on a processor: then there may be as
+    many as :meth:`cores`. Otherwise each has a device of its own."""
     transports: ClassVar[tuple[str, ...]] = ()
     """Ways to hand a tensor to another process without a copy to the host, best first. Two stages whose platforms share
     one may be joined by it."""

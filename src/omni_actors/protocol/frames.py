@@ -32,6 +32,8 @@ Stop       serving → worker            finish and exit
 Chunk      worker → worker             a payload on an edge of a request (inline, or in a slab)
 Ack        worker → worker             chunks consumed: credits back, slab space free
 Forget     worker → worker             slabs that the producer has closed: unmap them
+Probe      worker → worker             a handle of this end's device memory: can the other one open it?
+Reach      worker → worker             whether it can
 =========  ==========================  ==============================================================
 """
 
@@ -70,6 +72,13 @@ class EdgeSpec(msgspec.Struct, kw_only=True, frozen=True):
     connector: str = "shared_memory"
 
 
+class RankPlace(msgspec.Struct, array_like=True, frozen=True):
+    """Where one rank of a replica computes: what its process calls its device, and what it gets as environment."""
+
+    device: str
+    environment: dict[str, str]
+
+
 class Hello(msgspec.Struct, tag="hello", kw_only=True, array_like=True):
     """``engine`` and ``adapter`` are dotted names ``module:attribute``. ``options`` are the stage's own settings."""
 
@@ -95,6 +104,15 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True, array_like=True):
     platform's to say."""
     platform_options: dict[str, Any] = {}
     """A value for every one of the platform's options."""
+    strategy: dict[str, int] = {}
+    """The parallel degrees above 1, by axis."""
+    ranks: tuple[RankPlace, ...] = ()
+    """The ranks of this replica, if it has more than this process, which is the first of them and starts the others;
+    empty for an engine that starts its ranks itself."""
+    rank: int = 0
+    """Which of ``ranks`` the process is that gets this."""
+    collectives: str = ""
+    """What the ranks compute together by: a backend of torch.distributed."""
 
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True):
@@ -250,9 +268,20 @@ class SlabRef(msgspec.Struct, array_like=True, frozen=True):
     fd: bool
 
 
+class DeviceMeta(msgspec.Struct, array_like=True, frozen=True):
+    """A tensor that stays in the producer's device memory. ``handle`` opens it, as the platform's transport knows."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    handle: bytes
+
+
 class Chunk(msgspec.Struct, tag="chunk", array_like=True):
     """``seq`` counts the chunks of this request on this edge from 0. ``kind == ""`` and ``end`` is a bare end. The
-    tensors' bytes are in ``data`` or ``slab``; by TCP they follow the frame, and ``slab`` is set where they arrive."""
+    tensors' bytes are in ``data`` or ``slab``; by TCP they follow the frame, and ``slab`` is set where they arrive.
+    Those of ``device`` are on the producer's device."""
 
     key: int
     edge: int
@@ -263,6 +292,7 @@ class Chunk(msgspec.Struct, tag="chunk", array_like=True):
     tensors: tuple[TensorMeta, ...] = ()
     data: bytes | None = None
     slab: SlabRef | None = None
+    device: tuple[DeviceMeta, ...] = ()
 
 
 class Ack(msgspec.Struct, tag="ack", array_like=True):
@@ -277,4 +307,16 @@ class Forget(msgspec.Struct, tag="forget", array_like=True):
     slabs: tuple[int, ...]
 
 
-Peer = Chunk | Ack | Forget
+class Probe(msgspec.Struct, tag="probe", array_like=True):
+    """Sent by each end of a link on which payloads may stay on the device, first of all."""
+
+    handle: bytes
+
+
+class Reach(msgspec.Struct, tag="reach", array_like=True):
+    """``opened``: the other end's probe could be read. ``False`` at any later time: something else could not."""
+
+    opened: bool
+
+
+Peer = Chunk | Ack | Forget | Probe | Reach

@@ -1,6 +1,27 @@
 """A Hugging Face causal language model: one stage, nothing declared by its folder."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+from omni_actors.models.common.network import read_config, text_network
 from omni_actors.pipelines.declaration import Pipeline, Stage, Task
+from omni_actors.pipelines.strategy import Network
+
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Those whose layers are written out (:mod:`omni_actors.models.causal_lm.fused`), and can be split over ranks."""
+
+
+def network(folder: Path) -> Network:
+    """What parallel degrees must divide; any other architecture runs by transformers' own layers, on one device."""
+    config = read_config(folder)
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        known = ", ".join(sorted(MODEL_TYPES))
+        why = f"a model of type '{kind}' runs by transformers' own layers, on one device; those of {known} can be split"
+        return text_network(config, {"tensor": why, "expert": why})
+    return text_network(config)
+
 
 PIPELINE = Pipeline(
     name="causal-lm",

@@ -17,6 +17,7 @@ KEPT_BYTES = 1 << 30
 class CpuPlatform(OmniPlatform):
     contract = 1
     name = "cpu"
+    shared = True
     runtime = "omni_actors.platforms.cpu.runtime:CpuRuntime"
 
     def detect(self) -> Detection:

@@ -1,0 +1,32 @@
+"""The sizes of a text decoder, as its config gives them: what parallel degrees must divide. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omni_actors.pipelines.strategy import Network
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's ``config.json``."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def text_network(config: Mapping[str, Any], why_not: Mapping[str, str] | None = None) -> Network:
+    """Of a text decoder's config. ``why_not`` names the axes along which its family's code does not split it. Raises
+    ``KeyError`` for a config without sizes."""
+    heads = int(config["num_attention_heads"])
+    experts = int(config.get("num_experts") or 0)
+    widths = ("moe_intermediate_size", "shared_expert_intermediate_size") if experts else ("intermediate_size",)
+    return Network(
+        layers=int(config["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        inner=tuple(int(config[name]) for name in widths if config.get(name)),
+        experts=experts,
+        why_not=tuple((why_not or {}).items()),
+    )

@@ -1,0 +1,81 @@
+"""Which devices a stage's replicas and their ranks compute on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omni_actors.pipelines.parallel import widest
+from omni_actors.pipelines.plan import Origin, PlanError
+from omni_actors.pipelines.settings import Settings
+from omni_actors.pipelines.strategy import Strategy
+from omni_actors.platforms.platform import OmniPlatform
+
+RANKS_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Of processes that are ranks of one replica, which is within one machine: they meet where nobody else is."""
+
+
+def devices_of(
+    at: str, platform: OmniPlatform, strategy: Strategy, replicas: int, settings: Settings
+) -> tuple[str, ...]:
+    """The stage's devices: rank ``k`` of replica ``r`` has the ``r * ranks + k``-th, counted around. Raises
+    :class:`PlanError` for one that the platform does not have, and when there are too few for the ranks."""
+    one, many = settings.given.get(f"{at}.device"), settings.given.get(f"{at}.devices")
+    if one and many and one.origin.kind == many.origin.kind:
+        raise PlanError(f"{many.origin}: '{at}' has both device ({one.origin}) and devices; give one")
+    # The command line's word stands over the deploy file's, whichever of the two keys it uses.
+    setting = next((s for s in (one, many) if s and s.origin.kind == "command line"), one or many)
+    if setting is None:
+        settings.provenance[f"{at}.devices"] = Origin("platform", platform.name)
+        names = tuple(device.name for device in platform.devices())
+        return _spread(names if strategy.ranks > 1 else names[:1], strategy, replicas, platform, at, settings)
+    settings.provenance[f"{at}.devices"] = setting.origin
+    devices: tuple[str, ...] = (setting.value,) if setting is one else setting.value
+    for device in devices:
+        try:
+            platform.check_device(device)
+        except Exception as error:
+            raise PlanError(f"{setting.origin}: '{at}': {error}") from None
+    return _spread(devices, strategy, replicas, platform, at, settings)
+
+
+def _spread(
+    names: tuple[str, ...], strategy: Strategy, replicas: int, platform: OmniPlatform, at: str, settings: Settings
+) -> tuple[str, ...]:
+    """Ranks of accelerators have a device each, which no other rank of the stage has; those of a processor share its
+    cores."""
+    ranks = strategy.ranks
+    if ranks == 1:
+        return names
+    asked = settings.where(f"{at}.strategy.{widest(strategy)[0]}")
+    if platform.shared:
+        if ranks > platform.cores():
+            raise PlanError(
+                f"{asked}: {ranks} ranks need {ranks} cores; platform '{platform.name}' has {platform.cores()} for them"
+            )
+        return names
+    if twice := [name for name in names if names.count(name) > 1]:
+        where = settings.where(f"{at}.devices")
+        raise PlanError(f"{where}: '{at}': '{twice[0]}' is named twice; each rank has a device of its own")
+    if len(names) < ranks * replicas:
+        each = "" if replicas == 1 else f" ({ranks} for each of {replicas} replicas)"
+        raise PlanError(
+            f"{asked}: {ranks * replicas} ranks{each} need a device each, and '{at}' has {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    return names[: ranks * replicas]
+
+
+def environments_of(
+    devices: tuple[str, ...], ranks: int, visibility: tuple[str, ...], make: Callable[[str], Mapping[str, str]]
+) -> tuple[Mapping[str, str], ...]:
+    """What the process on each device gets, by ``make``. ``visibility`` names the variables of an engine that starts
+    its ranks itself: the first process of each replica is then shown all of the replica's devices."""
+    found: list[Mapping[str, str]] = [make(device) for device in devices]
+    if ranks == 1 or not visibility:
+        return tuple(found)
+    for first in range(0, len(found), ranks):
+        own: list[Mapping[str, Any]] = found[first : first + ranks]
+        shown = {name: ",".join(it[name] for it in own) for name in visibility if all(name in it for it in own)}
+        found[first] = {**found[first], **shown}
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""Whether a stage can be spread over devices as a deployment asks: what stands against it, by its setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from omni_actors.pipelines.declaration import Stage
+from omni_actors.pipelines.disaggregate import ROLE
+from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.strategy import (
+    VLLM,
+    Network,
+    Strategy,
+    engine_refusals,
+    expert_refusals,
+    network_refusals,
+)
+from omni_actors.platforms.platform import OmniPlatform
+
+
+def check_strategy(
+    at: str,
+    stage: Stage,
+    kind: str,
+    strategy: Strategy,
+    model: str | None,
+    platform: OmniPlatform,
+    options: Mapping[str, Any],
+    where: Callable[[str], str],
+) -> None:
+    """Raises :class:`PlanError` for a degree that this stage cannot have: by its engine, its family, its platform, or
+    the numbers in its model's ``config.json`` (where the weights are there). ``where`` says where a setting stands."""
+    for axis, reason in _refusals(stage, kind, strategy, model, platform, options):
+        raise PlanError(f"{where(f'{at}.strategy.{axis}')}: stage '{stage.name}': {reason}")
+
+
+def _refusals(
+    stage: Stage,
+    kind: str,
+    strategy: Strategy,
+    model: str | None,
+    platform: OmniPlatform,
+    options: Mapping[str, Any],
+) -> Iterator[tuple[str, str]]:
+    if strategy == Strategy():
+        return
+    yield from engine_refusals(strategy, kind)
+    yield from expert_refusals(strategy)
+    axis, degree = widest(strategy)
+    if kind == VLLM:  # which looks at its model itself
+        return
+    asked = f"{axis} parallel degree {degree}"
+    if not stage.network:
+        yield axis, f"{asked} is not supported by this stage's family; only degree 1 runs"
+    if ROLE in stage.defaults:
+        yield axis, f"{asked} cannot be had together with a prefill pool yet: prompts are handed over by one rank"
+    if options.get("fused") is False:
+        yield axis, f"{asked} needs the written-out layers: leave options.fused as it is"
+    if not platform.collectives:
+        yield axis, f"{asked}: platform '{platform.name}' has no collectives, so that a replica is one rank"
+    if stage.network and model is not None and Path(model, "config.json").is_file():
+        yield from network_refusals(strategy, _network(stage, Path(model)))
+
+
+def _network(stage: Stage, folder: Path) -> Network:
+    try:
+        found = resolve_name(stage.network)(folder)
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise PlanError(f"stage '{stage.name}': {folder / 'config.json'} does not say its sizes: {error!r}") from None
+    assert isinstance(found, Network)
+    return found
+
+
+def widest(strategy: Strategy) -> tuple[str, int]:
+    """The axis that a sentence about all ranks is said of."""
+    return max(strategy.degrees().items(), key=lambda it: it[1])
