@@ -41,6 +41,8 @@ class Link(ABC):
         """Bytes that were queued so far."""
         self.written = 0
         """Bytes of them that the socket has taken."""
+        self.direct = False
+        """Whether the other end can open this one's device memory."""
         self.deadline: float | None = None
         """For the owner's loop: when a link that is not open yet is to be given up, by :func:`time.monotonic`."""
 
@@ -81,6 +83,11 @@ class Link(ABC):
     def payload(self, chunk: Chunk) -> Payload | None:
         """The payload of a chunk from :meth:`receive`, as read-only views; ``None`` for a bare end. Raises
         :class:`LookupError`, :class:`ValueError` or :class:`TypeError` for one that makes no sense."""
+
+    def invalidated(self) -> set[int]:
+        """The requests whose payloads the other end's death takes with it, although they had arrived: what is lent of
+        its device's memory."""
+        return set()
 
     @abstractmethod
     def close(self) -> None:

@@ -8,26 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, bfloat16_of, numpy_dtype
 from omni_actors.connectors.shared_memory import Arena, Slot
-from omni_actors.protocol.frames import INLINE_LIMIT, Chunk, TensorMeta
+from omni_actors.protocol.frames import INLINE_LIMIT, Chunk, DeviceMeta, TensorMeta
+
+if TYPE_CHECKING:
+    from omni_actors.connectors.device import Export
 
 _ALIGN = 64
 
 
 @dataclass(slots=True)
 class Packed:
-    """A payload where its readers can get it: ``data`` rides in the frame, or it lies in ``slot``."""
+    """A payload where its readers can get it: ``data`` rides in the frame, or it lies in ``slot``. The tensors of
+    ``device`` stay where they are, as ``exports``."""
 
     kind: str
     meta: dict[str, Any]
     metas: tuple[TensorMeta, ...]
     data: bytes | None = None
     slot: Slot | None = None
+    device: tuple[DeviceMeta, ...] = ()
+    exports: tuple[Export, ...] = ()
+
+    @property
+    def held(self) -> bool:
+        """Whether there is something to be given back."""
+        return self.slot is not None or bool(self.exports)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(meta.nbytes for meta in self.metas) + sum(meta.nbytes for meta in self.device)
 
 
 @dataclass(slots=True)

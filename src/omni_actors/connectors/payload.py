@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,14 +12,70 @@ TensorSpecs = Mapping[str, tuple[tuple[int, ...], str]]
 """The tensors that a payload is going to have: name → (shape, dtype). A dtype is numpy's name, or ``bfloat16``."""
 
 
+class DeviceTensor(Protocol):
+    """A tensor as a model computed it, wherever it lies. What it wraps is its maker's to know."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str:
+        """numpy's name, or ``bfloat16``."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+    def host(self) -> np.ndarray[Any, Any]:
+        """Its values in host memory, in C order: a copy, unless it lies there already."""
+        ...
+
+    def copy(self) -> DeviceTensor:
+        """The same in memory of its own, on the same device."""
+        ...
+
+    def finite(self) -> bool:
+        """Whether all numbers are; integers always are."""
+        ...
+
+
+class DeviceTensors(Mapping[str, np.ndarray[Any, Any]]):
+    """Tensors of which some may lie on a device. Whoever asks for one as an array gets it in host memory; a device's
+    is brought there once. :attr:`held` has those that lie where they were computed, for whoever can use them there."""
+
+    __slots__ = ("_arrays", "_names", "held")
+
+    def __init__(
+        self, held: Mapping[str, DeviceTensor], arrays: Mapping[str, np.ndarray[Any, Any]] | None = None
+    ) -> None:
+        self.held = held
+        self._arrays = dict(arrays or {})
+        self._names = dict.fromkeys((*held, *self._arrays))
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = self.held[name].host()
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def copy(self) -> DeviceTensors:
+        """In memory of their own, each where it lies."""
+        arrays = {name: array.copy() for name, array in self._arrays.items() if name not in self.held}
+        return DeviceTensors({name: tensor.copy() for name, tensor in self.held.items()}, arrays)
+
+
 @dataclass(slots=True)
 class Payload:
     """Tensors by name plus metadata of plain builtins.
 
-    Tensors are numpy arrays (C order). ``bfloat16`` has no numpy type: it travels as ``uint16`` bits under the dtype
-    name ``bfloat16`` in ``dtypes``. A payload received from a link is a *view* of memory that is lent to the reader: it
-    is read-only, and valid until the end of the step in which it is consumed (see ``Engine.feed``). Whoever keeps it
-    longer copies it.
+    Tensors are numpy arrays (C order), or become some when they are asked for (:class:`DeviceTensors`). ``bfloat16``
+    has no numpy type: it travels as ``uint16`` bits under the dtype name ``bfloat16`` in ``dtypes``. A payload received
+    from a link is a *view* of memory that is lent to the reader: it is read-only, and valid until the end of the step
+    in which it is consumed (see ``Engine.feed``). Whoever keeps it longer copies it (:meth:`copy`).
     """
 
     kind: str
@@ -29,8 +85,24 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors.values())
+        held = held_tensors(self)
+        return sum(held[name].nbytes if name in held else self.tensors[name].nbytes for name in self.tensors)
 
+    def copy(self) -> Payload:
+        """One whose tensors are its own and may be written, each where it lies."""
+        tensors = self.tensors
+        if isinstance(tensors, DeviceTensors):
+            return Payload(self.kind, self.meta, tensors.copy(), self.dtypes)
+        return Payload(self.kind, self.meta, {name: array.copy() for name, array in tensors.items()}, self.dtypes)
+
+
+def held_tensors(payload: Payload) -> Mapping[str, DeviceTensor]:
+    """Those of its tensors that lie where they were computed."""
+    tensors = payload.tensors
+    return tensors.held if isinstance(tensors, DeviceTensors) else _NONE
+
+
+_NONE: Mapping[str, DeviceTensor] = {}
 
 _WIDTHS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}
 _DTYPES = {

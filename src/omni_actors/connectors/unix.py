@@ -15,7 +15,7 @@ from omni_actors.connectors.packing import size_of, unpack
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import SlabViews, Slot
 from omni_actors.protocol.codec import ProtocolError, frame, peer_reader
-from omni_actors.protocol.frames import MAX_PEER_FRAME, Ack, Chunk, Forget, SlabRef
+from omni_actors.protocol.frames import MAX_PEER_FRAME, Ack, Chunk, Forget, Probe, Reach, SlabRef
 
 _WRITE = 256 << 10
 """Small frames are joined to writes of up to so many bytes."""
@@ -131,16 +131,28 @@ class UnixLink(Link):
                     return messages
                 raise LinkClosed(self.peer)
             for message in self._reader.feed(data):
-                if isinstance(message, Forget):
-                    self._views.forget(message.slabs)
-                    continue
-                if type(message) is Chunk and message.slab is not None and message.slab.fd:
-                    if not self._fds:
-                        raise ProtocolError("a slab was announced without its descriptor")
-                    self._views.add(message.slab.slab, self._fds.popleft())
-                messages.append(message)
+                if isinstance(message, Chunk):
+                    if message.slab is not None and message.slab.fd:
+                        self._announce(message.slab)
+                    messages.append(message)
+                elif isinstance(message, Ack):
+                    messages.append(message)
+                else:
+                    self._beside(message)
             if not more:
                 return messages
+
+    def _announce(self, slab: SlabRef) -> None:
+        if not self._fds:
+            raise ProtocolError("a slab was announced without its descriptor")
+        self._views.add(slab.slab, self._fds.popleft())
+
+    def _beside(self, message: Forget | Probe | Reach) -> None:
+        """What concerns no request."""
+        if isinstance(message, Forget):
+            self._views.forget(message.slabs)
+        elif isinstance(message, Probe):
+            self._send(frame(Reach(False), MAX_PEER_FRAME))  # this end has no device to open it on
 
     def payload(self, chunk: Chunk) -> Payload | None:
         if chunk.slab is None or not chunk.tensors:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.payload import Payload, held_tensors
 
 
 class OutputError(ValueError):
@@ -39,6 +39,8 @@ class TensorSpec:
     below: int | None = None
 
 
+_FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
+
 Specs = Mapping[str, Mapping[str, TensorSpec]]
 """Payload kind → tensor name → spec."""
 
@@ -48,7 +50,15 @@ def check_payload(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
     numbers. Measured on one core: 2 µs for a small one, 20 µs per MB of float32, 50 µs per MB of bfloat16."""
     if specs and (missing := specs.keys() - payload.tensors.keys()):
         raise OutputError(f"payload '{payload.kind}' lacks tensor '{min(missing)}'")
-    for name, tensor in payload.tensors.items():
+    held = held_tensors(payload)
+    for name in payload.tensors:
+        if (lying := held.get(name)) is not None:  # where it was computed: it is looked at there
+            if (spec := specs.get(name)) is not None:
+                _check_spec(name, payload, spec)
+            if not lying.finite():
+                raise OutputError(f"{_where(name, payload)} is not finite")
+            continue
+        tensor = payload.tensors[name]
         if not isinstance(tensor, np.ndarray):
             raise OutputError(f"{_where(name, payload)} is a {type(tensor).__name__}, not a numpy array")
         if not tensor.flags.c_contiguous or tensor.dtype.kind in "OUSV":
@@ -76,12 +86,19 @@ def _where(name: str, payload: Payload) -> str:
 
 
 def _check_spec(name: str, payload: Payload, spec: TensorSpec) -> None:
-    tensor, alias = payload.tensors[name], payload.dtypes.get(name)
-    floats = spec.dtype == "float" and (alias is not None or tensor.dtype.kind == "f")
-    if not (floats or spec.dtype == (alias or tensor.dtype.name)) or not _fits(tensor.shape, spec.shape):
+    held = held_tensors(payload).get(name)
+    if held is not None:
+        shape, dtype = held.shape, held.dtype
+    else:
+        shape = payload.tensors[name].shape
+        dtype = payload.dtypes.get(name) or payload.tensors[name].dtype.name
+    floats = spec.dtype == "float" and dtype in _FLOATS
+    if not (floats or spec.dtype == dtype) or not _fits(shape, spec.shape):
         want = ", ".join("n" if n is None else str(n) for n in spec.shape)
-        have = f"{alias or tensor.dtype.name}{list(tensor.shape)}"
-        raise OutputError(f"{_where(name, payload)} is {have}, not {spec.dtype}[{want}]")
+        raise OutputError(f"{_where(name, payload)} is {dtype}{list(shape)}, not {spec.dtype}[{want}]")
+    if spec.least is None and spec.below is None:
+        return
+    tensor = payload.tensors[name]
     if tensor.size and spec.least is not None and tensor.min() < spec.least:
         raise OutputError(f"{_where(name, payload)} has a number below {spec.least}")
     if tensor.size and spec.below is not None and tensor.max() >= spec.below:

@@ -14,7 +14,7 @@ from omni_actors.worker.bridge import Bridge
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """One outgoing edge of one request. ``seq`` chunks are sent, ``acked`` consumed; ``slots`` hold what is between.
+    """One outgoing edge of one request. ``seq`` chunks are sent, ``acked`` consumed; ``lent`` is what is between.
     ``queued`` more leave at the end of this step: they have their credits already.
 
     On an edge in ``full`` mode everything is ``held`` here, packed already, and published at once when the stage has
@@ -28,7 +28,7 @@ class Route:
     queued: int = 0
     upto: int = 0
     """Where in its link's output this route's last chunk ends."""
-    slots: deque[tuple[int, Slot]] = field(default_factory=deque)
+    lent: deque[tuple[int, Packed]] = field(default_factory=deque)
     held: list[Packed] = field(default_factory=list)
 
     @property
@@ -98,7 +98,7 @@ class Job:
 
     @property
     def holds_memory(self) -> bool:
-        return any(route.slots or route.queued for route in self.routes)
+        return any(route.lent or route.queued for route in self.routes)
 
     @property
     def credits(self) -> int:

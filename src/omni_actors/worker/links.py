@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from omni_actors.connectors.device import DeviceLink
 from omni_actors.connectors.link import Link, LinkClosed
 from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.shared_memory import Arena
@@ -22,12 +23,19 @@ log = logging.getLogger("omni_actors.worker")
 class Links:
     """All links of one worker, by id, registered in its loop's ``epoll``."""
 
-    def __init__(self, epoll: select.epoll, listener: Listener | None) -> None:
+    def __init__(
+        self,
+        epoll: select.epoll,
+        listener: Listener | None,
+        device: Callable[[Wire, socket.socket], DeviceLink | None] = lambda message, sock: None,
+    ) -> None:
+        """``device`` makes a link of the ones on which payloads may stay on the device."""
         self.inbox = Arena()
         """What has come by TCP and is not acknowledged. Its producers' budgets bound it, not this one's, which only
         says how much stays for reuse."""
         self._epoll = epoll
         self._listener = listener
+        self._device = device
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, Link] = {}
         self._called: dict[int, str] = {}
@@ -53,7 +61,8 @@ class Links:
         """Take this end of a link; whether it can be. Raises :class:`ProtocolError`."""
         end = message.tcp
         if end is None:
-            self._add(UnixLink(message.link, message.peer, take_fd()))
+            sock = take_fd()
+            self._add(self._device(message, sock) or UnixLink(message.link, message.peer, sock))
         elif end.address is not None:
             try:
                 self._add(TcpLink.open(message.link, message.peer, end.address, end.secret, self.inbox))

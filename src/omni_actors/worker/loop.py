@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
+from omni_actors.connectors.device import CONNECTOR, DeviceLink, DeviceMemory, Exports
 from omni_actors.connectors.link import Link, LinkClosed
 from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import ProtocolError
-from omni_actors.protocol.errors import OmniError, deadline_exceeded, stage_failed
+from omni_actors.protocol.errors import OmniError, deadline_exceeded, link_lost, stage_failed
 from omni_actors.protocol.frames import (
     Abort,
     Chunk,
@@ -57,7 +58,8 @@ ARENA_BYTES = 256 << 20
 
 class Worker:
     """The loop of one replica. ``bridges`` maps an edge index to the factory of its bridge. ``listener`` is for inputs
-    by TCP, and closed with the rest. ``liveness`` is where it shows that it moves; whoever gave it closes it."""
+    by TCP, and closed with the rest. ``liveness`` is where it shows that it moves; whoever gave it closes it.
+    ``memory`` is the device's, where there are edges on which payloads may stay there."""
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class Worker:
         bridges: dict[int, Callable[[], Bridge]],
         listener: Listener | None = None,
         liveness: Liveness | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
         self._stage = hello.stage
         self._liveness = liveness or Liveness()
@@ -78,15 +81,19 @@ class Worker:
         self._inputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.inputs}
         self._outputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.outputs}
         self._control = Control(sock)
-        arena = Arena(hello.limits.get("arena_bytes", ARENA_BYTES))
-        self._out = Outlet(hello.stage, self._control, arena, engine.abort)
+        budget = hello.limits.get("arena_bytes", ARENA_BYTES)
+        exports = None if memory is None else Exports(memory, budget)
+        self._out = Outlet(hello.stage, self._control, Arena(budget), engine.abort, exports)
         self._deadlines = JobDeadlines()
         self._early: dict[int, list[tuple[Link, Chunk]]] = {}
         self._last_key = -1
         self._watched_writable = False
         self._epoll = select.epoll()
         self._epoll.register(self._control.fileno(), select.EPOLLIN)
-        self._links = Links(self._epoll, listener)
+        self._memory = memory
+        edges = (*((it.source, it) for it in hello.inputs), *((it.target, it) for it in hello.outputs))
+        self._by_device = {stage for stage, it in edges if it.connector == CONNECTOR}
+        self._links = Links(self._epoll, listener, self._device_link)
         self._blocked = False  # everything runnable waits for credit
         self.stopping = False
         """Whether the serving process has said that this is the end."""
@@ -268,6 +275,11 @@ class Worker:
         if link.pending is not link.watched:
             self._links.flush(link)
 
+    def _device_link(self, message: Wire, sock: socket.socket) -> DeviceLink | None:
+        if self._memory is None or message.peer.partition("#")[0] not in self._by_device:
+            return None
+        return DeviceLink(message.link, message.peer, sock, self._stage, self._memory)
+
     def _chunk(self, link: Link, chunk: Chunk) -> None:
         key = chunk.key
         job = self._out.jobs.get(key)
@@ -295,7 +307,7 @@ class Worker:
         source.ended = chunk.end
         if chunk.end:
             job.awaited.pop(chunk.edge, None)
-        source.slabs |= chunk.slab is not None
+        source.slabs |= chunk.slab is not None or bool(chunk.device)
         try:
             items = source.bridge.feed(link.payload(chunk), chunk.end)
             end = chunk.end and job.end_port(source.edge.port)
@@ -320,6 +332,9 @@ class Worker:
             return
         log.debug("link to %s closed", link.peer)
         self._out.lost(link)
+        for key in link.invalidated():
+            if (job := self._out.jobs.get(key)) is not None:
+                self._fail(job, link_lost(self._stage))
         if link.may_break:
             self._unlinked(link.id)
 
@@ -356,6 +371,13 @@ class Worker:
                     "chunks_total": out.chunks,
                     "chunk_bytes_total": out.chunk_bytes,
                 }
+                if (exports := out.exports) is not None:
+                    counters |= {
+                        "device_links": sum(link.direct for link in self._links),
+                        "device_used_bytes": exports.used_bytes,
+                        "device_payloads_total": exports.total,
+                        "device_payload_bytes_total": exports.total_bytes,
+                    }
                 out.reply(query.id, counters)
                 return
             self._engine.query(query, out)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from omni_actors.connectors.device import Exports
 from omni_actors.connectors.link import Link
 from omni_actors.connectors.packing import Packed, Placed, pack, place
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
@@ -47,9 +48,18 @@ class _Emit:
 class Outlet:
     """The :class:`~omni_actors.worker.engine.Outbox` of a worker's engine."""
 
-    def __init__(self, stage: str, control: Control, arena: Arena, abort: Callable[[int], None]) -> None:
-        """``abort`` has the engine forget a request whose output cannot be sent."""
+    def __init__(
+        self,
+        stage: str,
+        control: Control,
+        arena: Arena,
+        abort: Callable[[int], None],
+        exports: Exports | None = None,
+    ) -> None:
+        """``abort`` has the engine forget a request whose output cannot be sent. ``exports`` is for payloads that may
+        stay on the device."""
         self.arena = arena
+        self.exports = exports
         self._stage = stage
         self._abort = abort
         self.jobs: dict[int, Job] = {}
@@ -75,7 +85,7 @@ class Outlet:
         job = self.jobs.get(key)
         if job is None:
             return True
-        return job.ready and not (self.arena.pressed and job.holds_memory)
+        return job.ready and not (self._pressed and job.holds_memory)
 
     def text(self, delta: TextDelta) -> None:
         job = self.jobs.get(delta.key)
@@ -193,8 +203,8 @@ class Outlet:
         for route in job.routes:
             if route.edge.index == ack.edge:
                 route.acked = max(route.acked, min(ack.upto, route.seq))
-                while route.slots and route.slots[0][0] < ack.upto:
-                    self.arena.release(route.slots.popleft()[1])
+                while route.lent and route.lent[0][0] < ack.upto:
+                    self._release(route.lent.popleft()[1])
 
     def lost(self, link: Link) -> None:
         """A consumer is gone: all its credits and memory come back, and what would go there goes nowhere."""
@@ -203,8 +213,8 @@ class Outlet:
                 for route in job.routes:
                     if route.link is link:
                         route.link = None
-                        while route.slots:
-                            self.arena.release(route.slots.popleft()[1])
+                        while route.lent:
+                            self._release(route.lent.popleft()[1])
                         for packed in route.held:
                             self._release(packed)
                         route.held.clear()
@@ -266,6 +276,10 @@ class Outlet:
 
     # ---- inside
 
+    @property
+    def _pressed(self) -> bool:
+        return self.arena.pressed or (self.exports is not None and self.exports.pressed)
+
     def _add(self, key: int, emit: _Emit) -> None:
         self._emits.append(emit)
         self._last_emits[key] = emit
@@ -313,11 +327,18 @@ class Outlet:
         if job.dropped:
             return
         routes = {route: route.link for route in job.routes if route.link is not None}
-        packed = None if emit.payload is None else self._pack(job, emit.payload, len(routes))
+        packed = direct = None
+        if emit.payload is not None:
+            readers = 0 if self.exports is None else sum(link.direct for link in routes.values())
+            if readers and self.exports is not None:
+                direct = self.exports.pack(emit.payload, self.arena, readers)
+            packed = self._pack(job, emit.payload, len(routes) - (0 if direct is None else readers))
+        put = {route: packed if direct is None or not link.direct else direct for route, link in routes.items()}
         waiting = list(routes)
         try:
             for route, link in routes.items():
                 touched.add(link)
+                packed = put[route]
                 at_once = route.edge.mode != "full"
                 if at_once:
                     self._put(job.key, route, link, packed, emit.end)
@@ -327,8 +348,8 @@ class Outlet:
                 if emit.end and not at_once:
                     self._publish(job.key, route, link)
         except BaseException:
-            for _ in waiting:  # nobody will read it by these routes
-                self._release(packed)
+            for route in waiting:  # nobody will read it by these routes
+                self._release(put[route])
             raise
         finally:
             if emit.end:
@@ -354,13 +375,15 @@ class Outlet:
     def _put(self, key: int, route: Route, link: Link, packed: Packed | None, end: bool) -> None:
         packed = packed or _END
         chunk = Chunk(key, route.edge.index, route.seq, end, packed.kind, packed.meta, packed.metas, packed.data)
+        if packed.device:
+            chunk.device = packed.device
         link.send_chunk(chunk, packed.slot)
-        if packed.slot is not None:
-            route.slots.append((route.seq, packed.slot))
+        if packed.held:
+            route.lent.append((route.seq, packed))
         route.seq += 1
         route.upto = link.put
         self.chunks += 1
-        self.chunk_bytes += sum(meta.nbytes for meta in packed.metas)
+        self.chunk_bytes += packed.nbytes
 
     def _drop(self, job: Job) -> None:
         """Free what no reader has been told of."""
@@ -373,5 +396,10 @@ class Outlet:
             route.held.clear()
 
     def _release(self, packed: Packed | None) -> None:
-        if packed is not None and packed.slot is not None:
+        if packed is None:
+            return
+        if packed.slot is not None:
             self.arena.release(packed.slot)
+        for export in packed.exports:
+            assert self.exports is not None
+            self.exports.release(export)

@@ -5,35 +5,119 @@ numpy has no bfloat16: such a tensor travels as ``uint16`` bits and its name.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.payload import DeviceTensor, DeviceTensors, Payload, held_tensors
+from omni_actors.platforms.runtime import DeviceRuntime, DeviceTransport, TransportError
+from omni_actors.worker import checks
+
+log = logging.getLogger("omni_actors.worker")
+
+_PROBE = 16
+"""Numbers in a probe: 0, 1, 2, …"""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchTensor:
+    """A :class:`~omni_actors.connectors.payload.DeviceTensor`: contiguous, without a gradient."""
+
+    tensor: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.tensor.dtype).removeprefix("torch.")
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.tensor.nbytes)
+
+    def host(self) -> np.ndarray[Any, Any]:
+        host = self.tensor.cpu()
+        if host.dtype == torch.bfloat16:
+            bits: np.ndarray[Any, Any] = host.view(torch.int16).numpy().view(np.uint16)
+            return bits
+        array: np.ndarray[Any, Any] = host.numpy()
+        return array
+
+    def copy(self) -> TorchTensor:
+        return TorchTensor(self.tensor.clone())
+
+    def finite(self) -> bool:
+        if self.tensor.is_cpu:  # numpy is several times faster there
+            return checks.finite(self.host(), self.dtype)
+        return bool(self.tensor.isfinite().all())
+
+
+class TorchMemory:
+    """A :class:`~omni_actors.connectors.device.DeviceMemory`: what a runtime's transport can hand on."""
+
+    def __init__(self, runtime: DeviceRuntime, transport: DeviceTransport) -> None:
+        self._transport = transport
+        self._device = torch.empty(0, device=runtime.torch_device).device  # as tensors say it, with its number
+
+    @classmethod
+    def of(cls, runtime: DeviceRuntime) -> TorchMemory | None:
+        """``None`` for a device whose tensors do not leave without the host."""
+        transport = runtime.transport()
+        return None if transport is None else cls(runtime, transport)
+
+    def takes(self, tensor: DeviceTensor) -> bool:
+        return isinstance(tensor, TorchTensor) and tensor.tensor.device == self._device
+
+    def export(self, tensor: DeviceTensor) -> bytes:
+        assert isinstance(tensor, TorchTensor)
+        return self._transport.export(tensor.tensor)
+
+    def release(self, handle: bytes) -> None:
+        self._transport.release(handle)
+
+    def probe(self) -> bytes:
+        return self._transport.export(torch.arange(_PROBE, dtype=torch.int64, device=self._device))
+
+    def reaches(self, handle: bytes) -> bool:
+        try:
+            values = self._transport.open(handle)
+        except TransportError as error:
+            log.debug("a probe cannot be opened: %s", error)
+            return False
+        try:
+            return bool(values.tolist() == list(range(_PROBE)))
+        finally:
+            del values
+            self._transport.close(handle)
+
+    def open(self, handle: bytes) -> TorchTensor:
+        return TorchTensor(self._transport.open(handle))
+
+    def close(self, handle: bytes) -> None:
+        self._transport.close(handle)
 
 
 def tensor_payload(kind: str, meta: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Payload:
-    """A payload of these tensors, brought to host memory. On the CPU it shares their memory: they must not change
+    """A payload of these tensors, which stay where they are until somebody needs them elsewhere: they must not change
     until it is sent."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    dtypes: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        host = tensor.detach().contiguous().cpu()
-        if host.dtype == torch.bfloat16:
-            dtypes[name] = "bfloat16"
-            host = host.view(torch.int16)
-            arrays[name] = host.numpy().view(np.uint16)
-        else:
-            arrays[name] = host.numpy()
-    return Payload(kind, meta, arrays, dtypes)
+    held = {name: TorchTensor(tensor.detach().contiguous()) for name, tensor in tensors.items()}
+    dtypes = {name: "bfloat16" for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16}
+    return Payload(kind, meta, DeviceTensors(held), dtypes)
 
 
 def tensor_of(
     payload: Payload, name: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """A copy of a payload's tensor that outlives the step: on ``device``, as ``dtype`` (its own by default)."""
+    held = held_tensors(payload).get(name)
+    if isinstance(held, TorchTensor):
+        return held.tensor.to(device=device, dtype=dtype, copy=True)
     return tensor_view(payload, name).to(device=device, dtype=dtype, copy=True)
 
 

@@ -175,7 +175,7 @@ class GenerationEngine(Engine):
         try:
             if port not in request.open_ports:
                 raise RuntimeError(f"port {port!r} is not open")
-            items = self._adapter.feed(request.state, port, _own(payload), end)
+            items = self._adapter.feed(request.state, port, None if payload is None else payload.copy(), end)
         except InputError:
             self._give_up(request)
             raise
@@ -391,10 +391,3 @@ class GenerationEngine(Engine):
 def _of(work: Work) -> dict[str, str]:
     """Names a log line's request."""
     return {"request": work.request_id}
-
-
-def _own(payload: Payload | None) -> Payload | None:
-    """A copy that outlives the step: what a link delivers may be a view into memory that is soon another's."""
-    if payload is None:
-        return None
-    return Payload(payload.kind, payload.meta, {n: t.copy() for n, t in payload.tensors.items()}, payload.dtypes)

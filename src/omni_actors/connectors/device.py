@@ -1,0 +1,214 @@
+"""A link within one machine on which tensors stay on the device: what travels is a handle, and the consumer opens it.
+
+Everything else is a :class:`~omni_actors.connectors.unix.UnixLink`: frames on a socket, and the payloads that no device
+holds in shared memory. Whether the other end can open this end's memory (it may see other devices) is tried before it
+is relied on: each end sends a handle of known content as soon as the link is there, and until the other one has said
+that it could read it, and for good once anything could not be opened, payloads go through shared memory, with a copy
+from the device. So a handle that cannot be opened costs at most the requests whose payloads were under way.
+
+The memory behind a handle is the producer's until its consumer acknowledges the chunk or is gone, and is gone itself
+with the producer: what a consumer has not taken over by then is lost (:meth:`DeviceLink.invalidated`), as
+:func:`~omni_actors.protocol.errors.link_lost` says to the orchestrator, which begins another attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from omni_actors.connectors.packing import Packed, pack
+from omni_actors.connectors.payload import DeviceTensor, DeviceTensors, Payload, held_tensors
+from omni_actors.connectors.shared_memory import Arena
+from omni_actors.connectors.unix import UnixLink
+from omni_actors.platforms.runtime import TransportError
+from omni_actors.protocol.codec import frame
+from omni_actors.protocol.errors import link_lost
+from omni_actors.protocol.frames import (
+    INLINE_LIMIT,
+    MAX_PEER_FRAME,
+    Ack,
+    Chunk,
+    DeviceMeta,
+    Forget,
+    Probe,
+    Reach,
+)
+
+log = logging.getLogger("omni_actors.connectors")
+
+CONNECTOR = "device"
+
+
+class DeviceMemory(Protocol):
+    """A worker's :class:`~omni_actors.platforms.runtime.DeviceTransport`, for tensors as payloads have them."""
+
+    def takes(self, tensor: DeviceTensor) -> bool:
+        """Whether it lies where :meth:`export` can hand it on."""
+        ...
+
+    def export(self, tensor: DeviceTensor) -> bytes:
+        """A handle of its content as it is now, valid until :meth:`release`. Raises :class:`TransportError`."""
+        ...
+
+    def release(self, handle: bytes) -> None: ...
+    def probe(self) -> bytes:
+        """A handle of a few numbers that every end knows. Raises :class:`TransportError`."""
+        ...
+
+    def reaches(self, handle: bytes) -> bool:
+        """Whether another process's probe can be opened and holds these numbers."""
+        ...
+
+    def open(self, handle: bytes) -> DeviceTensor:
+        """What lies behind another process's handle, until :meth:`close`. Raises :class:`TransportError`."""
+        ...
+
+    def close(self, handle: bytes) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Export:
+    """A tensor that others can open. ``readers`` counts the routes that have not acknowledged it."""
+
+    handle: bytes
+    nbytes: int
+    readers: int
+
+
+class Exports:
+    """A producer's tensors under way on its device, under a byte budget as an
+    :class:`~omni_actors.connectors.shared_memory.Arena`'s: whoever puts asks :attr:`pressed` first."""
+
+    def __init__(self, memory: DeviceMemory, budget: int) -> None:
+        self.budget = budget
+        self.used_bytes = 0
+        self.total = 0
+        """Tensors exported so far."""
+        self.total_bytes = 0
+        self._memory = memory
+
+    @property
+    def pressed(self) -> bool:
+        return self.used_bytes >= self.budget
+
+    def pack(self, payload: Payload, arena: Arena, readers: int) -> Packed | None:
+        """The payload with its tensors left on the device, for so many readers; ``None`` when there is none to leave
+        there, or the device has no room for another: then it goes as any other. Small tensors ride in the frame."""
+        held = held_tensors(payload)
+        stays = [name for name, tensor in held.items() if tensor.nbytes > INLINE_LIMIT and self._memory.takes(tensor)]
+        if not stays:
+            return None
+        exports: list[Export] = []
+        try:
+            for name in stays:
+                tensor = held[name]
+                exports.append(Export(self._memory.export(tensor), tensor.nbytes, readers))
+                self.used_bytes += tensor.nbytes
+            rest = {name: payload.tensors[name] for name in payload.tensors if name not in stays}
+            packed = pack(Payload(payload.kind, payload.meta, rest, payload.dtypes), arena, readers)
+        except BaseException as error:
+            for export in exports:
+                export.readers = 1
+                self.release(export)
+            if not isinstance(error, TransportError):
+                raise
+            log.warning("a payload goes through host memory: %s", error)
+            return None
+        metas = [
+            DeviceMeta(name, held[name].dtype, held[name].shape, export.nbytes, export.handle)
+            for name, export in zip(stays, exports, strict=True)
+        ]
+        packed.device, packed.exports = tuple(metas), tuple(exports)
+        self.total += len(exports)
+        self.total_bytes += sum(export.nbytes for export in exports)
+        return packed
+
+    def release(self, export: Export) -> None:
+        """One reader is done with it; the last one frees it."""
+        export.readers -= 1
+        if not export.readers:
+            self.used_bytes -= export.nbytes
+            self._memory.release(export.handle)
+
+
+class DeviceLink(UnixLink):
+    """One end. ``stage`` is the one that this end belongs to, for errors."""
+
+    def __init__(self, id: int, peer: str, sock: socket.socket, stage: str, memory: DeviceMemory) -> None:
+        super().__init__(id, peer, sock)
+        self._stage = stage
+        self._memory = memory
+        self._lent: dict[tuple[int, int], deque[tuple[int, bytes]]] = {}
+        """Opened handles by request and edge, with the number of the chunk that they came in."""
+        self._given_up = False
+        try:
+            self._probe: bytes | None = memory.probe()
+        except TransportError as error:
+            self._probe = None
+            self._give_up(f"this end has no memory to hand on: {error}")
+        else:
+            self._send(frame(Probe(self._probe), MAX_PEER_FRAME))
+
+    def _beside(self, message: Forget | Probe | Reach) -> None:
+        if isinstance(message, Probe):
+            reaches = self._memory.reaches(message.handle)
+            self._send(frame(Reach(reaches), MAX_PEER_FRAME))
+        elif isinstance(message, Reach):
+            self._forget_probe()
+            if not message.opened:
+                self._give_up("the other end cannot open this one's device memory")
+            self.direct = not self._given_up
+        else:
+            super()._beside(message)
+
+    def payload(self, chunk: Chunk) -> Payload | None:
+        """As :meth:`Link.payload`. Raises ``link_lost`` for what cannot be opened (any more)."""
+        payload = super().payload(chunk)
+        if not chunk.device or payload is None:
+            return payload
+        lent = self._lent.setdefault((chunk.key, chunk.edge), deque())
+        held: dict[str, DeviceTensor] = {}
+        dtypes = dict(payload.dtypes)
+        for meta in chunk.device:
+            try:
+                tensor = held[meta.name] = self._memory.open(meta.handle)
+            except TransportError as error:
+                log.warning("a payload of %s cannot be opened on the device: %s", self.peer, error)
+                self._send(frame(Reach(False), MAX_PEER_FRAME))
+                raise link_lost(self._stage) from error
+            lent.append((chunk.seq, meta.handle))
+            if (tensor.shape, tensor.dtype) != (meta.shape, meta.dtype):
+                raise ValueError(f"tensor {meta.name!r} is {tensor.dtype}{list(tensor.shape)}, not as it was announced")
+            if meta.dtype == "bfloat16":
+                dtypes[meta.name] = meta.dtype
+        return Payload(payload.kind, payload.meta, DeviceTensors(held, payload.tensors), dtypes)
+
+    def send_ack(self, ack: Ack) -> None:
+        lent = self._lent.get((ack.key, ack.edge))
+        if lent is not None:
+            while lent and lent[0][0] < ack.upto:
+                self._memory.close(lent.popleft()[1])
+            if not lent:
+                del self._lent[ack.key, ack.edge]
+        super().send_ack(ack)
+
+    def invalidated(self) -> set[int]:
+        return {key for key, _edge in self._lent}
+
+    def close(self) -> None:
+        super().close()
+        self.direct = False
+        self._forget_probe()
+
+    def _forget_probe(self) -> None:
+        if self._probe is not None:
+            self._memory.release(self._probe)
+            self._probe = None
+
+    def _give_up(self, why: str) -> None:
+        if not self._given_up:
+            self._given_up = True
+            log.warning("payloads to %s go through host memory: %s", self.peer, why)
