@@ -1,9 +1,15 @@
-"""A plan's edges: the pipeline's own, and those on which decoded media come."""
+"""A plan's edges: the pipeline's own, and those on which decoded media come.
+
+Between two stages of one platform whose device's memory other processes can open (its ``transports``), payloads stay on
+the device (connector ``device``) unless somebody has said otherwise; between others they go through shared memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port
-from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, PlanError, edge_path
+from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, Origin, PlanError, StagePlan, edge_path
 from omni_actors.pipelines.settings import DECLARED, Settings
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 
@@ -14,15 +20,32 @@ MEDIA_BRIDGE = "omni_actors.media.bridge:JoinMedia"
 """Dotted name of what makes clips, images and videos of those pieces."""
 
 
-def edges_of(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
-    """Every edge as it will run. Raises :class:`PlanError` when two stages would need two channels."""
+DEVICE = "device"
+"""The connector by which payloads stay on the device."""
+
+
+def edges_of(pipeline: Pipeline, settings: Settings, stages: Iterable[StagePlan]) -> tuple[EdgePlan, ...]:
+    """Every edge as it will run. Raises :class:`PlanError` when two stages would need two channels, or payloads cannot
+    travel as they should."""
     media = [
         Edge(MEDIA_STAGE, place, port.kind, mode=port.mode, capacity=MEDIA_CAPACITY, bridge=MEDIA_BRIDGE)
         for place, port in media_ports(pipeline).items()
     ]
+    edges = (*pipeline.edges, *media)
+    placed = {stage.name: stage for stage in stages}
+    on_device = _on_device(edges, settings, placed)
     found = []
-    for index, edge in enumerate((*pipeline.edges, *media)):
+    for index, edge in enumerate(edges):
         at = edge_path(edge.source, edge.stage, edge.port)
+        ends = (edge.source, edge.stage)
+        usual = (DEVICE, on_device[ends]) if ends in on_device else (edge.connector, DECLARED)
+        connector = settings.get(f"{at}.connector", *usual)
+        if connector == DEVICE and not transport_between(placed[edge.source], placed[edge.stage]):
+            raise PlanError(
+                f"{settings.where(f'{at}.connector')}: stages '{edge.source}' (platform "
+                f"'{placed[edge.source].platform}') and '{edge.stage}' (platform '{placed[edge.stage].platform}') have "
+                f"no device memory that both can open; use shared_memory"
+            )
         found.append(
             EdgePlan(
                 index=index,
@@ -33,7 +56,7 @@ def edges_of(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
                 mode=settings.get(f"{at}.mode", edge.mode, DECLARED),
                 capacity=settings.get(f"{at}.capacity", edge.capacity, DECLARED),
                 bridge=edge.bridge,
-                connector=settings.get(f"{at}.connector", edge.connector, DECLARED),
+                connector=connector,
                 on_death=edge.on_death,
             )
         )
@@ -47,6 +70,29 @@ def edges_of(pipeline: Pipeline, settings: Settings) -> tuple[EdgePlan, ...]:
                 f"'{it.port}' cannot travel by {it.connector} and '{other.port}' by {other.connector}"
             )
     return tuple(found)
+
+
+def transport_between(source: StagePlan, target: StagePlan) -> str:
+    """The best way by which both open each other's device memory; empty if there is none."""
+    if source.platform != target.platform:
+        return ""
+    return next((kind for kind in source.transports if kind in target.transports), "")
+
+
+def _on_device(
+    edges: Iterable[Edge], settings: Settings, placed: Mapping[str, StagePlan]
+) -> dict[tuple[str, str], Origin]:
+    """The pairs of stages between which payloads stay on the device, and whose word that is. Text alone does not call
+    for it; nor is it for those of which something else is said."""
+    found: dict[tuple[str, str], Origin] = {}
+    said: set[tuple[str, str]] = set()
+    for edge in edges:
+        ends = (edge.source, edge.stage)
+        if f"{edge_path(edge.source, edge.stage, edge.port)}.connector" in settings.given:
+            said.add(ends)
+        elif edge.kind != "text" and (kind := transport_between(placed[edge.source], placed[edge.stage])):
+            found[ends] = Origin("platform", f"{placed[edge.source].platform}, by {kind}")
+    return {ends: origin for ends, origin in found.items() if ends not in said}
 
 
 def media_ports(pipeline: Pipeline) -> dict[str, Port]:

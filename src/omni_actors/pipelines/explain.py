@@ -12,11 +12,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from omni_actors.pipelines.edges import DEVICE, transport_between
 from omni_actors.pipelines.factory import missing_weights
 from omni_actors.pipelines.limits import limits_of
-from omni_actors.pipelines.plan import DeploymentLimits, Origin, Plan, StagePlan, edge_path, stage_path
+from omni_actors.pipelines.plan import DeploymentLimits, EdgePlan, Origin, Plan, StagePlan, edge_path, stage_path
 from omni_actors.pipelines.schema import BUDGETS_DOC, Group, Leaf
 from omni_actors.pipelines.strategy import STRATEGY_DOC
+
+HOST = "cpu"
+"""The platform whose memory is the host's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +131,23 @@ def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
     for edge in plan.edges:
         at = edge_path(edge.source, edge.target, edge.port)
         for name in ("source", "kind", "mode", "capacity", "bridge", "connector", "on_death"):
-            yield f"{at}.{name}", getattr(edge, name), ""
+            yield f"{at}.{name}", getattr(edge, name), _travels(plan, edge) if name == "connector" else ""
     docs = DeploymentLimits.docs()
     for name, value in asdict(plan.limits).items():
         yield f"limits.{name}", value, docs[name]
+
+
+def _travels(plan: Plan, edge: EdgePlan) -> str:
+    """Which copies a payload costs on its way."""
+    source, target = plan.stage(edge.source), plan.stage(edge.target)
+    if edge.connector == DEVICE:
+        kind = transport_between(source, target)
+        return f"Tensors stay on the device ({kind}); where the other end cannot open them, by shared memory."
+    if edge.kind == "text":
+        return ""
+    copies = ["one from its device"] if source.platform != HOST else []
+    copies += ["one to the other's"] if target.platform != HOST else []
+    return f"What a device computes is copied through the host: {' and '.join(copies)}." if copies else ""
 
 
 def _platform_values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
@@ -145,7 +162,7 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
     at = stage_path(stage.name)
     nested = ("options", "limits", "strategy", "platform_options")
     for item in fields(StagePlan):
-        if item.name in ("name", "index", "declaration", "worker_devices", "collectives", *nested):
+        if item.name in ("name", "index", "declaration", "worker_devices", "collectives", "transports", *nested):
             continue
         if item.name == "environments":
             yield f"{at}.environment", _environment(stage), ""

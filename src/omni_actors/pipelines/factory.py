@@ -128,7 +128,7 @@ def resolve(
     settings.provenance["platform"] = platforms.origin
 
     stages = _stages((*running.stages, *([media] if media else [])), folder, platforms, settings)
-    edges = edges_of(running, settings)
+    edges = edges_of(running, settings, stages)
     plan = Plan(
         name=chosen.name,
         pipeline=chosen,
@@ -315,6 +315,7 @@ def _stage(
         platform_class=f"{type(platform).__module__}:{type(platform).__qualname__}",
         platform_options=MappingProxyType(platform_options),
         collectives=platform.collectives if ours else "",
+        transports=tuple(platform.transports),
     )
 
 

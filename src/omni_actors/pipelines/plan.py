@@ -129,6 +129,8 @@ class StagePlan:
     """A value for every one of the platform's options."""
     collectives: str = ""
     """What the ranks of a replica compute together by; empty for an engine that starts its ranks itself."""
+    transports: tuple[str, ...] = ()
+    """Ways in which its platform hands a tensor to another process without the host."""
 
     @property
     def recovery(self) -> Recovery:

@@ -19,7 +19,7 @@ from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 from omni_actors.platforms.platform import OmniPlatform
 
-CONNECTORS = ("shared_memory", "tcp")
+CONNECTORS = ("shared_memory", "device", "tcp")
 SAMPLING_DEFAULTS = {
     "temperature": (0.0, 2.0, "Randomness of the choice; 0 takes the likeliest token."),
     "top_p": (0.0, 1.0, "Keep the likeliest tokens up to this much probability."),
@@ -238,7 +238,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return check
 
 
-_CONNECTOR = Leaf(one_of(*CONNECTORS), "How payloads travel: within a machine, or between two.")
+_CONNECTOR = Leaf(one_of(*CONNECTORS), "How payloads travel: within a machine, there on the device, or between two.")
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
