@@ -10,7 +10,7 @@ A plugin is imported here only after a look at it in a process of its own has fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint
 from pkgutil import resolve_name
 
@@ -23,18 +23,23 @@ __all__ = ["BUILTINS", "GROUP", "load", "names", "select"]
 log = logging.getLogger(__name__)
 
 
-def select(name: str | None = None, plugins: Iterable[EntryPoint] | None = None) -> OmniPlatform:
+def select(
+    name: str | None = None,
+    plugins: Iterable[EntryPoint] | None = None,
+    reports: Sequence[PluginReport] | None = None,
+) -> OmniPlatform:
     """The platform called ``name``, or the one that fits this machine.
 
     A plugin that is broken is one warning; it is an error (:class:`PlatformError`) only when it was asked for by name.
     Hardware that is here and cannot be used is a warning too. ``plugins`` replaces the installed entry points. Blocks
-    while plugins are looked at: see :func:`~omni_actors.platforms.probe.probe_plugins`.
+    while plugins are looked at (see :func:`~omni_actors.platforms.probe.probe_plugins`), unless ``reports`` has what
+    was found of each already.
     """
     if name is not None:
-        return _by_name(name, plugins)
+        return _by_name(name, plugins, reports)
     unused = []
     claims = []
-    for report in probe_plugins(plugins):
+    for report in probe_plugins(plugins) if reports is None else reports:
         if report.state == "usable":
             claims.append(report)
         elif report.state == "broken":
@@ -77,7 +82,7 @@ def load(target: str) -> OmniPlatform:
     return made
 
 
-def _by_name(name: str, plugins: Iterable[EntryPoint] | None) -> OmniPlatform:
+def _by_name(name: str, plugins: Iterable[EntryPoint] | None, looked_at: Sequence[PluginReport] | None) -> OmniPlatform:
     if name == "cpu":
         return CpuPlatform()
     if name in BUILTINS:
@@ -87,7 +92,7 @@ def _by_name(name: str, plugins: Iterable[EntryPoint] | None) -> OmniPlatform:
             raise PlatformError(f"platform '{name}' cannot be used on this machine: {detection.reason}")
         return platform
     found = installed_plugins() if plugins is None else list(plugins)
-    reports = probe_plugins(found, only=name)
+    reports = probe_plugins(found, only=name) if looked_at is None else [it for it in looked_at if it.name == name]
     if not reports:
         raise PlatformError(f"there is no platform '{name}'; there are: {', '.join(names(found))}")
     report = reports[0]
