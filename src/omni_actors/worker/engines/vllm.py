@@ -1,0 +1,344 @@
+"""vLLM as the engine of a stage that reads prompts and writes text.
+
+vLLM computes tokens: its scheduler, its paged cache, its kernels. The rest is this project's as in every other engine,
+so that a client cannot tell which engine it has: prompts and defaults are the family's adapter's, text and stop strings
+the choice's, and a request goes on after a death behind what it has told. Each choice of a request is one request of
+vLLM's; their common prompt is computed once, through the prefix cache.
+
+vLLM's core runs in this process, and the worker's one thread steps it. It cannot be kept from computing a request whose
+next stage has given no credit: what that request makes waits here, at most its answer's length of tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from vllm import SamplingParams
+
+from omni_actors.connectors.payload import Payload
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, overloaded
+from omni_actors.protocol.frames import Hello, Query
+from omni_actors.protocol.request import TokenLogprob
+from omni_actors.worker.checks import OutputError
+from omni_actors.worker.engine import Engine, Outbox, Work
+from omni_actors.worker.engines.ar_output import hand_out
+from omni_actors.worker.engines.ar_request import Request, choice_of, limit_of, prompt_text, scores_prompt
+from omni_actors.worker.engines.choice import Choice
+from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
+from omni_actors.worker.engines.detokenize import StopStrings
+from omni_actors.worker.engines.sampling import resolve, validate
+from omni_actors.worker.engines.sequence import Sequence
+from omni_actors.worker.engines.vllm_core import Core
+from omni_actors.worker.engines.vllm_options import VllmOptions
+from omni_actors.worker.engines.vllm_params import prompt_scores, sampling_params, seed_of, token_logprob
+from omni_actors.worker.isolation import Faults
+
+log = logging.getLogger(__name__)
+
+
+class VllmEngine(Engine):
+    """Drives vLLM for the :class:`PromptAdapter` named by ``hello.adapter``. Options: :class:`VllmOptions`."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self.options = VllmOptions.of(hello)
+        self._requests: dict[int, Request] = {}
+        self._computed: dict[str, tuple[Request, Choice]] = {}
+        """What vLLM holds, by the name it has there."""
+        self._begun: set[str] = set()
+        self._moved: dict[tuple[int, int], Choice] = {}
+        """Choices that have something to hand out, by request and index."""
+        self._totals = dict.fromkeys(
+            (
+                "steps",
+                "prompt_tokens",
+                "completion_tokens",
+                "resumed_tokens",
+                "prefix_hit_tokens",
+                "finished",
+                "failures",
+                "aborted",
+            ),
+            0,
+        )
+        self._faults = Faults(hello)
+        self._adapter: PromptAdapter
+        self._core: Core
+        self._max_len: int
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        self._adapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
+        info = self._adapter.load(progress)
+        progress("loading the model into vLLM", None)
+        self._core = Core(self.hello, self.options)
+        self._max_len = min(self._adapter.max_model_len, self._core.max_model_len)
+        progress("warming up", None)
+        self._warm_up()
+        return {
+            "max_model_len": self._max_len,
+            "kv_blocks": self._core.kv_blocks,
+            "block_size": self._core.block_size,
+            "vllm": self._core.version,
+            "loras": list(self.options.loras),
+            **info,
+        }
+
+    def _warm_up(self) -> None:
+        """A prompt and a decode: what is made at first use is made now."""
+        count = min(16, self._max_len - 2)
+        if count > 0:
+            self._core.add(
+                "warm-up", [0] * count, SamplingParams(max_tokens=2, ignore_eos=True, temperature=0, detokenize=False)
+            )
+            while self._core.busy:
+                self._core.step()
+
+    # ---- requests
+
+    def admit(self, work: Work) -> None:
+        if len(self._requests) >= self.options.max_requests:
+            raise overloaded(f"Stage '{self.hello.stage}' holds {self.options.max_requests} requests already.")
+        adapter = self._adapter
+        sampling = adapter.sampling(work)
+        validate(sampling, adapter.vocab_size)
+        defaults = self.options.sampling, adapter.sampling_defaults
+        choosing = resolve(sampling, *defaults, request_id=work.request_id)
+        first = Sequence(work.key, 0, 0, [], 0, sealed=False)
+        request = Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
+        request.scored = scores_prompt(work, sampling)
+        self._requests[work.key] = request
+        try:
+            self._extend(request, adapter.open(work))
+        except BaseException:
+            self._remove(work.key)
+            raise
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
+        request = self._requests[key]
+        if end:
+            request.open_ports.discard(port)
+        self._extend(request, self._adapter.feed(key, port, payload, end))
+        return True
+
+    def abort(self, key: int) -> None:
+        if key in self._requests:
+            self._totals["aborted"] += 1
+            self._remove(key)
+
+    def _extend(self, request: Request, prompt: PromptInput) -> None:
+        """More of the prompt is there. It is computed when it is whole."""
+        first = request.first
+        if first.sealed:
+            return
+        if prompt.tokens and not first.tokens:
+            first.root, first.reuse = prompt.root, prompt.reuse
+            request.continued, request.most = prompt.continued, prompt.max_tokens
+        first.tokens += prompt.tokens
+        first.prompt_len = len(first.tokens)
+        limit = limit_of(request, self._max_len, self.options.max_tokens, prompt_only=False)
+        if prompt.complete or not request.open_ports:
+            if not first.tokens:
+                raise invalid_request("The prompt is empty.", param=request.prompt_param)
+            first.sealed = True
+            self._totals["prompt_tokens"] += first.prompt_len
+            self._start(request, limit)
+
+    def _start(self, request: Request, limit: int) -> None:
+        """The prompt is whole: each choice goes on where an earlier attempt has left it."""
+        work, first = request.work, request.first
+        for index in range(request.sampling.n):
+            sequence = first if index == 0 else first.sibling(index)
+            request.choices.append(choice_of(request, sequence, limit, self._adapter, self.hello.stage))
+        if work.prefix is not None:
+            self._adapter.restore(work.key, work.prefix)
+        for choice in request.choices:
+            tokens = request.reported(choice.sequence.index)
+            if tokens:
+                if request.sampling.echo:
+                    choice.echo(prompt_text(request, self._adapter), [])
+                choice.resume(tokens)
+                self._totals["resumed_tokens"] += len(tokens)
+            elif not limit:
+                if work.prefix is not None:
+                    choice.told = True
+                if choice.told or not request.scored:
+                    self._echo(request, choice, [])
+                    choice.end("length")
+            if choice.finish_reason is not None:
+                self._moved[work.key, choice.sequence.index] = choice
+            else:
+                self._compute(request, choice)
+
+    def _compute(self, request: Request, choice: Choice) -> None:
+        name = f"{request.work.key}.{choice.sequence.index}"
+        scored = bool(choice.sequence.score) or (request.scored and not choice.completion_tokens)
+        params = sampling_params(request, choice, self._adapter.eos, scored)
+        salt = request.first.root.hex() or None
+        self._core.add(name, choice.sequence.tokens.copy(), params, salt=salt)
+        self._computed[name] = (request, choice)
+
+    def _remove(self, key: int) -> None:
+        request = self._requests.pop(key)
+        for index in range(len(request.choices)):
+            self._moved.pop((key, index), None)
+            self._forget(f"{key}.{index}")
+        try:
+            self._adapter.close(key)
+        except Exception:
+            log.exception("the request's state did not close", extra={"request": request.work.request_id})
+
+    def _forget(self, name: str) -> None:
+        """Nothing more is wanted of this choice."""
+        self._begun.discard(name)
+        if self._computed.pop(name, None) is not None:
+            self._core.abort(name)
+
+    # ---- one step
+
+    @property
+    def runnable(self) -> bool:
+        return bool(self._core.busy or self._moved)
+
+    def step(self, out: Outbox) -> bool:
+        ran = False
+        if self._core.busy:
+            for name, (_, choice) in self._computed.items():
+                if name in self._begun and not choice.row.params.greedy:
+                    self._core.reseed(name, seed_of(choice))
+            for output in self._core.step():
+                if (found := self._computed.get(output.request_id)) is None:
+                    continue
+                try:
+                    self._take(output, *found)
+                except Exception as error:
+                    self._fail(found[0].work.key, error, out)
+            self._totals["steps"] += 1
+            ran = True
+        return self._deliver(out) or ran
+
+    def _take(self, output: Any, request: Request, choice: Choice) -> None:
+        """What vLLM has made of one choice since its last word."""
+        name, made = output.request_id, output.outputs[0]
+        if name not in self._begun:
+            self._begun.add(name)
+            self._begin(output, request, choice)
+        count, token_bytes = request.sampling.logprobs, self._token_bytes
+        for place, token_id in enumerate(made.token_ids):
+            if choice.finish_reason is not None or not choice.limit:
+                break
+            logprob = None
+            if count is not None:
+                logprob = token_logprob(token_id, made.logprobs[place], count, token_bytes)
+                if not math.isfinite(logprob.logprob):
+                    raise OutputError("logits are not finite")
+            choice.push(token_id, logprob)
+            self._totals["completion_tokens"] += 1
+        if output.finished:
+            del self._computed[name]
+            self._begun.discard(name)
+            if made.finish_reason not in ("stop", "length"):
+                raise _failed(output, made.finish_reason)
+            choice.end(made.finish_reason)
+        elif choice.finish_reason is not None:
+            self._forget(name)
+        self._moved[request.work.key, choice.sequence.index] = choice
+
+    def _begin(self, output: Any, request: Request, choice: Choice) -> None:
+        """vLLM's first word on a choice: what it found in its cache, and what it knows of the tokens before."""
+        first, sequence = request.first, choice.sequence
+        if first.cached is None:
+            first.cached = min(output.num_cached_tokens or 0, first.prompt_len)
+            self._totals["prefix_hit_tokens"] += first.cached
+        count, entries = request.sampling.logprobs or 0, output.prompt_logprobs
+        if sequence.score:
+            scores = prompt_scores(sequence.tokens, sequence.score, entries, count, self._token_bytes)
+            choice.scored(sequence.score.start, scores)
+        if choice.completion_tokens:
+            return
+        known: list[TokenLogprob] = []
+        if request.scored:
+            tokens = sequence.tokens
+            known = [TokenLogprob(tokens[0], self._token_bytes(tokens[0]), math.nan)]
+            known += prompt_scores(tokens, range(1, first.prompt_len), entries, count, self._token_bytes)
+        self._echo(request, choice, known)
+
+    def _echo(self, request: Request, choice: Choice, scores: list[TokenLogprob]) -> None:
+        if request.sampling.echo and not choice.told:
+            choice.echo(prompt_text(request, self._adapter), scores)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        vocabulary = self._adapter.vocabulary
+        return b"" if vocabulary is None else vocabulary.token_bytes(token_id)
+
+    def _deliver(self, out: Outbox) -> bool:
+        """Hand out what choices made, as far as there is credit, and finish requests of which all have ended; whether
+        there was any."""
+        keys = dict.fromkeys(key for key, _ in self._moved if out.ready(key))
+        for key in keys:
+            request = self._requests[key]
+            try:
+                for choice in request.choices:
+                    if self._moved.pop((key, choice.sequence.index), None) is not None:
+                        hand_out(request, choice, self._adapter, None, out)
+            except Exception as error:
+                self._fail(key, error, out)
+                continue
+            if request.done:
+                out.finish(key, request.usage)
+                self._totals["finished"] += 1
+                self._remove(key)
+        return bool(keys)
+
+    def _fail(self, key: int, error: Exception, out: Outbox) -> None:
+        """This request alone."""
+        info = self._faults.explain(error, self._requests[key].work.request_id)
+        self._totals["failures"] += 1
+        self._remove(key)
+        out.fail(key, info)
+
+    # ---- the rest
+
+    def query(self, query: Query, out: Outbox) -> None:
+        """``sleep`` (``level``: 0 stands still, 1 also frees what the device holds, where vLLM can do that on it),
+        ``wake``, ``kv_blocks`` (hashes of the cached ones, with the option ``kv_events``)."""
+        core = self._core
+        if query.what == "sleep":
+            core.sleep(int(query.args.get("level", 1)))
+            out.reply(query.id, {"asleep": True})
+        elif query.what == "wake":
+            core.wake()
+            out.reply(query.id, {"asleep": False})
+        elif query.what == "kv_blocks" and core.cached_blocks is not None:
+            out.reply(query.id, {"block_size": core.block_size, "hashes": core.cached_blocks.hashes()})
+        else:
+            super().query(query, out)
+
+    def counters(self) -> dict[str, float]:
+        """Gauges: ``requests`` held, choices ``running`` and ``waiting``, ``kv_blocks_used`` (blocks that are only kept
+        for reuse are not). What ends in ``_total`` only grows."""
+        core = self._core
+        return {
+            "requests": len(self._requests),
+            "running": core.running,
+            "waiting": core.waiting,
+            "kv_blocks_used": core.kv_blocks_used,
+            **({} if core.cached_blocks is None else core.cached_blocks.counters()),
+            **{f"{name}_total": count for name, count in self._totals.items()},
+            **self._adapter.counters(),
+        }
+
+    def close(self) -> None:
+        for key in list(self._requests):
+            self._remove(key)
+        self._core.close()
+
+
+def _failed(output: Any, reason: str) -> OmniError:
+    """vLLM has given up on a request of its own accord."""
+    error = getattr(output, "error", None)
+    message = error.message if error is not None else f"vLLM ended it: {reason}"
+    return OmniError(ErrorInfo(message=message, code="engine_error", status=500))

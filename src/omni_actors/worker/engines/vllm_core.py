@@ -1,0 +1,174 @@
+"""vLLM's engine as one thread steps it: what goes in, what comes out, and what it holds.
+
+Everything that is taken of vLLM beside its public engine (its scheduler's books, its model runner's generators) is
+taken here, and only here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import vllm
+from vllm import SamplingParams
+from vllm.config.kv_events import KVEventsConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
+from omni_actors.protocol.frames import Hello
+from omni_actors.worker.engines.sampling import MAX_LOGPROBS
+from omni_actors.worker.engines.vllm_events import CachedBlocks
+from omni_actors.worker.engines.vllm_options import ENVIRONMENT, OWNED, VllmOptions
+
+log = logging.getLogger(__name__)
+
+
+class Core:
+    """One model in vLLM. Raises :class:`OmniError` (500) for options that vLLM or this process cannot have."""
+
+    def __init__(self, hello: Hello, options: VllmOptions) -> None:
+        if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items() if name.endswith("PROCESSING")):
+            raise _unusable("vLLM runs in a worker process of its own, with the environment that a plan gives it")
+        torch.set_num_threads(hello.threads)
+        config = _arguments(hello, options).create_engine_config()
+        self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        core = self._llm.engine_core.engine_core
+        self._scheduler = core.scheduler
+        self.cached_blocks = CachedBlocks() if options.kv_events else None
+        if self.cached_blocks is not None:
+            self._scheduler.kv_event_publisher = self.cached_blocks
+        runner = getattr(core.model_executor.driver_worker.worker, "model_runner", None)
+        self._states: Mapping[str, Any] = getattr(runner, "requests", {})
+        self._loras = {
+            name: LoRARequest(name, number, path) for number, (name, path) in enumerate(options.loras.items(), 1)
+        }
+        self._names: dict[str, str] = {}  # ours → vLLM's
+        self.asleep = False
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self._llm.vllm_config.model_config.max_model_len)
+
+    @property
+    def block_size(self) -> int:
+        return int(self._llm.vllm_config.cache_config.block_size)
+
+    @property
+    def kv_blocks(self) -> int:
+        return int(self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1  # one is never given out
+
+    @property
+    def kv_blocks_used(self) -> int:
+        """Blocks that requests hold; those that are only kept for reuse are not."""
+        return self.kv_blocks - int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._names) - self.running
+
+    @property
+    def version(self) -> str:
+        return str(vllm.__version__)
+
+    @property
+    def busy(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return bool(self._names) and not self.asleep
+
+    def add(
+        self, name: str, tokens: list[int], params: SamplingParams, *, salt: str | None = None, lora: str | None = None
+    ) -> None:
+        """Take a request in. Raises :class:`OmniError` (400) for what vLLM does not take."""
+        adapter = None
+        if lora is not None:
+            adapter = self._loras.get(lora)
+            if adapter is None:
+                raise invalid_request(f"There is no adapter '{lora}'.", param="model")
+        try:
+            prompt = tokens_input(tokens, cache_salt=salt)
+            self._names[name] = self._llm.add_request(name, prompt, params, lora_request=adapter)
+        except ValueError as error:  # vLLM's own kind of refusal is one
+            raise invalid_request(str(error), param=getattr(error, "parameter", None)) from error
+
+    def abort(self, name: str) -> None:
+        """Forget a request at once; what it held is free on return."""
+        internal = self._names.pop(name, None)
+        if internal is not None:
+            self._llm.abort_request([internal], internal=True)
+
+    def reseed(self, name: str, seed: int) -> None:
+        """The next token of a request is drawn by this seed. Nothing happens before its first step, whose seed is that
+        of its parameters."""
+        state = self._states.get(self._names[name])
+        generator = None if state is None else getattr(state, "generator", None)
+        if generator is not None:
+            generator.manual_seed(seed)
+
+    def step(self) -> list[RequestOutput]:
+        """One iteration over everything that can run. What has ended is forgotten."""
+        outputs: list[RequestOutput] = self._llm.step()
+        for output in outputs:
+            if output.finished:
+                self._names.pop(output.request_id, None)
+        return outputs
+
+    def sleep(self, level: int) -> None:
+        self._llm.sleep(level, "keep")
+        self.asleep = True
+
+    def wake(self) -> None:
+        self._llm.wake_up()
+        self.asleep = False
+
+    def close(self) -> None:
+        for name in list(self._names):
+            self.abort(name)
+        self._llm.engine_core.shutdown()
+
+
+def _unusable(message: str) -> OmniError:
+    return OmniError(ErrorInfo(message=message, code="bad_options", status=500))
+
+
+def _arguments(hello: Hello, options: VllmOptions) -> EngineArgs:
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    for name in options.arguments:
+        if name in OWNED:
+            raise _unusable(f"options.arguments: '{name}' is settled by {OWNED[name]}")
+        if name not in known:
+            raise _unusable(f"options.arguments: vLLM {vllm.__version__} has no argument '{name}'")
+    chosen: dict[str, Any] = {
+        "model": hello.model,
+        "dtype": hello.dtype,
+        # Where nobody says: as much of the model's context as the KV cache can hold.
+        "max_model_len": options.max_model_len or -1,
+        "block_size": options.block_size,
+        "max_num_seqs": options.max_batch,
+        "max_num_batched_tokens": options.step_tokens,
+        "enable_prefix_caching": options.prefix_cache,
+        "max_logprobs": MAX_LOGPROBS,
+        "generation_config": "vllm",  # defaults are filled in before
+        "seed": 0,
+        "disable_log_stats": True,
+    }
+    if options.kv_blocks is not None:
+        chosen["num_gpu_blocks_override"] = options.kv_blocks
+    if options.kv_memory_mib is not None:
+        chosen["kv_cache_memory_bytes"] = options.kv_memory_mib << 20
+    if options.loras:
+        chosen |= {"enable_lora": True, "max_loras": len(options.loras)}
+    if options.kv_events:
+        chosen["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    return EngineArgs(**{name: value for name, value in chosen.items() if value is not None}, **options.arguments)

@@ -1,0 +1,47 @@
+"""Which blocks of prompts a worker's vLLM has cached: what routing by prefix goes by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CachedBlocks:
+    """Takes vLLM's KV events in the place of a publisher: the hashes of the blocks that are cached now, in the order in
+    which they came."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[Any, None] = {}
+        self.stored = 0
+        self.removed = 0
+
+    def publish(self, batch: Any) -> None:
+        """One step's events."""
+        for event in batch.events:
+            kind = type(event).__name__
+            if kind == "BlockStored":
+                self.stored += len(event.block_hashes)
+                self._hashes |= dict.fromkeys(event.block_hashes)
+            elif kind == "BlockRemoved":
+                self.removed += len(event.block_hashes)
+                for it in event.block_hashes:
+                    self._hashes.pop(it, None)
+            else:  # AllBlocksCleared
+                self.removed += len(self._hashes)
+                self._hashes.clear()
+
+    def hashes(self) -> list[str]:
+        """In hexadecimal, oldest first."""
+        return [it.hex() if isinstance(it, bytes) else f"{it & (1 << 64) - 1:016x}" for it in self._hashes]
+
+    def counters(self) -> dict[str, float]:
+        return {
+            "kv_blocks_cached": len(self._hashes),
+            "kv_blocks_stored_total": self.stored,
+            "kv_blocks_removed_total": self.removed,
+        }
+
+    def shutdown(self) -> None:
+        """vLLM asks it of a publisher."""
+
+    def get_publisher_config(self) -> None:
+        """vLLM asks it of a publisher."""

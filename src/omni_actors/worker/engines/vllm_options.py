@@ -1,0 +1,112 @@
+"""What a deploy file may set on a stage that vLLM computes, and what its worker's environment must be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_actors.protocol.frames import Hello
+from omni_actors.worker.engines.ar_options import DEFAULT_MAX_REQUESTS
+
+OPTIONS: dict[str, Any] = {
+    "max_model_len": None,
+    "max_tokens": None,
+    "block_size": None,
+    "kv_blocks": None,
+    "kv_memory_mib": 1024,
+    "max_batch": 128,
+    "step_tokens": None,
+    "prefix_cache": True,
+    "sampling": {},
+    "loras": {},
+    "kv_events": False,
+    "arguments": {},
+}
+"""Option → default."""
+
+OPTIONS_DOC: dict[str, str] = {
+    "max_model_len": "Longest prompt and answer together, in tokens; by default what the model was made for, as far as "
+    "the KV cache holds it.",
+    "max_tokens": "Most tokens of an answer whose request names no limit; by default what the context leaves.",
+    "block_size": "Tokens per block of the KV cache; by default what vLLM takes on this platform.",
+    "kv_blocks": "Blocks of the KV cache; by default as many as kv_memory_mib holds.",
+    "kv_memory_mib": "Memory for the KV cache, in MiB; null for what vLLM measures to be free.",
+    "max_batch": "Most answers that are written at the same time.",
+    "step_tokens": "Most tokens that one step computes; by default what vLLM takes on this platform.",
+    "prefix_cache": "Whether a prompt that begins like an earlier one takes over what was computed for that.",
+    "sampling": "Defaults for temperature, top_p, top_k, min_p and repetition_penalty.",
+    "loras": "LoRA adapters, as name: folder. A request that names one as its model gets it.",
+    "kv_events": "Whether the worker keeps account of which blocks of prompts are cached (counters, and the question "
+    "kv_blocks).",
+    "arguments": "Further arguments of vLLM's engine, by their own names (enforce_eager, quantization, …).",
+}
+
+OPTIONS_TYPE: dict[str, type] = {
+    "max_model_len": int,
+    "max_tokens": int,
+    "block_size": int,
+    "kv_blocks": int,
+    "kv_memory_mib": int,
+    "step_tokens": int,
+}
+"""Of those that may be ``None``."""
+
+OPTIONS_LEAST: dict[str, float] = dict.fromkeys(
+    ("max_model_len", "max_tokens", "block_size", "kv_blocks", "kv_memory_mib", "max_batch", "step_tokens"), 1
+)
+"""The least value of those that are numbers."""
+
+ENVIRONMENT: dict[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_LOG_STATS_INTERVAL": "3600",
+}
+"""Of the worker: its one thread steps the engine core, nothing is told to anybody, and logs are the worker's."""
+
+OWNED: Mapping[str, str] = {
+    "model": "the model",
+    "tokenizer": "the model",
+    "dtype": "dtype",
+    "max_model_len": "options.max_model_len",
+    "block_size": "options.block_size",
+    "num_gpu_blocks_override": "options.kv_blocks",
+    "kv_cache_memory_bytes": "options.kv_memory_mib",
+    "max_num_seqs": "options.max_batch",
+    "max_num_batched_tokens": "options.step_tokens",
+    "enable_prefix_caching": "options.prefix_cache",
+    "enable_lora": "options.loras",
+    "kv_events_config": "options.kv_events",
+    "tensor_parallel_size": "strategy.tensor",
+    "data_parallel_size": "replicas",
+    "disable_log_stats": "nothing: the worker has its own counters",
+    "generation_config": "sampling",
+    "max_logprobs": "nothing: it is the API's",
+    "logits_processors": "nothing",
+}
+"""Arguments of vLLM's engine that are settled elsewhere → where."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """The options of one stage, and its limits."""
+
+    max_model_len: int | None
+    max_tokens: int | None
+    block_size: int | None
+    kv_blocks: int | None
+    kv_memory_mib: int | None
+    max_batch: int
+    step_tokens: int | None
+    prefix_cache: bool
+    sampling: Mapping[str, Any]
+    loras: Mapping[str, str]
+    kv_events: bool
+    arguments: Mapping[str, Any]
+    max_requests: int
+
+    @classmethod
+    def of(cls, hello: Hello) -> VllmOptions:
+        options = {**OPTIONS, **{name: value for name, value in hello.options.items() if name in OPTIONS}}
+        return cls(**options, max_requests=hello.limits.get("max_requests", DEFAULT_MAX_REQUESTS))

@@ -1,0 +1,80 @@
+"""Between this project's words for how tokens are chosen and vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from omni_actors.protocol.request import TokenLogprob
+from omni_actors.worker.engines.ar_request import Request
+from omni_actors.worker.engines.choice import Choice
+
+UNIFORM_BITS = 40
+"""Bits of :meth:`~omni_actors.worker.engines.sampling.Row.uniform`."""
+
+
+def seed_of(choice: Choice) -> int:
+    """The seed of the draw at the choice's current position. It belongs to (seed, stage, choice, position) alone, so
+    that what comes next does not depend on the process that computed what came before."""
+    return int(choice.row.uniform() * (1 << UNIFORM_BITS))
+
+
+def sampling_params(request: Request, choice: Choice, eos: frozenset[int], scored: bool) -> SamplingParams:
+    """How vLLM goes on with a choice, behind the tokens that it has already. Text and stop strings are not vLLM's
+    part. ``scored`` says that log-probabilities of what comes before are wanted too."""
+    choosing, sampling, done = request.choosing, request.sampling, choice.completion_tokens
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
+    return SamplingParams(
+        temperature=choosing.temperature,
+        top_p=choosing.top_p or 1e-6,  # vLLM takes none below: the likeliest token alone is left of either
+        top_k=choosing.top_k,
+        min_p=choosing.min_p,
+        repetition_penalty=choosing.repetition_penalty,
+        presence_penalty=choosing.presence_penalty,
+        frequency_penalty=choosing.frequency_penalty,
+        logit_bias=dict(choosing.logit_bias) or None,
+        seed=None if choosing.greedy else seed_of(choice),
+        max_tokens=max(1, choice.limit - done),
+        min_tokens=min(max(0, choosing.min_tokens - done), max(1, choice.limit - done)),
+        stop_token_ids=sorted(ends),
+        ignore_eos=True,  # its ids are among the others
+        logprobs=sampling.logprobs,
+        prompt_logprobs=(sampling.logprobs or 0) if scored else None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+        skip_reading_prefix_cache=None if request.first.reuse else True,
+    )
+
+
+def token_logprob(
+    token_id: int, entry: Mapping[int, Any], count: int, token_bytes: Callable[[int], bytes]
+) -> TokenLogprob:
+    """One token's log-probability, and its ``count`` best alternatives, from vLLM's entry for its position."""
+    best = sorted((it.rank, other, it.logprob) for other, it in entry.items() if it.rank <= count)
+    return TokenLogprob(
+        token_id,
+        token_bytes(token_id),
+        entry[token_id].logprob,
+        tuple((other, token_bytes(other), logprob) for _, other, logprob in best),
+    )
+
+
+def prompt_scores(
+    tokens: Sequence[int],
+    places: range,
+    entries: Sequence[Mapping[int, Any] | None],
+    count: int,
+    token_bytes: Callable[[int], bytes],
+) -> list[TokenLogprob]:
+    """Log-probabilities of the tokens at ``places`` of a prompt that vLLM has scored. A prompt's first token has none
+    and is not among them."""
+    found = []
+    for place in places:
+        entry = entries[place]
+        assert entry is not None
+        found.append(token_logprob(tokens[place], entry, count, token_bytes))
+    return found
