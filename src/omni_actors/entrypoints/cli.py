@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, Lazy] = {
         "Look at a server's workers, and replace them.",
     ),
     "explain": Lazy("omni_actors.entrypoints.commands.explain:explain", "Show what would run, and why."),
+    "doctor": Lazy("omni_actors.entrypoints.commands.doctor:doctor", "Find what keeps this machine from serving."),
     "models": Lazy("omni_actors.models.weights.cli:models_group", "Fetch the demo's weights; write tiny checkpoints."),
     "bench": Lazy("omni_actors.entrypoints.bench:bench_command", "Load a server and measure what clients feel."),
 }

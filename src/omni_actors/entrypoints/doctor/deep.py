@@ -1,0 +1,60 @@
+"""Devices opened as workers open them, each in a process of its own under a deadline; this process opens none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omni_actors.entrypoints.doctor.hardware import Hardware
+from omni_actors.entrypoints.doctor.system import size
+from omni_actors.platforms import device_check
+from omni_actors.platforms.inquiry import Answer, Inquiry, ask
+from omni_actors.platforms.platform import Finding, OmniPlatform, Verdict
+
+
+def open_devices(found: tuple[Hardware, ...], chosen: str, within_s: float) -> Iterator[Finding]:
+    """The first device of each platform that can be used. What does not open is a problem of the ``chosen`` one, and a
+    warning of any other."""
+    usable = [(it, it.platform) for it in found if it.detection and it.platform is not None and it.devices]
+    answers = ask([_inquiry(platform, it.devices[0].name) for it, platform in usable], within_s)
+    for (it, _), answer in zip(usable, answers, strict=True):
+        bad = Verdict.PROBLEM if it.name == chosen else Verdict.WARNING
+        yield from _findings(f"{it.name}: {it.devices[0].name}", answer, bad)
+
+
+def _inquiry(platform: OmniPlatform, device: str) -> Inquiry:
+    options = dict(platform.options)
+    argument = {
+        "platform": f"{type(platform).__module__}:{type(platform).__qualname__}",
+        "device": platform.worker_device(device),
+        "environment": platform.worker_environment(device, 1, options),
+        "options": options,
+        "dtype": platform.default_dtype,
+    }
+    return Inquiry(Path(device_check.__file__), argument)
+
+
+def _findings(subject: str, answer: Answer, bad: Verdict) -> Iterator[Finding]:
+    if answer.trouble:
+        yield Finding(subject, bad, f"does not open: {answer.trouble}", "the driver's log, and the platform's page")
+        return
+    said: dict[str, Any] = answer.value
+    took = said["seconds"]
+    parts = [
+        f"opens in {took['open']:.1f} s (torch {said['torch']}: {took['torch']:.1f} s)",
+        " ".join(filter(None, (said["capability"], *said["features"]))),
+        _memory(said["memory"]),
+        "kernels: " + (", ".join(said["kernels"]) or "torch's own"),
+        "graphs" if said["graphs"] else "no graphs",
+        f"transport {said['transport']}" if said["transport"] else "no transport",
+        *(f"patched: {name}" for name in said["patches"]),
+    ]
+    yield Finding(subject, Verdict.OK, "; ".join(parts))
+    for kind, trouble in said["engines"].items():
+        if trouble:
+            yield Finding(f"{subject.partition(':')[0]} {kind}", bad, f"cannot be imported: {trouble}")
+
+
+def _memory(said: dict[str, int | None]) -> str:
+    return size(said["total"]) + ("" if said["free"] is None else f", {size(said['free'])} free")

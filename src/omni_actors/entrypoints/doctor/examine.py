@@ -1,0 +1,42 @@
+"""The examination: in which order what is looked at."""
+
+from __future__ import annotations
+
+from omni_actors.entrypoints.doctor import hardware
+from omni_actors.entrypoints.doctor.deep import open_devices
+from omni_actors.entrypoints.doctor.report import Report, Section
+from omni_actors.entrypoints.doctor.system import port_finding, system_findings
+from omni_actors.platforms.platform import Finding, Verdict
+from omni_actors.platforms.probe import probe_plugins
+from omni_actors.platforms.versions import version_findings
+
+
+def examine(
+    asked: str | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    port_asked: bool = False,
+    deep_within_s: float | None = None,
+) -> Report:
+    """Everything that ``doctor`` says. ``asked`` is the platform that was asked for by name.
+
+    Blocks while plugins are looked at (:func:`~omni_actors.platforms.probe.deadline_s` at most) and, where
+    ``deep_within_s`` is given, for at most so long while devices are opened. Imports no torch, opens no device here.
+    """
+    reports = probe_plugins()
+    found = hardware.find_hardware(reports)
+    chosen, choice = hardware.choose(asked, reports)
+    sections = [
+        Section("system", "System", (*system_findings(), port_finding(host, port, port_asked))),
+        Section("packages", "Packages", version_findings(hardware.needed_packages(found, chosen or asked or ""))),
+        Section("platforms", "Platforms", (choice, *hardware.platform_findings(found, asked, chosen))),
+        Section("devices", "Devices", tuple(hardware.device_findings(found))),
+        Section("engines", "Engines", tuple(hardware.engine_findings(found, chosen))),
+        Section("transports", "Transports", tuple(hardware.transport_findings(found))),
+    ]
+    if deep_within_s is not None:
+        opened = tuple(open_devices(found, chosen, deep_within_s))
+        nothing = Finding("none", Verdict.WARNING, "no platform has a device that could be opened")
+        sections.append(Section("opened", "Devices, opened", opened or (nothing,)))
+    return Report(chosen, tuple(sections), tuple(hardware.as_builtins(it, chosen) for it in found))

@@ -1,0 +1,143 @@
+"""What the operating system grants this process, held against what a deployment takes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import resource
+import socket
+import sys
+from pathlib import Path
+
+from omni_actors.platforms.cpu.platform import usable_cores, usable_memory
+from omni_actors.platforms.platform import Finding, Verdict
+
+KERNEL = (5, 3)
+"""pidfd_open, by which a process's end is an event; sealed memory (5.1) comes with it."""
+
+LEAST_DESCRIPTORS = 4096
+"""A slab of shared memory takes two in the process that owns it and one in each that reads it; a client takes one."""
+
+LEAST_MEMORY = 2 << 30
+"""Bytes. Each worker with torch in it takes some 400 MB before it has a model."""
+
+LEAST_PROCESSES = 512
+"""Threads count: each worker starts some tens of them."""
+
+LEAST_SHM = 256 << 20
+"""Bytes of ``/dev/shm``, which collectives between ranks and vLLM use; payloads between stages do not."""
+
+F_SEAL_FUTURE_WRITE = 0x10
+
+
+def system_findings(root: Path = Path("/")) -> tuple[Finding, ...]:
+    """``root`` stands for the file system, where files say something."""
+    return (
+        Finding("python", Verdict.OK, f"{platform.python_version()} ({sys.executable})"),
+        _kernel(),
+        Finding("cores", Verdict.OK, f"{usable_cores(root)} that this process may keep busy"),
+        _memory(root),
+        _processes(root),
+        _descriptors(),
+        _shared_memory(),
+        _shm(root),
+    )
+
+
+def port_finding(host: str, port: int, asked: bool) -> Finding:
+    """Whether a server could listen there; a problem only for a port that was ``asked`` for."""
+    subject = f"port {port}"
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        why = "somebody listens there already" if taken else error.strerror or str(error)
+        return Finding(subject, Verdict.PROBLEM if asked else Verdict.WARNING, f"{host}: {why}", "serve --port N")
+    return Finding(subject, Verdict.OK, f"{host}: free")
+
+
+def size(count: int | None) -> str:
+    """Bytes for a person."""
+    if count is None:
+        return "of unknown size"
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
+
+
+def _kernel() -> Finding:
+    release = platform.release()
+    if sys.platform != "linux":
+        return Finding("kernel", Verdict.PROBLEM, f"{sys.platform}: workers are supervised by what Linux has", "Linux")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        wanted = ".".join(map(str, KERNEL))
+        found = f"{release}: the end of a process cannot be waited for ({error.strerror})"
+        return Finding("kernel", Verdict.PROBLEM, found, f"Linux {wanted} or later, and pidfd_open allowed (seccomp)")
+    return Finding("kernel", Verdict.OK, f"{platform.system()} {release}, {platform.machine()}")
+
+
+def _memory(root: Path) -> Finding:
+    limit = usable_memory(root)
+    if limit is not None and limit < LEAST_MEMORY:
+        return Finding("memory", Verdict.WARNING, f"{size(limit)}: little for workers", "a higher memory limit")
+    return Finding("memory", Verdict.OK, f"{size(limit)} that this process and its workers may use")
+
+
+def _processes(root: Path) -> Finding:
+    """The least of the limits of this user and of its cgroups."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    found = [] if soft == resource.RLIM_INFINITY else [soft]
+    for file in (root / "sys/fs/cgroup/pids.max", root / "sys/fs/cgroup/pids/pids.max"):
+        try:
+            text = file.read_text().strip()
+        except OSError:
+            continue
+        found += [int(text)] if text.isdecimal() else []
+    least = min(found, default=None)
+    if least is not None and least < LEAST_PROCESSES:
+        remedy = f"ulimit -u {LEAST_PROCESSES * 8}, or the container's limit of processes (--pids-limit)"
+        return Finding("processes", Verdict.WARNING, f"at most {least}, threads among them", remedy)
+    return Finding("processes", Verdict.OK, "unlimited" if least is None else f"at most {least}, threads among them")
+
+
+def _descriptors() -> Finding:
+    """The soft limit is raised to the hard one when a deployment starts."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
+        found = f"at most {most}: as many clients and slabs of shared memory"
+        return Finding("descriptors", Verdict.WARNING, found, f"ulimit -Hn {LEAST_DESCRIPTORS * 16}, or LimitNOFILE=")
+    return Finding("descriptors", Verdict.OK, "unlimited" if most == resource.RLIM_INFINITY else f"at most {most}")
+
+
+def _shared_memory() -> Finding:
+    """As payloads between workers are shared: a sealed file without a name."""
+    try:
+        memory = os.memfd_create("doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(memory, 4096)
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE)
+        finally:
+            os.close(memory)
+    except OSError as error:
+        remedy = "Linux 5.1 or later, and memfd_create allowed (seccomp)"
+        found = f"memory cannot be shared sealed: {error.strerror}"
+        return Finding("shared memory", Verdict.PROBLEM, found, remedy)
+    return Finding("shared memory", Verdict.OK, "sealed files without names (memfd), counted as this process's memory")
+
+
+def _shm(root: Path) -> Finding:
+    try:
+        found = os.statvfs(root / "dev/shm")
+    except OSError as error:
+        return Finding(
+            "/dev/shm", Verdict.WARNING, f"{error.strerror}: collectives and vLLM want it", "mount a tmpfs there"
+        )
+    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    if total < LEAST_SHM:
+        remedy = "docker run --shm-size=8g, or --ipc=host"
+        return Finding("/dev/shm", Verdict.WARNING, f"{size(total)}: little for collectives and for vLLM", remedy)
+    return Finding("/dev/shm", Verdict.OK, f"{size(free)} free of {size(total)}")

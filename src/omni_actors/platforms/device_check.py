@@ -1,0 +1,71 @@
+"""A device that is opened as a worker opens it, in a process of its own: see :mod:`omni_actors.platforms.inquiry`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pkgutil import resolve_name
+from typing import Any
+
+SIDE = 256
+"""Of the matrices that are multiplied: ones and twos, so that the product is exact in any dtype."""
+
+
+def answer(argument: dict[str, Any]) -> dict[str, Any]:
+    """What a worker would find: ``capability``, ``memory``, what is selected, and how long each step took.
+
+    ``argument``: ``platform`` (dotted name of the class), ``device`` (as the worker calls it), ``environment`` (what a
+    worker gets on top of its parent's), ``options`` and ``dtype``.
+    """
+    os.environ.update(argument["environment"])
+    platform = resolve_name(argument["platform"])
+    runtime = resolve_name(platform.runtime)(argument["device"], argument["options"])
+    seconds = {}
+    started = time.monotonic()
+    import torch
+
+    seconds["torch"] = time.monotonic() - started
+    started = time.monotonic()
+    runtime.open()
+    seconds["open"] = time.monotonic() - started
+    started = time.monotonic()
+    dtype = getattr(torch, argument["dtype"])
+    ones = torch.ones(SIDE, SIDE, dtype=dtype, device=runtime.torch_device)
+    product = ones @ (ones * 2)
+    runtime.synchronize()
+    if not bool((product == 2 * SIDE).all()):
+        raise ArithmeticError(f"a product of ones and twos is not {2 * SIDE} everywhere")
+    seconds["product"] = time.monotonic() - started
+    capability, memory, transport = runtime.capability(), runtime.memory(), runtime.transport()
+    return {
+        "torch": torch.__version__,
+        "torch_device": str(runtime.torch_device),
+        "capability": capability.name,
+        "features": sorted(capability.features),
+        "memory": {name: getattr(memory, name) for name in ("total", "free", "used", "peak")},
+        "kernels": _own_kernels(runtime.kernels),
+        "graphs": runtime.graphs() is not None,
+        "transport": None if transport is None else transport.kind,
+        "patches": {patch.name: patch.why for patch in runtime.patches},
+        "engines": {kind: _trouble(engine) for kind, engine in platform.engines.items()},
+        "seconds": {name: round(taken, 3) for name, taken in seconds.items()},
+    }
+
+
+def _own_kernels(chosen: Any) -> list[str]:
+    """The names of the kernels that are not plain torch's."""
+    from dataclasses import fields
+
+    from omni_actors.platforms.kernels import Kernels
+
+    plain = Kernels()
+    return [item.name for item in fields(Kernels) if getattr(chosen, item.name) != getattr(plain, item.name)]
+
+
+def _trouble(engine: str) -> str:
+    """Why the engine's class cannot be imported; empty if it can."""
+    try:
+        resolve_name(engine)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
