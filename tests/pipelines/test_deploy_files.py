@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.platforms import machines
 
 from omni_actors.entrypoints.commands.explain import explain
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan
-from omni_actors.platforms.cuda import platform as cuda
-from omni_actors.platforms.cuda.platform import Gpu
+from omni_actors.platforms.cuda import CudaPlatform
+from omni_actors.platforms.hardware import Unit
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -23,7 +24,7 @@ README = Path(__file__).parents[2] / "README.md"
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither devices nor weights."""
-    monkeypatch.setattr(cuda, "machine_gpus", list)
+    machines.use(monkeypatch, tmp_path / "machine")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
 
 
@@ -61,9 +62,7 @@ def test_every_gpu_is_used_and_every_stage_is_placed(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_fits_a_machine_with_that_many(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Gpu(None, "NVIDIA GPU", None)] * gpus_of(file)
-    monkeypatch.setattr(cuda, "machine_gpus", lambda: found)
-    monkeypatch.setattr(cuda, "version", lambda name: "2.13.0")
+    machines.has(monkeypatch, CudaPlatform, *[Unit("NVIDIA GPU")] * gpus_of(file))
     assert plan_of(file).platform == "cuda"
 
 

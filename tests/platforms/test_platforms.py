@@ -100,9 +100,11 @@ def test_a_broken_plugin_is_one_warning_and_an_error_when_asked_for(
 def test_a_platform_that_is_not_there_is_refused() -> None:
     with pytest.raises(PlatformError, match="no device of its kind"):
         select("absent", plugins=[ours(Absent)])
-    with pytest.raises(PlatformError, match="there is no platform 'tpu'; there are: accel, cpu, cuda"):
+    with pytest.raises(
+        PlatformError, match="there is no platform 'tpu'; there are: accel, ascend, cpu, cuda, musa, rocm, xpu"
+    ):
         select("tpu", plugins=[ours(Accelerator)])
-    assert names([ours(Accelerator)]) == ["accel", "cpu", "cuda"]
+    assert names([ours(Accelerator)]) == ["accel", "ascend", "cpu", "cuda", "musa", "rocm", "xpu"]
 
 
 def test_engines_by_kind() -> None:

@@ -26,6 +26,10 @@ GROUP = "omni_actors.platforms"
 
 BUILTINS: dict[str, str] = {
     "cuda": "omni_actors.platforms.cuda:CudaPlatform",
+    "rocm": "omni_actors.platforms.rocm:RocmPlatform",
+    "ascend": "omni_actors.platforms.ascend:AscendPlatform",
+    "xpu": "omni_actors.platforms.xpu:XpuPlatform",
+    "musa": "omni_actors.platforms.musa:MusaPlatform",
 }
 """Accelerators of this package in order of detection: name → dotted name. The cpu is what is left when none answers."""
 

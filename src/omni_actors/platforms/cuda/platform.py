@@ -1,31 +1,36 @@
 """NVIDIA's devices, as far as the serving process needs to know them: which there are, and how a worker sees its own.
 
-Found without torch and without opening a device: by NVML where the package ``nvidia-ml-py`` is installed and the
-driver's library answers, else by the driver's files. Both are cut by ``CUDA_VISIBLE_DEVICES``, so that ``cuda:0`` is
-the first device that this process may use, in PCI order.
+Found by device nodes and the driver's files; then NVML and the driver's library are asked, in a process of their own.
+Cut by ``CUDA_VISIBLE_DEVICES``, so that ``cuda:0`` is the first device that this process may use, in PCI order.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omni_actors.platforms.cpu import CpuPlatform
-from omni_actors.platforms.platform import Detection, Device, Fault, OmniPlatform, PlatformError
+import msgspec
 
-log = logging.getLogger(__name__)
+from omni_actors.platforms.cpu.platform import usable_memory
+from omni_actors.platforms.cuda import nvml
+from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit, lacks_torch
+from omni_actors.platforms.machine import line, nodes, number_of, pci_devices
+from omni_actors.platforms.platform import Fault
+from omni_actors.platforms.visibility import Chosen, by_id, choose
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
+VENDOR = "0x10de"
+LIBRARY = "libcuda.so.1"
+MODEL = "NVIDIA GPU"
 
-_NAME = re.compile(r"cuda:(\d{1,4})")
+DRIVER_IS_DOWN = {9: "the driver is not loaded", 18: "the driver and its libraries are of different versions"}
+"""NVML's errors that CUDA would meet too. With any other, CUDA may still work: NVML is not there, or not permitted."""
 
 _MEMORY = re.compile(r"CUDA (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED")
 
@@ -33,72 +38,46 @@ _CUDA = re.compile(r"CUDA (driver )?error: |CU[A-Z]+_STATUS_[A-Z_]+")
 """What torch says when a call of CUDA or of a library on it has failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A device of the machine. ``memory`` in bytes."""
-
-    uuid: str | None
-    model: str
-    memory: int | None
+GPUS = "give the container its devices (--gpus all) and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
-class CudaPlatform(OmniPlatform):
-    """A deployment for it may be planned (``--platform cuda``, or in a deploy file) on a machine without any."""
-
+class CudaPlatform(Accelerator):
     contract = 1
     name = "cuda"
     runtime = "omni_actors.platforms.cuda.runtime:CudaRuntime"
+    maker = "NVIDIA"
+    device_type = "cuda"
     collectives = "nccl"
+    visibility = (VISIBLE, ORDER)
+    distributions: ClassVar[Mapping[str, str]] = {"torch": "cuda"}
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
     options: ClassVar[Mapping[str, Any]] = {"tf32": False}
     options_doc: ClassVar[Mapping[str, str]] = {
         "tf32": "Let float32 stages use TF32 where torch does by itself: convolutions are faster, with errors of 1e-3."
     }
-    plannable: ClassVar[bool] = True
 
-    def detect(self) -> Detection:
-        """Whether there is a device that this process may use and that the installed torch could."""
-        present = machine_gpus()
-        if not present:
-            return Detection(False, False, "no NVIDIA device on this machine")
-        found = self._found()
-        if not found:
-            return Detection(False, True, f"{VISIBLE}={os.environ.get(VISIBLE)!r} shows none of {len(present)} devices")
-        if cpu_build := _torch_for_cpu():
-            reason = f"there is an NVIDIA device, but the installed torch ({cpu_build}) is built for CPUs only"
-            return Detection(False, True, reason)
-        return Detection(True, True, ", ".join(gpu.model for _, gpu in found))
+    def survey(self) -> Inventory:
+        filed = _by_files(self.root)
+        if filed is None:
+            return _without_driver(self.root)
+        answer = self.consult(Path(nvml.__file__), {"module": "pynvml", "library": LIBRARY})
+        return merged(filed, answer.value, answer.trouble)
 
-    def devices(self) -> tuple[Device, ...]:
-        """Those that this process may use. Where none is found, ``cuda:0``, so that a deployment can be planned."""
-        found = self._found()
-        named = [Device(f"cuda:{i}", gpu.memory, gpu.model, gpu.uuid) for i, (_, gpu) in enumerate(found)]
-        return tuple(named) or (Device("cuda:0", None, "not on this machine"),)
+    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+        chosen, why = visible(inventory, os.environ.get(VISIBLE))
+        return [Seen(unit, self._only(entry)) for entry, unit in chosen], why
 
-    def cores(self) -> int:
-        return CpuPlatform().cores()
+    def alone(self, index: int) -> Mapping[str, str]:
+        return self._only(str(index))
 
-    def check_device(self, device: str) -> None:
-        """Any ``cuda:N`` where no device is found: ``serve`` asks again before it starts a worker there."""
-        if _NAME.fullmatch(device) is None:
-            raise PlatformError(f"platform 'cuda' has no device '{device}'; they are called cuda:0, cuda:1, …")
-        if self._found():
-            super().check_device(device)
+    def software(self) -> str:
+        return lacks_torch("cuda", "CUDA", "cuda")
 
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
-        """The CPU's thread counts, and a world in which ``device`` is the only one and float32 is float32."""
-        index = _index(device)
-        found = self._found()
-        entry = found[index][0] if index < len(found) else str(index)
-        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        threading = CpuPlatform().worker_environment(device, threads, {})
+        """A world in which ``device`` is the only one and float32 is float32."""
         exact = {} if options.get("tf32") else {"NVIDIA_TF32_OVERRIDE": "0"}  # of cuBLAS and cuDNN
-        return {**threading, **exact, VISIBLE: entry, "CUDA_DEVICE_ORDER": order}
-
-    def worker_device(self, device: str) -> str:
-        """``cuda:0``: the worker sees its own device only."""
-        return "cuda:0"
+        return {**super().worker_environment(device, threads, options), **exact}
 
     def fault(self, error: BaseException) -> Fault:
         """Some errors of CUDA end the process's context (an illegal access, an assertion in a kernel, a device that is
@@ -115,8 +94,8 @@ class CudaPlatform(OmniPlatform):
         if (torch := sys.modules.get("torch")) is not None:
             torch.cuda.empty_cache()
 
-    def _found(self) -> list[tuple[str, Gpu]]:
-        return visible(machine_gpus(), os.environ.get(VISIBLE))
+    def _only(self, entry: str) -> Mapping[str, str]:
+        return {VISIBLE: entry, ORDER: os.environ.get(ORDER, "PCI_BUS_ID")}
 
 
 def _answers() -> bool:
@@ -130,88 +109,157 @@ def _answers() -> bool:
     return True
 
 
-def visible(gpus: list[Gpu], setting: str | None) -> list[tuple[str, Gpu]]:
-    """What CUDA would show of ``gpus`` under this ``CUDA_VISIBLE_DEVICES``, each with the entry that stands for it.
+@dataclass(frozen=True, slots=True)
+class Filed:
+    """What device nodes and the driver's files tell. ``certain`` is false where they may belong to another vendor's
+    device; ``nodes`` where the devices can be opened."""
 
-    By CUDA's rules: entries are indices or the beginning of a UUID (also of a MIG slice), the first one that is no
-    device ends the list, and a list with one twice shows nothing.
+    units: tuple[Unit, ...]
+    certain: bool = True
+    nodes: bool = True
+
+
+class _Device(msgspec.Struct):
+    id: str | None = None
+    model: str | None = None
+    memory: int | None = None
+    trouble: str = ""
+    parts: list[_Device] = []
+
+
+class _Said(msgspec.Struct):
+    """What :func:`nvml.answer` returns."""
+
+    driver: str = ""
+    trouble: str = ""
+    code: int | None = None
+    devices: list[_Device] = []
+
+
+def visible(inventory: Inventory, setting: str | None) -> tuple[Chosen, str]:
+    """What CUDA would show under this ``CUDA_VISIBLE_DEVICES``, each device with the entry that stands for it.
+
+    Of a device that is cut in slices, CUDA shows the first for the device's ordinal, and each for its UUID. Without a
+    setting, all of them are devices here.
     """
+    units = inventory.units
     if setting is None:
-        return [(str(index), gpu) for index, gpu in enumerate(gpus)]
-    found = []
-    for entry in (part.strip() for part in setting.split(",")):
-        if entry.isdecimal():
-            if int(entry) >= len(gpus):
-                break
-            found.append((entry, gpus[int(entry)]))
-        elif entry.startswith("GPU-"):
-            fitting = [gpu for gpu in gpus if gpu.uuid is None or gpu.uuid.startswith(entry)]
-            if not fitting:
-                break
-            found.append((entry, fitting[0] if len(fitting) == 1 else Gpu(entry, "NVIDIA GPU", None)))
-        elif entry.startswith("MIG-") and gpus:
-            found.append((entry, Gpu(entry, "MIG slice", None)))
-        else:
-            break
-    entries = [entry for entry, _ in found]
-    return found if len(set(entries)) == len(entries) else []
+        return [pair for index, unit in enumerate(units) for pair in _whole(index, unit)], ""
+    slices = [part for unit in units for part in unit.parts]
+    gpu = by_id(units, inventory.complete)
+    # A slice's older name has the device's UUID in it and is not the one that NVML says.
+    new = by_id(slices or [Unit("MIG slice")], bool(slices))
 
-
-def machine_gpus(root: Path = Path("/")) -> list[Gpu]:
-    """The machine's devices in PCI order, whatever may be visible. Missing and broken libraries are survived."""
-    nodes = [node for node in (root / "dev").glob("nvidia*") if node.name.removeprefix("nvidia").isdecimal()]
-    listed = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    # Windows' subsystem for Linux and Jetson boards have nodes of other names, and one GPU each.
-    others = [node for name in ("dxg", "nvhost-gpu", "nvgpu") if (node := root / "dev" / name).exists()]
-    if not nodes and not listed and not others:
-        return []
-    try:
-        if root == Path("/"):
-            return _by_nvml()
-    except Exception as error:  # the package is not there, or its driver's library is not, or that is broken
-        log.debug("NVML does not answer, the driver's files do: %r", error)
-    return [_by_file(file) for file in listed] or [Gpu(None, "NVIDIA GPU", None) for _ in nodes or others[:1]]
-
-
-def _by_nvml() -> list[Gpu]:
-    nvml = import_module("pynvml")
-    nvml.nvmlInit()
-    try:
-        found = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-            found.append(Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)), memory))
-        return found
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _by_file(file: Path) -> Gpu:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    uuid = said.get("GPU UUID", "")
-    return Gpu(uuid if uuid.startswith("GPU-") and "?" not in uuid else None, said.get("Model") or "NVIDIA GPU", None)
-
-
-def _torch_for_cpu() -> str | None:
-    """The version of an installed torch that knows no CUDA, by its name alone."""
-    try:
-        installed = version("torch")
-    except PackageNotFoundError:
+    def named(entry: str) -> Unit | None:
+        if entry.startswith("GPU-"):
+            return gpu(entry)
+        if entry.startswith("MIG-GPU-"):
+            return Unit("MIG slice", id=entry)
+        if entry.startswith("MIG-"):
+            return None if inventory.complete and not slices else new(entry)
         return None
-    return installed if installed.endswith("+cpu") else None
+
+    chosen, why = choose(units, VISIBLE, setting, named)
+    return [(entry, unit.parts[0] if unit.parts else unit) for entry, unit in chosen], why
 
 
-def _index(device: str) -> int:
-    match = _NAME.fullmatch(device)
-    if match is None:
-        raise PlatformError(f"'{device}' is no device of platform 'cuda'")
-    return int(match[1])
+def _whole(index: int, unit: Unit) -> Chosen:
+    return [(part.id or str(index), part) for part in unit.parts] or [(str(index), unit)]
+
+
+def merged(filed: Filed, said: object, silent: str = "") -> Inventory:
+    """Files and what the driver's libraries have answered. ``silent`` is why they have not, where they have not."""
+    if silent:
+        return Inventory(filed.units, f"NVIDIA's driver does not answer: {silent}; see dmesg, restart the driver")
+    try:
+        nvml_said = msgspec.convert(said, _Said)
+    except msgspec.ValidationError as error:
+        nvml_said = _Said(trouble=f"it answered nonsense ({error})")
+    if nvml_said.driver and not filed.certain:
+        return Inventory((), note="no NVIDIA device: Windows brings no driver of it")
+    if nvml_said.code in DRIVER_IS_DOWN:
+        return Inventory(filed.units, f"{DRIVER_IS_DOWN[nvml_said.code]}: reload it, or restart the machine")
+    if nvml_said.driver:
+        why = f"NVIDIA's driver library cannot be loaded ({nvml_said.driver}): install the driver; {GPUS}"
+        return Inventory(filed.units, why)
+    if not nvml_said.trouble and nvml_said.devices:
+        differs = filed.nodes and filed.certain and len(nvml_said.devices) != len(filed.units)
+        note = f"NVML counts {len(nvml_said.devices)} devices, there are files of {len(filed.units)}" if differs else ""
+        return Inventory(_known(nvml_said.devices, filed), note=note, complete=True)
+    if not filed.nodes:
+        return Inventory(filed.units, f"the driver has devices, and this process has no nodes of them: {GPUS}")
+    if not nvml_said.trouble:
+        return Inventory(filed.units, f"the driver shows this process none of the devices: {GPUS}")
+    return Inventory(filed.units, note=f"without NVML: {nvml_said.trouble}")
+
+
+def _known(devices: list[_Device], filed: Filed) -> tuple[Unit, ...]:
+    """NVML's devices. What it cannot say of one (the memory of a GPU on the processor's chip), files may."""
+    units = list(map(_unit, devices))
+    if len(units) == len(filed.units):
+        units = [
+            replace(unit, memory=own.memory if unit.memory is None else unit.memory)
+            for unit, own in zip(units, filed.units, strict=True)
+        ]
+    return tuple(units)
+
+
+def _unit(device: _Device) -> Unit:
+    parts = tuple(map(_unit, device.parts))
+    return Unit(device.model or MODEL, device.memory, device.id, device.trouble, parts)
+
+
+def _by_files(root: Path) -> Filed | None:
+    found = nodes(root / "dev", "nvidia")
+    listed = {_minor(file): _from_file(file) for file in _information(root)}
+    if found:
+        minors = set(map(number_of, found))
+        ordered = [unit for minor, unit in listed.items() if minor in minors]
+        return Filed(tuple(ordered if len(ordered) == len(found) else [Unit(MODEL) for _ in found]))
+    if board := _jetson(root):
+        return Filed((Unit(board, usable_memory(root)),))
+    if (root / "dev/dxg").exists():  # Windows' subsystem for Linux: one node for whatever Windows has
+        return Filed((Unit("NVIDIA GPU of Windows"),), certain=False)
+    return Filed(tuple(listed.values()), nodes=False) if listed else None
+
+
+def _without_driver(root: Path) -> Inventory:
+    found = pci_devices(root, VENDOR)
+    if not found:
+        return Inventory(())
+    driver = next((device.driver for device in found if device.driver), "")
+    why = f"its kernel driver is {driver}" if driver and driver != "nvidia" else "this process has no nodes of it"
+    return Inventory((), f"an NVIDIA device is on the PCI bus, and {why}: install NVIDIA's driver; {GPUS}")
+
+
+def _information(root: Path) -> list[Path]:
+    """The driver's files, by PCI address."""
+    return sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+
+
+def _said(file: Path) -> dict[str, str]:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (one.partition(":") for one in text.splitlines())}
+
+
+def _minor(file: Path) -> int | str:
+    """The number of the device's node; where the file does not say, something that is none."""
+    minor = _said(file).get("Device Minor", "")
+    return int(minor) if minor.isascii() and minor.isdecimal() else file.parent.name
+
+
+def _from_file(file: Path) -> Unit:
+    said = _said(file)
+    uuid = said.get("GPU UUID", "")
+    return Unit(said.get("Model") or MODEL, id=uuid if uuid.startswith("GPU-") and "?" not in uuid else None)
+
+
+def _jetson(root: Path) -> str:
+    """The name of a board whose GPU is on the processor's chip; empty for any other machine."""
+    dev = root / "dev"
+    if not any((dev / name).exists() for name in ("nvhost-gpu", "nvhost-ctrl-gpu", "nvgpu")):
+        return ""
+    return line(root / "proc/device-tree/model").rstrip("\0") or "NVIDIA Jetson"

@@ -1,0 +1,103 @@
+"""Moore Threads' GPUs, as far as the serving process needs to know them.
+
+Found by their device nodes; then its management library is asked through ``pymtml`` (which speaks as NVML does) where
+that is installed, in a process of its own. Cut by ``MUSA_VISIBLE_DEVICES``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from omni_actors.platforms.cuda import nvml
+from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit
+from omni_actors.platforms.machine import installed, nodes, pci_devices, torch_build
+from omni_actors.platforms.visibility import by_id, choose
+
+VISIBLE = "MUSA_VISIBLE_DEVICES"
+VENDOR = "0x1ed5"
+LIBRARY = "libmusa.so"
+MODEL = "Moore Threads GPU"
+
+DEVICES = "give the container its devices (--runtime mthreads, MTHREADS_VISIBLE_DEVICES=all)"
+
+
+class MusaPlatform(Accelerator):
+    contract = 1
+    name = "musa"
+    runtime = "omni_actors.platforms.musa.runtime:MusaRuntime"
+    maker = "Moore Threads"
+    device_type = "musa"
+    collectives = "mccl"
+    visibility = (VISIBLE,)
+    distributions: ClassVar[Mapping[str, str]] = {"torch": "musa", "torch_musa": "musa"}
+    default_dtype = "bfloat16"
+    dtypes = ("bfloat16", "float16", "float32")
+    options: ClassVar[Mapping[str, Any]] = {"graphs": False}
+    options_doc: ClassVar[Mapping[str, str]] = {"graphs": "Record steps as MUSA graphs and replay them."}
+
+    def survey(self) -> Inventory:
+        found = nodes(self.root / "dev", "mtgpu.")
+        if not found:
+            why = f"a {MODEL} is on the PCI bus, and this process has no nodes of it: install the driver; {DEVICES}"
+            return Inventory((), why if pci_devices(self.root, VENDOR) else "")
+        units = tuple(Unit(MODEL) for _ in found)
+        for node in found:
+            if not os.access(node, os.R_OK | os.W_OK):
+                return Inventory(units, f"this process may not use {node}: join the groups render and video")
+        answer = self.consult(Path(nvml.__file__), {"module": "pymtml", "library": LIBRARY})
+        return _told(units, answer.value, answer.trouble)
+
+    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+        units = inventory.units
+        if (setting := os.environ.get(VISIBLE)) is None:
+            return [Seen(unit, self.alone(index)) for index, unit in enumerate(units)], ""
+        ids = by_id(units, inventory.complete)
+        chosen, why = choose(units, VISIBLE, setting, lambda entry: ids(entry) if len(entry) > 7 else None)
+        return [Seen(unit, {VISIBLE: entry}) for entry, unit in chosen], why
+
+    def alone(self, index: int) -> Mapping[str, str]:
+        return {VISIBLE: str(index)}
+
+    def software(self) -> str:
+        build = torch_build()
+        if build is None or not installed("torch_musa"):
+            missing = "torch" if build is None else "torch_musa"
+            return f"{missing} is not installed: install the wheels that Moore Threads publishes with its MUSA SDK"
+        return ""
+
+
+class _Device(msgspec.Struct):
+    id: str | None = None
+    model: str | None = None
+    memory: int | None = None
+    trouble: str = ""
+
+
+class _Said(msgspec.Struct):
+    """What :func:`nvml.answer` returns."""
+
+    driver: str = ""
+    trouble: str = ""
+    devices: list[_Device] = []
+
+
+def _told(units: tuple[Unit, ...], value: object, silent: str) -> Inventory:
+    if silent:
+        return Inventory(units, f"the driver does not answer: {silent}; see dmesg, restart the driver")
+    try:
+        said = msgspec.convert(value, _Said)
+    except msgspec.ValidationError as error:
+        said = _Said(trouble=f"it answered nonsense ({error})")
+    if said.driver:
+        return Inventory(units, f"{LIBRARY} cannot be loaded ({said.driver}): install the MUSA SDK; {DEVICES}")
+    if said.trouble or not said.devices:
+        return Inventory(units, note=f"without pymtml: {said.trouble or 'it knows no device'}")
+    differs = len(said.devices) != len(units)
+    note = f"pymtml counts {len(said.devices)} devices, there are nodes of {len(units)}" if differs else ""
+    told = tuple(Unit(it.model or MODEL, it.memory, it.id, it.trouble) for it in said.devices)
+    return Inventory(told, note=note, complete=True)

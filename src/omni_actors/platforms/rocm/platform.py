@@ -1,0 +1,174 @@
+"""AMD's devices, as far as the serving process needs to know them.
+
+Found by the kernel's topology of compute nodes and their device nodes; then amdsmi is asked for names, in a process of
+its own. Cut first by ``ROCR_VISIBLE_DEVICES``, which the driver's library reads, then by ``HIP_VISIBLE_DEVICES`` (or
+``CUDA_VISIBLE_DEVICES``, where that is not set), whose ordinals count what the first has left.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit, lacks_torch
+from omni_actors.platforms.machine import line, nodes, pci_devices
+from omni_actors.platforms.rocm import smi
+from omni_actors.platforms.visibility import by_id, choose
+
+DRIVER_VISIBLE = "ROCR_VISIBLE_DEVICES"
+VISIBLE = "HIP_VISIBLE_DEVICES"
+FALLBACK = "CUDA_VISIBLE_DEVICES"
+VENDOR = "0x1002"
+
+DEVICES = "give the container its devices (--device /dev/kfd --device /dev/dri)"
+
+
+class RocmPlatform(Accelerator):
+    contract = 1
+    name = "rocm"
+    runtime = "omni_actors.platforms.rocm.runtime:RocmRuntime"
+    maker = "AMD"
+    device_type = "cuda"
+    collectives = "nccl"  # RCCL, which torch calls so
+    visibility = (DRIVER_VISIBLE, VISIBLE, FALLBACK)
+    distributions: ClassVar[Mapping[str, str]] = {"torch": "rocm"}
+    default_dtype = "bfloat16"
+    dtypes = ("bfloat16", "float16", "float32")
+    options: ClassVar[Mapping[str, Any]] = {"graphs": False}
+    options_doc: ClassVar[Mapping[str, str]] = {"graphs": "Record steps as HIP graphs and replay them."}
+
+    def survey(self) -> Inventory:
+        cards = _topology(self.root)
+        if cards is None:
+            return _without_driver(self.root)
+        if not cards:
+            return Inventory(())
+        reachable = [card for card in cards if (self.root / "dev/dri" / card.node).exists()]
+        units = tuple(card.unit for card in reachable)
+        if not (kfd := self.root / "dev/kfd").exists() or not reachable:
+            return Inventory(tuple(card.unit for card in cards), f"this process has no nodes of the devices: {DEVICES}")
+        for node in (kfd, *(self.root / "dev/dri" / card.node for card in reachable)):
+            if not os.access(node, os.R_OK | os.W_OK):
+                who = "join the groups render and video"
+                return Inventory(units, f"this process may not use {node}: {who}")
+        answer = self.consult(Path(smi.__file__))
+        return _named(reachable, answer.value, answer.trouble)
+
+    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+        seen = list(inventory.units)
+        if (setting := os.environ.get(DRIVER_VISIBLE)) is not None:
+            chosen, why = choose(seen, DRIVER_VISIBLE, setting, by_id(seen, inventory.complete))
+            if not chosen:
+                return (), why
+            seen = [unit for _, unit in chosen]
+        variable = VISIBLE if VISIBLE in os.environ else FALLBACK
+        if (setting := os.environ.get(variable)) is None:
+            return [Seen(unit, self.alone(index)) for index, unit in enumerate(seen)], ""
+        chosen, why = choose(seen, variable, setting, by_id(seen, inventory.complete))
+        return [Seen(unit, _only(entry)) for entry, unit in chosen], why
+
+    def alone(self, index: int) -> Mapping[str, str]:
+        return _only(str(index))
+
+    def software(self) -> str:
+        return lacks_torch("hip", "ROCm", "rocm")
+
+
+def _only(entry: str) -> Mapping[str, str]:
+    """Both, with the same meaning: libraries read one or the other."""
+    return {VISIBLE: entry, FALLBACK: entry}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A compute node of the kernel's: its PCI address and the name of its node below ``/dev/dri``."""
+
+    unit: Unit
+    address: str
+    node: str
+
+
+class _Facts(msgspec.Struct):
+    model: str | None = None
+    memory: int | None = None
+
+
+class _Said(msgspec.Struct):
+    """What :func:`smi.answer` returns."""
+
+    trouble: str = ""
+    devices: dict[str, _Facts] = {}
+
+
+def _topology(root: Path) -> list[Card] | None:
+    """The GPUs that the kernel's driver knows, in its order; ``None`` without that driver."""
+    folder = root / "sys/class/kfd/kfd/topology/nodes"
+    if not folder.is_dir():
+        return None
+    found = [_card(root, node) for node in nodes(folder, "")]
+    return [card for card in found if card is not None]
+
+
+def _card(root: Path, node: Path) -> Card | None:
+    try:
+        pairs = [one.split() for one in (node / "properties").read_text().splitlines()]
+    except (OSError, UnicodeDecodeError):
+        return None
+    said = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal()}
+    if not said.get("simd_count"):
+        return None  # a processor
+    render = f"renderD{said.get('drm_render_minor', 0)}"
+    device = root / "sys/class/drm" / render / "device"
+    total = line(device / "mem_info_vram_total")
+    unique = said.get("unique_id", 0)
+    unit = Unit(
+        line(device / "product_name") or f"AMD GPU {_architecture(said.get('gfx_target_version', 0))}".strip(),
+        int(total) if total.isascii() and total.isdecimal() else None,
+        f"GPU-{unique:016x}" if unique else None,
+    )
+    location = said.get("location_id", 0)
+    slot = f"{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+    return Card(unit, f"{said.get('domain', 0):04x}:{slot}", render)
+
+
+def _architecture(version: int) -> str:
+    """``gfx942`` for 90402: major, minor and stepping, the last two in hexadecimal."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
+
+
+def _named(cards: list[Card], value: object, silent: str) -> Inventory:
+    units = tuple(card.unit for card in cards)
+    complete = all(unit.id for unit in units)
+    if silent:
+        return Inventory(units, f"AMD's driver does not answer: {silent}; see dmesg, restart the driver")
+    try:
+        said = msgspec.convert(value, _Said)
+    except msgspec.ValidationError as error:
+        said = _Said(trouble=f"it answered nonsense ({error})")
+    if said.trouble:
+        return Inventory(units, note=f"without amdsmi: {said.trouble}", complete=complete)
+    note = ""
+    if len(said.devices) != len(units):
+        note = f"amdsmi counts {len(said.devices)} devices, the kernel lets this process use {len(units)}"
+    facts = [said.devices.get(card.address, _Facts()) for card in cards]
+    named = (
+        replace(unit, model=fact.model or unit.model, memory=fact.memory if unit.memory is None else unit.memory)
+        for unit, fact in zip(units, facts, strict=True)
+    )
+    return Inventory(tuple(named), note=note, complete=complete)
+
+
+def _without_driver(root: Path) -> Inventory:
+    found = pci_devices(root, VENDOR)
+    if any((root / "dev").glob("dxg")) and any((root / "opt/rocm/lib").glob("librocdxg.so*")):
+        return Inventory((Unit("AMD GPU of Windows"),))
+    if not found:
+        return Inventory(())
+    driver = next((device.driver for device in found if device.driver), "")
+    why = f"its kernel driver is {driver}, without compute" if driver else "no kernel driver has it"
+    return Inventory((), f"an AMD device is on the PCI bus, and {why}: load amdgpu with KFD; {DEVICES}")

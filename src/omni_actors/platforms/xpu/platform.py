@@ -1,0 +1,127 @@
+"""Intel's discrete GPUs, as far as the serving process needs to know them.
+
+Found by the kernel's render nodes, in the order of Level Zero: discrete devices first, each by PCI address. Cut by
+``ZE_AFFINITY_MASK``, which the driver's library reads, then by ``ONEAPI_DEVICE_SELECTOR``, whose numbers count what the
+first has left. A GPU on the processor's chip is not chosen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit, lacks_torch
+from omni_actors.platforms.machine import line, nodes, pci_devices
+from omni_actors.platforms.xpu.selection import Mask, Selector, SelectorError
+
+MASK = "ZE_AFFINITY_MASK"
+SELECTOR = "ONEAPI_DEVICE_SELECTOR"
+HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
+VENDOR = "0x8086"
+DRIVERS = ("i915", "xe")
+ON_CHIP = "0000:00:02.0"
+"""Where the GPU on Intel's processors is."""
+
+
+class XpuPlatform(Accelerator):
+    contract = 1
+    name = "xpu"
+    runtime = "omni_actors.platforms.xpu.runtime:XpuRuntime"
+    maker = "Intel"
+    device_type = "xpu"
+    collectives = "xccl"
+    visibility = (MASK, SELECTOR, HIERARCHY)
+    distributions: ClassVar[Mapping[str, str]] = {"torch": "xpu"}
+    engines: ClassVar[Mapping[str, str]] = {
+        "autoregressive": "omni_actors.platforms.xpu.engines:XpuAutoregressiveEngine",
+        "generation": "omni_actors.platforms.xpu.engines:XpuGenerationEngine",
+    }
+    default_dtype = "bfloat16"
+    dtypes = ("bfloat16", "float16", "float32")
+    options: ClassVar[Mapping[str, Any]] = {"graphs": False, "allocation_mib": None}
+    options_type: ClassVar[Mapping[str, type]] = {"allocation_mib": int}
+    options_doc: ClassVar[Mapping[str, str]] = {
+        "graphs": "Record steps as XPU graphs and replay them.",
+        "allocation_mib": "Largest single allocation of the KV cache; null: as large as it is needed.",
+    }
+
+    def survey(self) -> Inventory:
+        cards = _cards(self.root)
+        discrete = [card for card in cards if card.address != ON_CHIP]
+        if not discrete:
+            if any(it.address != ON_CHIP and it.driver not in DRIVERS for it in pci_devices(self.root, VENDOR)):
+                return Inventory((), "an Intel GPU is on the PCI bus, and no kernel driver has it: load i915 or xe")
+            note = "no Intel device on this machine but the one on the processor's chip, which is not used"
+            return Inventory((), note=note if cards else "")
+        units = tuple(unit for card in discrete for unit in _tiles(card))
+        for card in discrete:
+            node = self.root / "dev/dri" / card.node
+            if not node.exists():
+                return Inventory(units, f"{node} is missing: give the container its devices (--device /dev/dri)")
+            if not os.access(node, os.R_OK | os.W_OK):
+                return Inventory(units, f"this process may not use {node}: join the group render")
+        return Inventory(units)
+
+    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+        units = inventory.units
+        setting = os.environ.get(MASK, "")
+        mask = Mask.read(setting)
+        left = [index for index in range(len(units)) if mask.shows(index)]
+        if not left:
+            return (), f"{MASK}={setting!r} shows none of {len(units)} devices"
+        said = os.environ.get(SELECTOR, "")
+        try:
+            selector = Selector.read(said)
+        except SelectorError as error:
+            return (), f"{SELECTOR}={said!r} cannot be read: {error}"
+        seen = [
+            Seen(units[index], _only(mask.entries(index) or selector.entries(place, index)))
+            for place, index in enumerate(left)
+            if selector.shows(place)
+        ]
+        return seen, "" if seen else f"{SELECTOR}={said!r} shows none of {len(left)} devices"
+
+    def alone(self, index: int) -> Mapping[str, str]:
+        return _only(str(index))
+
+    def software(self) -> str:
+        return lacks_torch("xpu", "Intel GPUs", "xpu")
+
+
+def _only(entries: str) -> Mapping[str, str]:
+    """What is left by the mask is the worker's device alone, and a selector's numbers would mean another."""
+    return {MASK: entries, SELECTOR: "level_zero:gpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A device with a kernel driver: its PCI address, the name of its node below ``/dev/dri``, and its folder."""
+
+    address: str
+    node: str
+    folder: Path
+
+
+def _cards(root: Path) -> list[Card]:
+    found = []
+    for node in nodes(root / "sys/class/drm", "renderD"):
+        folder = node / "device"
+        if line(folder / "vendor") == VENDOR and (folder / "driver").resolve().name in DRIVERS:
+            found.append(Card(folder.resolve().name, node.name, folder))
+    return sorted(found, key=lambda card: card.address)
+
+
+def _tiles(card: Card) -> list[Unit]:
+    """A device of several tiles is one device for each, unless the hierarchy says otherwise."""
+    drm = next(iter(sorted((card.folder / "drm").glob("card*"))), card.folder)
+    count = len(nodes(card.folder, "tile")) or len(nodes(drm / "gt", "gt")) or 1
+    sizes = [line(card.folder / f"tile{index}" / "physical_vram_size_bytes") for index in range(count)]
+    known = [int(size, 0) for size in sizes if size.isascii() and size.isalnum() and size[:1].isdecimal()]
+    total = sum(known) or int(line(drm / "lmem_total_bytes") or 0) or None
+    model = f"Intel GPU {line(card.folder / 'device').removeprefix('0x')}"
+    if count == 1 or os.environ.get(HIERARCHY, "").upper() == "COMPOSITE":
+        return [Unit(model, total, card.address)]
+    return [Unit(f"tile of {model}", total // count if total else None, card.address) for _ in range(count)]
