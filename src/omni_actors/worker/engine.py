@@ -8,15 +8,19 @@ model) and returns, so that an abort or a new request never waits longer than on
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from omni_actors.connectors.payload import Payload, TensorSpecs
-from omni_actors.protocol.errors import ErrorInfo, invalid_request
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello, Prefix, Query
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+
+if TYPE_CHECKING:
+    from omni_actors.worker.ranks import Followers
 
 
 @dataclass(slots=True)
@@ -94,8 +98,16 @@ class Outbox(Protocol):
 class Engine(ABC):
     """One model under one loop. Subclasses take ``(hello)`` and load in :meth:`load`."""
 
+    followers: Followers | None = None
+    """The other ranks of this replica, started before :meth:`load`, if it has any: this engine leads them."""
+
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
+
+    def follow(self, control: socket.socket, rendezvous: int) -> None:
+        """In a process that is another rank than the first: load, say Ready on ``control``, and do what the leader says
+        there, until its end. ``rendezvous`` is the descriptor at which the ranks meet. Nothing else is called then."""
+        raise OmniError(ErrorInfo(message=f"{type(self).__name__} runs on one device", status=500))
 
     @abstractmethod
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ What was computed together and raised is computed again in parts, until it is kn
 fail, each with an error of its own, and the others go on as if the former had not been there. So whatever runs for
 several requests at once must be repeatable: it changes no request's state before it is sure to return.
 
-A worker ends by an exception of its model in two cases only. Its runtime says that the device is lost to this process
-(:attr:`~omni_actors.platforms.platform.Fault.DEVICE`). Or nothing comes through any more (a whole step of an
-autoregressive engine, two items in a row of a one-shot engine), and then an input of the engine's own, one that it has
-computed when it loaded, raises too: so it is not the inputs (:class:`BrokenModel`).
+A worker ends by an exception of its model in three cases only. Its runtime says that the device is lost to this process
+(:attr:`~omni_actors.platforms.platform.Fault.DEVICE`). Or a step was cut short that other ranks take part in, which
+cannot be made to try again in parts. Or nothing comes through any more (a whole step of an autoregressive engine, two
+items in a row of a one-shot engine), and then an input of the engine's own, one that it has computed when it loaded,
+raises too: so it is not the inputs (:class:`BrokenModel`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError, out_of_memory, sta
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.device import runtime_of
+from omni_actors.worker.ranks import RankLost, RanksApart
 
 log = logging.getLogger("omni_actors.worker")
 
@@ -81,7 +83,7 @@ class Faults:
         """Whether this exception is about memory; then what can be freed is free on return. What it kept alive (the
         tensors of the frames that it came through) is let go. Raises it again if the device is lost."""
         fault = self.runtime.fault(error)
-        if fault is Fault.DEVICE:
+        if fault is Fault.DEVICE or isinstance(error, RankLost | RanksApart):
             raise error
         traceback.clear_frames(error.__traceback__)
         if fault is Fault.MEMORY:

@@ -90,6 +90,10 @@ class Worker:
         self._watched_writable = False
         self._epoll = select.epoll()
         self._epoll.register(self._control.fileno(), select.EPOLLIN)
+        self._followers = engine.followers
+        if self._followers is not None:
+            for fd in self._followers.filenos():
+                self._epoll.register(fd, select.EPOLLIN)
         self._memory = memory
         edges = (*((it.source, it) for it in hello.inputs), *((it.target, it) for it in hello.outputs))
         self._by_device = {stage for stage, it in edges if it.connector == CONNECTOR}
@@ -102,7 +106,8 @@ class Worker:
 
     def run(self) -> None:
         """Run until told to stop or until the serving process is gone. Raises :class:`ProtocolError` when that or
-        another worker sends what no version of it would, and what the engine's step raises."""
+        another worker sends what no version of it would, :class:`RankLost` when another rank of this replica has ended,
+        and what the engine's step raises."""
         try:
             while not self.stopping:
                 self.turn(self.patience_s)
@@ -133,6 +138,8 @@ class Worker:
         liveness = self._liveness
         liveness.turn()
         if events:
+            if self._followers is not None:
+                self._followers.check({fd for fd, _ in events})
             self._blocked = False
             for message in self._control.receive():
                 self._handle(message)

@@ -32,6 +32,7 @@ from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engine import Engine
 from omni_actors.worker.liveness import Liveness
 from omni_actors.worker.loop import Worker
+from omni_actors.worker.ranks import Followers, own_rendezvous
 
 log = logging.getLogger("omni_actors.worker")
 
@@ -41,12 +42,20 @@ def main(control: socket.socket) -> int:
     hello = handshake(control)
     if hello is None:
         return 1
-    configure(hello.log_level, f"{hello.stage}#{hello.replica}@{hello.incarnation}")
-    _show_as(f"{hello.stage}#{hello.replica}")
+    rank = f" rank {hello.rank}" if hello.ranks else ""
+    configure(hello.log_level, f"{hello.stage}#{hello.replica}@{hello.incarnation}{rank}")
+    _show_as(f"{hello.stage}#{hello.replica}{rank.replace(' rank ', '.')}")
     _take_descriptors()
+    return follow(control, hello) if hello.rank else serve(control, hello)
+
+
+def serve(control: socket.socket, hello: Hello) -> int:
+    """Be the worker that the serving process knows: the only rank of its replica, or the one that leads the others."""
+    followers: Followers | None = None
     try:
         listener = Listener(hello.host) if any(edge.connector == "tcp" for edge in hello.inputs) else None
-        engine, bridges, info = load(control, hello)
+        followers = Followers(hello) if hello.ranks else None
+        engine, bridges, info = load(control, hello, followers)
         memory = device_memory(hello)
         # What loading left lives as long as the process: no collection need ever walk over it.
         gc.collect()
@@ -54,6 +63,8 @@ def main(control: socket.socket) -> int:
         tell(control, Ready(info, None if listener is None else listener.address))
     except Exception as error:
         give_up(control, hello, error)
+        if followers is not None:
+            followers.close()
         return 1
     worker = Worker(control, hello, engine, bridges, listener, Liveness.inherited(), memory)
     try:
@@ -66,6 +77,20 @@ def main(control: socket.socket) -> int:
     finally:
         worker.close()
         engine.close()
+        if followers is not None:
+            followers.close()
+    return 0
+
+
+def follow(control: socket.socket, hello: Hello) -> int:
+    """Be a rank that another process of its replica leads, which owns this one and sees how it ends."""
+    try:
+        runtime_of(hello)  # first: what it patches must not be imported already
+        engine: Engine = pkgutil.resolve_name(hello.engine)(hello)
+        engine.follow(control, own_rendezvous())
+    except Exception as error:
+        give_up(control, hello, error)
+        return 1
     return 0
 
 
@@ -100,7 +125,9 @@ def handshake(control: socket.socket) -> Hello | None:
     return hello
 
 
-def load(control: socket.socket, hello: Hello) -> tuple[Engine, dict[int, Callable[[], Bridge]], dict[str, Any]]:
+def load(
+    control: socket.socket, hello: Hello, followers: Followers | None
+) -> tuple[Engine, dict[int, Callable[[], Bridge]], dict[str, Any]]:
     """The engine, loaded, the bridges of its inputs, and what the engine says of itself."""
 
     def progress(text: str, fraction: float | None = None) -> None:
@@ -111,7 +138,11 @@ def load(control: socket.socket, hello: Hello) -> tuple[Engine, dict[int, Callab
     progress("importing the engine")
     engine: Engine = pkgutil.resolve_name(hello.engine)(hello)
     bridges = {edge.index: pkgutil.resolve_name(edge.bridge) for edge in hello.inputs if edge.bridge}
-    return engine, bridges, engine.load(progress)
+    if followers is None:
+        return engine, bridges, engine.load(progress)
+    engine.followers = followers
+    followers.greet()
+    return engine, bridges, engine.load(progress) | {"ranks": [os.getpid(), *followers.pids]}
 
 
 def device_memory(hello: Hello) -> DeviceMemory | None:

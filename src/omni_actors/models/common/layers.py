@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from omni_actors.models.common.experts import Experts
 from omni_actors.platforms.kernels import Kernels, Linear
+from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engines.decoder import Attention, KVShape
 
 Mix = Callable[[torch.Tensor], torch.Tensor]
@@ -43,10 +44,13 @@ class Layers:
     Takes the weights out of ``modules`` (a ModuleList), layer by layer: they are of no use afterwards. A layer has
     ``self_attn`` with projections (and norms of queries and keys, perhaps), two norms, and ``mlp``: gated with SiLU, or
     a mixture of experts. Products are those of ``kernels``.
+
+    Where the weights are those of one rank of ``group`` (:mod:`omni_actors.models.common.split`), ``heads`` and
+    ``kv_heads`` count its own, and what it makes of a layer's attention and feed-forward part is summed over all ranks.
     """
 
     @torch.inference_mode()
-    def __init__(self, modules: Any, eps: float, kernels: Kernels) -> None:
+    def __init__(self, modules: Any, eps: float, kernels: Kernels, group: Group = ALONE) -> None:
         attention = modules[0].self_attn
         weight = attention.q_proj.weight
         self.device, self.dtype = weight.device, weight.dtype
@@ -55,6 +59,7 @@ class Layers:
         self.kv_heads = attention.k_proj.weight.shape[0] // self.head_dim
         self.width = int(attention.q_proj.weight.shape[1])
         self.eps = eps
+        self._group = group
         self._scale = float(getattr(attention, "scaling", self.head_dim**-0.5))
         self._layers: list[_Layer] = []
         for i in range(len(modules)):
@@ -79,6 +84,7 @@ class Layers:
         :class:`~omni_actors.models.common.rotary.Rotary`. The final norm is the caller's."""
         heads, kv_heads, head_dim, eps = self.heads, self.kv_heads, self.head_dim, self.eps
         turned, width, half = heads + kv_heads, (self.width,), self.head_dim // 2
+        total = self._group.sum
         for i, layer in enumerate(self._layers):
             qkv = layer.qkv(torch.rms_norm(x, width, layer.input_norm, eps)).view(-1, turned + kv_heads, head_dim)
             place = plain = qkv[:, :turned]
@@ -86,8 +92,8 @@ class Layers:
                 plain = torch.rms_norm(plain, (head_dim,), None, eps) * layer.head_norm
             torch.addcmul(plain * cos, plain.roll(half, -1), sin, out=place)
             out = attention.attend(i, qkv[:, :heads], qkv[:, heads:], self._scale, layer.window)
-            x = x + layer.out(out.reshape(-1, heads * head_dim))
-            x = x + layer.mlp(torch.rms_norm(x, width, layer.mlp_norm, eps))
+            x = x + total(layer.out(out.reshape(-1, heads * head_dim)))
+            x = x + total(layer.mlp(torch.rms_norm(x, width, layer.mlp_norm, eps)))
             if after is not None:
                 x = after(i, x)
         return x

@@ -39,7 +39,7 @@ def load_part(
     disable_progress_bar()
     weights = stack_experts(read_weights(folder, prefix, device))
     if not weights:
-        raise _bad(f"{folder} has no weights named '{prefix}…'")
+        raise bad_model(f"{folder} has no weights named '{prefix}…'")
     model = _assigned(cls, config, weights, dtype) or _converted(cls, config, weights, dtype, folder, prefix)
     placed: M = model.to(device).eval().requires_grad_(False)
     return placed
@@ -70,7 +70,7 @@ def _converted(
     if report["missing_keys"] or report["mismatched_keys"] or report.get("error_msgs"):
         lacking = [prefix + name for name in sorted(report["missing_keys"])]
         lacking += [prefix + str(name) for name, *_ in report["mismatched_keys"]]
-        raise _bad(f"{folder}: {len(lacking)} weights are missing or misshapen, such as {lacking[:3]}")
+        raise bad_model(f"{folder}: {len(lacking)} weights are missing or misshapen, such as {lacking[:3]}")
     if report["unexpected_keys"]:
         log.debug("%s: %d weights under '%s' are not used", folder, len(report["unexpected_keys"]), prefix)
     return model
@@ -81,7 +81,7 @@ def read_weights(folder: str | Path, prefix: str, device: str | torch.device = "
     mapped from the files: one that nobody touches costs none. Raises :class:`OmniError` (500) without a
     ``model.safetensors`` or its index."""
     found: dict[str, torch.Tensor] = {}
-    for path, names in _files(Path(folder), prefix):
+    for path, names in weight_files(Path(folder), prefix):
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
                 every: list[str] = list(file.keys())
@@ -89,7 +89,7 @@ def read_weights(folder: str | Path, prefix: str, device: str | torch.device = "
                 for name in wanted:
                     found[name[len(prefix) :]] = file.get_tensor(name)
         except (OSError, ValueError, SafetensorError) as error:
-            raise _bad(f"{path} cannot be read: {error}") from error
+            raise bad_model(f"{path} cannot be read: {error}") from error
     return found
 
 
@@ -114,16 +114,16 @@ def stack_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             )
             kept[f"{layer}.down_proj"] = torch.stack([parts.pop((number, "down")) for number in numbers])
         except KeyError as error:
-            raise _bad(f"{layer} lacks the weight {error}") from None
+            raise bad_model(f"{layer} lacks the weight {error}") from None
     return kept
 
 
-def _files(folder: Path, prefix: str) -> Iterator[tuple[Path, list[str] | None]]:
+def weight_files(folder: Path, prefix: str) -> Iterator[tuple[Path, list[str] | None]]:
     """The files that hold such weights, with the weights' names where an index tells them."""
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if not index.exists():
         if not (folder / SAFE_WEIGHTS_NAME).exists():
-            raise _bad(f"{folder} has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
+            raise bad_model(f"{folder} has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
         yield folder / SAFE_WEIGHTS_NAME, None
         return
     weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -135,5 +135,5 @@ def _files(folder: Path, prefix: str) -> Iterator[tuple[Path, list[str] | None]]
         yield folder / shard, names
 
 
-def _bad(message: str) -> OmniError:
+def bad_model(message: str) -> OmniError:
     return OmniError(ErrorInfo(message=message, code="bad_model", status=500))

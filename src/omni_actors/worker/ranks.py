@@ -1,0 +1,245 @@
+"""The ranks of one replica as processes: the leader, which the serving process knows, and those that follow it.
+
+The leader (rank 0) starts the others in its own process group, speaks to each over a socketpair, and is the only one
+that the rest of the deployment knows. They live and die together:
+
+=======================  ===============================================================================================
+a follower ends          the leader's loop sees it at its socket and says so; where the leader stands in a collective
+                         that does not return, a thread that does nothing else ends the process after :data:`GRACE_S`
+the leader ends          the kernel kills each follower (PDEATHSIG); the launcher kills the whole group
+a rank stands still      the leader stands still in the next step, and the serving process kills the group for that
+=======================  ===============================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import msgspec
+
+from omni_actors.actors.child import CONTROL_VARIABLE
+from omni_actors.protocol.codec import frame
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.frames import MAX_CONTROL_FRAME, PROTOCOL_VERSION, Fatal, Hello, Progress, Ready, Welcome
+from omni_actors.protocol.liveness import VARIABLE as LIVENESS_VARIABLE
+
+log = logging.getLogger("omni_actors.worker")
+
+RENDEZVOUS_VARIABLE = "OMNI_ACTORS_RENDEZVOUS"
+"""Environment variable with the number of the descriptor at which a replica's ranks find each other: memory that they
+alone have. It needs no port and leaves no file."""
+
+GREETING_S = 120.0
+"""What a follower may take from its start to its first word, the import of torch before it."""
+
+GRACE_S = 2.0
+"""After a follower's death the leader has so long to say it; and followers have so long to end when they are let go."""
+
+
+class RankLost(RuntimeError):
+    """A rank of this replica has ended, so that no step can be computed any more."""
+
+
+class RanksApart(RuntimeError):
+    """A step failed after the ranks had begun it: they no longer stand at the same place. Only new processes help."""
+
+
+def own_rendezvous() -> int:
+    """The descriptor that :data:`RENDEZVOUS_VARIABLE` names, taken out of the environment."""
+    return int(os.environ.pop(RENDEZVOUS_VARIABLE))
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """The next frame's body, waited for as long as the socket allows; ``None`` at the end. Raises
+    :class:`TimeoutError`, and :class:`RankLost` for a frame that no version would send."""
+    head = _exactly(sock, 4)
+    if head is None:
+        return None
+    length = int.from_bytes(head, "little")
+    if not 0 < length <= MAX_CONTROL_FRAME:
+        raise RankLost(f"a frame of {length} bytes between ranks")
+    return _exactly(sock, length)
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes | None:
+    try:
+        data = sock.recv(count, socket.MSG_WAITALL)
+        while 0 < len(data) < count:  # a signal came, or the socket has a timeout
+            more = sock.recv(count - len(data), socket.MSG_WAITALL)
+            if not more:
+                return None
+            data += more
+    except ConnectionError:
+        return None
+    return data or None
+
+
+@dataclass(slots=True)
+class _Follower:
+    rank: int
+    popen: subprocess.Popen[bytes]
+    pidfd: int
+    sock: socket.socket
+
+
+class Followers:
+    """The other ranks of this process's replica. Made by the leader, in its main thread, which owns them."""
+
+    def __init__(self, hello: Hello) -> None:
+        """Start one for each of ``hello.ranks`` but the first, and greet it. Raises :class:`OSError` when one cannot be
+        started; nothing is left then."""
+        self._hello = hello
+        self._followers: list[_Follower] = []
+        self._rendezvous = os.memfd_create("omni-rendezvous", os.MFD_CLOEXEC)
+        self._closing = os.eventfd(0)
+        self._keeper = threading.Thread(target=self._keep, name="keeper of the ranks", daemon=True)
+        try:
+            for rank in range(1, len(hello.ranks)):
+                self._followers.append(self._start(rank))
+        except BaseException:
+            self.close()
+            raise
+        self._keeper.start()
+
+    @property
+    def rendezvous(self) -> int:
+        """The descriptor at which the ranks meet."""
+        return self._rendezvous
+
+    @property
+    def pids(self) -> list[int]:
+        return [follower.popen.pid for follower in self._followers]
+
+    def filenos(self) -> list[int]:
+        """Descriptors that are readable when a follower has ended, or has something to say, which is why it will."""
+        return [follower.sock.fileno() for follower in self._followers]
+
+    def greet(self) -> None:
+        """Wait until each follower is there. Raises :class:`OmniError` for one that is not."""
+        for follower in self._followers:
+            follower.sock.settimeout(GREETING_S)
+            try:
+                self._next(follower, Welcome)
+            except TimeoutError:
+                raise self._failed(follower, f"says nothing for {GREETING_S:g} s") from None
+            follower.sock.settimeout(None)
+
+    def wait_loaded(self) -> None:
+        """Wait until each follower has loaded: as long as the serving process gives this one. Raises
+        :class:`OmniError` for one that cannot, in its own words."""
+        for follower in self._followers:
+            self._next(follower, Ready)
+
+    def tell(self, message: msgspec.Struct) -> None:
+        """Send each follower a frame. Raises :class:`RankLost` when one is gone."""
+        data = frame(message)
+        for follower in self._followers:
+            try:
+                follower.sock.sendall(data)
+            except OSError:
+                raise RankLost(self._epitaph(follower)) from None
+
+    def check(self, readable: Collection[int]) -> None:
+        """Raises :class:`RankLost` if one of these descriptors is a follower's."""
+        for follower in self._followers:
+            if follower.sock.fileno() in readable:
+                raise RankLost(self._epitaph(follower))
+
+    def close(self) -> None:
+        """Let the followers go and wait until they have ended; one that does not is killed."""
+        if self._closing < 0:
+            return
+        os.eventfd_write(self._closing, 1)
+        for follower in self._followers:
+            follower.sock.close()
+        for follower in self._followers:
+            try:
+                follower.popen.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                follower.popen.kill()
+                follower.popen.wait()
+        if self._keeper.ident is not None:
+            self._keeper.join()
+        for follower in self._followers:
+            os.close(follower.pidfd)
+        os.close(self._closing)
+        os.close(self._rendezvous)
+        self._closing = -1
+
+    def _start(self, rank: int) -> _Follower:
+        place = self._hello.ranks[rank]
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as undo:
+            ours, other = socket.socketpair()
+            theirs.callback(other.close)
+            undo.callback(ours.close)
+            gate, opener = os.pipe()
+            theirs.callback(os.close, gate)
+            theirs.callback(os.close, opener)
+            environment = {
+                **os.environ,
+                **place.environment,
+                CONTROL_VARIABLE: f"{other.fileno()}:{gate}:{os.getpid()}",
+                RENDEZVOUS_VARIABLE: str(self._rendezvous),
+            }
+            environment.pop(LIVENESS_VARIABLE, None)  # the page is the leader's
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "omni_actors.worker"],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=(other.fileno(), gate, self._rendezvous),
+            )
+            undo.callback(popen.wait)
+            undo.callback(popen.kill)
+            pidfd = os.pidfd_open(popen.pid)
+            os.write(opener, b"!")  # it is in this process's group, which a warden knows
+            ours.sendall(frame(msgspec.structs.replace(self._hello, rank=rank, device=place.device)))
+            undo.pop_all()
+        return _Follower(rank, popen, pidfd, ours)
+
+    def _next(self, follower: _Follower, wanted: type[msgspec.Struct]) -> None:
+        while (body := receive(follower.sock)) is not None:
+            message = msgspec.msgpack.decode(body, type=Welcome | Progress | Ready | Fatal)
+            if isinstance(message, Fatal):
+                raise OmniError(message.error)
+            if isinstance(message, Welcome) and message.version != PROTOCOL_VERSION:
+                raise self._failed(follower, f"speaks protocol {message.version}")
+            if isinstance(message, wanted):
+                return
+        raise self._failed(follower, "ended before it was ready")
+
+    def _failed(self, follower: _Follower, what: str) -> OmniError:
+        return OmniError(ErrorInfo(message=f"rank {follower.rank} (pid {follower.popen.pid}) {what}", status=500))
+
+    def _epitaph(self, follower: _Follower) -> str:
+        """What became of a follower whose socket says something."""
+        with contextlib.suppress(TimeoutError, RankLost, msgspec.DecodeError):
+            follower.sock.settimeout(GRACE_S)
+            while (body := receive(follower.sock)) is not None:
+                message = msgspec.msgpack.decode(body, type=Welcome | Progress | Ready | Fatal)
+                if isinstance(message, Fatal):
+                    return f"rank {follower.rank}: {message.error.message}"
+        return f"rank {follower.rank} (pid {follower.popen.pid}) has ended"
+
+    def _keep(self) -> None:
+        """End this process when a follower has ended and the main thread cannot say so."""
+        poll = select.poll()
+        poll.register(self._closing, select.POLLIN)
+        for follower in self._followers:
+            poll.register(follower.pidfd, select.POLLIN)
+        if self._closing in {fd for fd, _ in poll.poll()}:
+            return
+        last = select.poll()
+        last.register(self._closing, select.POLLIN)
+        if not last.poll(GRACE_S * 1000):
+            log.error("a rank has ended, and this one stands in a collective with it")
+            os.kill(os.getpid(), signal.SIGKILL)
