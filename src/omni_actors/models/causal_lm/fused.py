@@ -31,7 +31,7 @@ def supports(model: Any) -> bool:
 
 
 class FusedDecoder:
-    """Implements :class:`~omni_actors.worker.engines.decoder.Decoder`.
+    """Implements :class:`~omni_actors.worker.engines.decoder.RecordableDecoder`.
 
     Takes the weights out of ``model``, layer by layer: the model is of no use afterwards. ``positions`` is one more
     than the greatest position that will be asked for.
@@ -50,7 +50,17 @@ class FusedDecoder:
         self.kv_shape = self._layers.kv_shape()
 
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
-        cos, sin = self._rotary.at(inputs.positions)
-        x = self._layers(F.embedding(inputs.tokens, self._embeddings), cos, sin, attention)
-        x = torch.rms_norm(x.index_select(0, inputs.rows), (x.shape[1],), self._norm, self._layers.eps)
+        return self.compute(self.prepare(inputs), inputs.rows, attention)
+
+    def prepare(self, inputs: StepInputs) -> tuple[torch.Tensor, ...]:
+        return inputs.tokens, inputs.positions
+
+    def compute(
+        self, prepared: tuple[torch.Tensor, ...], rows: torch.Tensor | None, attention: Attention
+    ) -> StepOutput:
+        tokens, positions = prepared
+        cos, sin = self._rotary.at(positions)
+        x = self._layers(F.embedding(tokens, self._embeddings), cos, sin, attention)
+        x = x if rows is None else x.index_select(0, rows)
+        x = torch.rms_norm(x, (x.shape[1],), self._norm, self._layers.eps)
         return StepOutput(self._head(x))

@@ -47,8 +47,8 @@ class _Step:
 
 
 class FeatureDecoder:
-    """Implements :class:`~omni_actors.worker.engines.decoder.Decoder`. ``requests`` holds the :class:`Features` of
-    those requests that have any, by key; it is its owner's.
+    """Implements :class:`~omni_actors.worker.engines.decoder.RecordableDecoder`. ``requests`` holds the
+    :class:`Features` of those requests that have any, by key; it is its owner's.
 
     ``side`` is the width of what :meth:`side` makes for the next stage, 0 for nothing; it is given the input of layer
     ``capture`` (the last layer's normed output for ``len(layers)``), as its layer gave it: before deep features.
@@ -84,11 +84,34 @@ class FeatureDecoder:
         raise NotImplementedError
 
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
-        x = embedded = F.embedding(inputs.tokens, self.embeddings)
         step = self._features(inputs) if self.requests else None
+        prepared = self._prepared(inputs)
         if step is not None:
-            embedded.index_copy_(0, step.rows, step.features)
-        cos, sin = self._rotary.at(self._positions(inputs) if self.requests else inputs.positions)
+            prepared[0].index_copy_(0, step.rows, step.features)
+        return self._run(prepared, inputs.rows, attention, step)
+
+    def prepare(self, inputs: StepInputs) -> tuple[torch.Tensor, ...] | None:
+        """``None`` for a step with features: a request's own, deep in the layers, are no part of what is recorded."""
+        return None if self.requests and self._features(inputs) is not None else self._prepared(inputs)
+
+    def compute(
+        self, prepared: tuple[torch.Tensor, ...], rows: torch.Tensor | None, attention: Attention
+    ) -> StepOutput:
+        return self._run(prepared, rows, attention, None)
+
+    def _prepared(self, inputs: StepInputs) -> tuple[torch.Tensor, ...]:
+        positions = self._positions(inputs) if self.requests else inputs.positions
+        return F.embedding(inputs.tokens, self.embeddings), *self._rotary.at(positions)
+
+    def _run(
+        self,
+        prepared: tuple[torch.Tensor, ...],
+        rows: torch.Tensor | None,
+        attention: Attention,
+        step: _Step | None,
+    ) -> StepOutput:
+        x, cos, sin = prepared
+        embedded = x
         captured = embedded if self._capture == 0 else None
 
         def after(layer: int, x: torch.Tensor) -> torch.Tensor:
@@ -104,9 +127,9 @@ class FeatureDecoder:
         width, eps = (x.shape[1],), self._layers.eps
         if self._side and self._capture == len(self._layers):
             x = captured = torch.rms_norm(x, width, self._norm, eps)
-            x = x.index_select(0, inputs.rows)
+            x = x if rows is None else x.index_select(0, rows)
         else:
-            x = torch.rms_norm(x.index_select(0, inputs.rows), width, self._norm, eps)
+            x = torch.rms_norm(x if rows is None else x.index_select(0, rows), width, self._norm, eps)
         if self._side:
             assert captured is not None
             attention.keep(self.side(embedded, captured, None if step is None else step.rows))

@@ -98,7 +98,7 @@ class Speaking:
 
 
 class TalkerDecoder:
-    """Implements :class:`~omni_actors.worker.engines.decoder.Decoder`. ``requests`` is its owner's.
+    """Implements :class:`~omni_actors.worker.engines.decoder.RecordableDecoder`. ``requests`` is its owner's.
 
     ``embeddings`` [codes and marks, width] and ``head`` are of the first code; ids in ``suppressed`` are never chosen.
     ``pad`` [width] goes with frames after the text. ``project`` brings pieces of text to the embeddings' width where it
@@ -134,11 +134,19 @@ class TalkerDecoder:
         self.width = layers.width
 
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
+        return self.compute(self.prepare(inputs), inputs.rows, attention)
+
+    def prepare(self, inputs: StepInputs) -> tuple[torch.Tensor, ...]:
         self._hear([s for span in inputs.spans if (s := self.requests.get(span.key)) is not None and s.pending])
-        x = self._inputs(inputs.spans)
         positions = multi_axis_positions(inputs, self.features) if self.features else inputs.positions
-        cos, sin = self._rotary.at(positions)
-        x = self._layers(x, cos, sin, attention).index_select(0, inputs.rows)
+        return self._inputs(inputs.spans), *self._rotary.at(positions)
+
+    def compute(
+        self, prepared: tuple[torch.Tensor, ...], rows: torch.Tensor | None, attention: Attention
+    ) -> StepOutput:
+        x, cos, sin = prepared
+        x = self._layers(x, cos, sin, attention)
+        x = x if rows is None else x.index_select(0, rows)
         hidden = torch.rms_norm(x, (x.shape[1],), self._norm, self._layers.eps)
         logits = self._head(hidden).index_fill(1, self._suppressed, -torch.inf)
         return StepOutput(logits, hidden)

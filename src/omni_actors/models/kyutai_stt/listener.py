@@ -47,8 +47,8 @@ LANGUAGES = {"en": "English", "fr": "French"}
 
 
 class FrameDecoder:
-    """Implements :class:`~omni_actors.worker.engines.decoder.Decoder`. ``heard`` holds, by request, what is added to
-    the text's embedding at each position: [positions, width]."""
+    """Implements :class:`~omni_actors.worker.engines.decoder.RecordableDecoder`. ``heard`` holds, by request, what is
+    added to the text's embedding at each position: [positions, width]."""
 
     def __init__(
         self, embeddings: torch.Tensor, layers: Layers, norm: torch.Tensor, head: Linear, rotary: Rotary
@@ -64,13 +64,22 @@ class FrameDecoder:
         self._rotary = rotary
 
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
+        return self.compute(self.prepare(inputs), inputs.rows, attention)
+
+    def prepare(self, inputs: StepInputs) -> tuple[torch.Tensor, ...]:
         x = F.embedding(inputs.tokens, self._embeddings)
         for span in inputs.spans:
             if (heard := self.heard.get(span.key)) is not None:
                 x[span.at : span.at + span.count] += heard[span.start : span.start + span.count]
-        cos, sin = self._rotary.at(inputs.positions)
+        return x, *self._rotary.at(inputs.positions)
+
+    def compute(
+        self, prepared: tuple[torch.Tensor, ...], rows: torch.Tensor | None, attention: Attention
+    ) -> StepOutput:
+        x, cos, sin = prepared
         x = self._layers(x, cos, sin, attention)
-        x = torch.rms_norm(x.index_select(0, inputs.rows), (x.shape[1],), self._norm, self._layers.eps)
+        x = x if rows is None else x.index_select(0, rows)
+        x = torch.rms_norm(x, (x.shape[1],), self._norm, self._layers.eps)
         return StepOutput(self._head(x))
 
 

@@ -87,6 +87,7 @@ class AutoregressiveEngine(Engine):
         self.attach(adapter)
         progress("warming up", None)
         self._warm_up()
+        self._record(progress)
         return {
             "max_model_len": self._max_len,
             "kv_blocks": self._pool.total,
@@ -129,6 +130,14 @@ class AutoregressiveEngine(Engine):
         count = min(most, self._max_len - 1, self._pool.available * self._pool.block_size - 1)
         if count > 0:
             self._runner.warm_up(count, self._pool)
+
+    def _record(self, progress: Callable[[str, float | None], None]) -> None:
+        """Let the device replay decode steps, where it can."""
+        graphs = self._faults.runtime.graphs()
+        if graphs is not None:
+            progress("recording decode steps", None)
+            count = self._runner.record(graphs, self.options.max_batch, self._max_len)
+            log.info("%d decode steps are recorded", count)
 
     # ---- requests
 
@@ -473,6 +482,8 @@ class AutoregressiveEngine(Engine):
             **{f"{name}_total": count for name, count in self._totals.items()},
             **self._adapter.counters(),
         }
+        if self._runner.recorded is not None:
+            found["recorded_steps_total"] = self._runner.recorded.steps
         for half in (self._exports, self._imports):
             found |= {} if half is None else half.counters()
         return found

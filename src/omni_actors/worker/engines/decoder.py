@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -107,6 +107,24 @@ class Decoder(Protocol):
 
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
         """Compute the step's tokens: what comes out after ``inputs.rows``."""
+        ...
+
+
+@runtime_checkable
+class RecordableDecoder(Decoder, Protocol):
+    """A network in two halves. The second one computes from tensors alone, and waits for no result of the device, so
+    that a platform may record what it launches (:mod:`omni_actors.worker.engines.recorded`). ``forward`` is both."""
+
+    def prepare(self, inputs: StepInputs) -> tuple[torch.Tensor, ...] | None:
+        """What the step computes from, by token: tensors [tokens, …], as many and of the same further sizes and dtypes
+        in every step of one token per sequence. ``None`` for one that is not only that. Called before :meth:`compute`,
+        perhaps twice."""
+        ...
+
+    def compute(
+        self, prepared: tuple[torch.Tensor, ...], rows: torch.Tensor | None, attention: Attention
+    ) -> StepOutput:
+        """The step of what was prepared. ``rows`` ``None`` are all of its tokens, in order."""
         ...
 
 

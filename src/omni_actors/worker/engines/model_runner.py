@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from omni_actors.platforms.kernels import Kernels
-from omni_actors.worker.engines.decoder import Decoder, Span, StepInputs, StepOutput
+from omni_actors.platforms.runtime import Graphs
+from omni_actors.worker.engines.decoder import Decoder, RecordableDecoder, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention, flat_order
 from omni_actors.worker.engines.paged_cache import BlockPool
+from omni_actors.worker.engines.recorded import RecordedSteps
 from omni_actors.worker.engines.sequence import Chunk
 from omni_actors.worker.engines.sequence import Sequence as TokenSequence
+
+log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -20,6 +25,7 @@ class ModelRunner:
 
     def __init__(self, decoder: Decoder, blocks: int, block_size: int, kernels: Kernels) -> None:
         self.decoder = decoder
+        self.recorded: RecordedSteps | None = None
         self.cache = KVCache(decoder.kv_shape, blocks, block_size, decoder.device, kernels)
 
     def warm_up(self, count: int, pool: BlockPool) -> None:
@@ -32,10 +38,29 @@ class ModelRunner:
         self.cache.scrub(sequence.blocks)
         sequence.release(pool)
 
+    def record(self, graphs: Graphs, max_batch: int, max_len: int) -> int:
+        """Record steps of up to ``max_batch`` decodes of sequences of up to ``max_len`` tokens; how many recordings
+        there are. Where the decoder, or something in it, cannot be recorded, that is said and there are none: steps run
+        as they are written."""
+        name = type(self.decoder).__name__
+        if not isinstance(self.decoder, RecordableDecoder):
+            log.warning("decode steps are not recorded: %s does not part what it prepares from what it computes", name)
+            return 0
+        steps = RecordedSteps(self.decoder, self.cache, graphs, max_batch, max_len)
+        try:
+            count: int = steps.record(graphs)
+        except RuntimeError as error:
+            log.warning("decode steps are not recorded: %s cannot be: %s", name, error)
+            return 0
+        self.recorded = steps
+        return count
+
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> StepOutput:
         """Compute the chunks in one pass. Returns float32 logits [n, vocab_size] (and hidden states, if the decoder
         gives them): ``chunk.rows`` rows for each, in order. The sequences themselves are not advanced."""
+        if self.recorded is not None and (replayed := self.recorded.run(chunks)) is not None:
+            return replayed
         extents = [Extent(c.start, c.count, c.sequence.blocks) for c in chunks]
         order = sorted(range(len(chunks)), key=lambda i: flat_order(extents[i]))
         starts = [0] * len(chunks)

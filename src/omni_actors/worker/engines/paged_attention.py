@@ -14,30 +14,39 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.kernels import CacheLayout, Kernels
 from omni_actors.worker.engines.decoder import KVShape
 
 
 class KVCache:
-    """The tensors. One block more than the pool has: it stays zero and pads shorter sequences."""
+    """The tensors. Two blocks more than the pool has: ``padding`` stays zero and pads shorter sequences, ``scratch``
+    takes what belongs to none."""
 
     def __init__(self, shape: KVShape, blocks: int, block_size: int, device: torch.device, kernels: Kernels) -> None:
         self.shape = shape
         self.kernels = kernels
         self.block_size = block_size
-        self.padding = blocks
+        self.padding, self.scratch = blocks, blocks + 1
+        layout = CacheLayout(shape.kv_heads, shape.head_dim, block_size, shape.dtype)
+        self.paged_decode = kernels.paged_decode(layout)
+        self.prompt_attention = kernels.prompt_attention(layout)
         # Zeros, not whatever memory holds: places behind a sequence's end are masked, but 0 * NaN is NaN.
         self.layers = [
-            kernels.zeros((blocks + 1, 2 * shape.kv_heads, block_size, shape.head_dim), shape.dtype, device)
+            kernels.zeros((blocks + 2, 2 * shape.kv_heads, block_size, shape.head_dim), shape.dtype, device)
             for _ in range(shape.layers)
         ]
         self.rows = [layer.view(-1, shape.head_dim) for layer in self.layers]
         """The same memory by single keys and values."""
         self.pages = [layer.view(-1, block_size * shape.head_dim) for layer in self.layers]
         """The same memory by pages."""
-        side = (blocks + 1, block_size, shape.side)
+        side = (blocks + 2, block_size, shape.side)
         self.side = kernels.zeros(side, shape.dtype, device) if shape.side else None
         """The side vectors: [blocks, block_size, side]."""
+
+    def halves(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of a layer's keys and values: [blocks, kv_heads, block_size, head_dim]."""
+        both, heads = self.layers[layer], self.shape.kv_heads
+        return both[:, :heads], both[:, heads:]
 
     def copy(self, source: int, target: int) -> None:
         """Give ``target`` the content of block ``source``."""
@@ -107,7 +116,13 @@ class PagedAttention:
         self._cache = cache
         self._pages_per_block = 2 * cache.shape.kv_heads
         self._slots = self._token_slots(extents)
-        self._decodes, self._prompts = self._group(extents)
+        self._table: tuple[torch.Tensor, torch.Tensor] | None = None
+        if cache.paged_decode is not None:
+            decodes = [extent for extent in extents if extent.count == 1]
+            self._table = self._tables(decodes) if decodes else None
+            self._decodes, self._prompts = self._group(extents[len(decodes) :], len(decodes))
+        else:
+            self._decodes, self._prompts = self._group(extents)
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
 
     def attend(
@@ -123,7 +138,13 @@ class PagedAttention:
         cache = self._cache
         cache.rows[layer].index_copy_(0, self._slots, key_value.reshape(-1, key_value.shape[2]))
         pages = cache.pages[layer]
-        parts = [self._decode(i, group, pages, query, scale, window, softcap) for i, group in enumerate(self._decodes)]
+        parts = []
+        if self._table is not None and cache.paged_decode is not None:
+            table, lengths = self._table
+            parts.append(
+                cache.paged_decode(query[: len(table)], *cache.halves(layer), table, lengths, scale, window, softcap)
+            )
+        parts += [self._decode(i, group, pages, query, scale, window, softcap) for i, group in enumerate(self._decodes)]
         parts += [
             self._prompt(i, prompt, pages, query, key_value, scale, window, softcap)
             for i, prompt in enumerate(self._prompts, len(self._decodes))
@@ -190,6 +211,8 @@ class PagedAttention:
                 :, : prompt.start + prompt.count
             ]
         keys, values = both[:kv_heads], both[kv_heads:]
+        if softcap is None and self._cache.prompt_attention is not None:
+            return self._cache.prompt_attention(query[rows], keys, values, scale, window)
         if softcap is not None:
             groups = q.reshape(kv_heads, -1, prompt.count, head_dim)
             scores = torch.matmul(groups * (scale / softcap), keys.transpose(1, 2).unsqueeze(1))
@@ -244,11 +267,21 @@ class PagedAttention:
         slots = first[:, None] + np.arange(pages) * size
         return self._tensor(slots)
 
-    def _group(self, extents: Sequence[Extent]) -> tuple[list[_Decodes], list[_Prompt]]:
+    def _tables(self, decodes: Sequence[Extent]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a platform's own kernel reads: each sequence's blocks in order, and its length."""
+        counts = [-(-e.end // self._cache.block_size) for e in decodes]
+        table = np.full((len(decodes), max(counts)), self._cache.padding, np.int32)
+        for row, extent, count in zip(table, decodes, counts, strict=True):
+            row[:count] = extent.blocks[:count]
+        lengths = np.array([e.end for e in decodes], np.int32)
+        return self._tensor(table).view(table.shape), self._tensor(lengths)
+
+    def _group(self, extents: Sequence[Extent], row: int = 0) -> tuple[list[_Decodes], list[_Prompt]]:
+        """``row`` is the first extent's."""
         decodes: list[_Decodes] = []
         prompts: list[_Prompt] = []
         members: list[Extent] = []
-        waste = row = 0
+        waste = 0
         for extent in extents:
             if extent.count == 1:
                 waste += members[0].end - extent.end if members else 0
