@@ -78,6 +78,9 @@ class Stage:
     separable: bool = False
     """Whether a deploy file may have its prompts computed in a pool of their own: an autoregressive stage to which
     nothing comes on its ports once its prompt is complete."""
+    vllm: str = ""
+    """Dotted name of the adapter that it has where vLLM computes it: a
+    :class:`~omni_actors.worker.engines.decoder.PromptAdapter`. Empty: vLLM does not."""
     doc: str = ""
 
 

@@ -52,7 +52,7 @@ def inherited(given: Mapping[str, Setting], names: Iterable[str]) -> dict[str, S
     for name in names:
         above, below = f"stages.{name}.", f"stages.{name}.prefill."
         engine = given.get(f"{above}engine")
-        if engine is not None and engine.value != "autoregressive":
+        if engine is not None and engine.value not in ("autoregressive", "torch", "auto"):
             raise PlanError(f"{engine.origin}: stage '{name}' is split, which engine '{engine.value}' cannot do")
         said = {path.removeprefix(below) for path in given if path.startswith(below)}
         if said & {"device", "devices"}:

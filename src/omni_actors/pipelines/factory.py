@@ -14,8 +14,15 @@ from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Stage
 from omni_actors.pipelines.devices import RANKS_ENVIRONMENT, devices_of, environments_of
 from omni_actors.pipelines.disaggregate import inherited, split, split_stages
 from omni_actors.pipelines.edges import edges_of
+from omni_actors.pipelines.engines import choose_engine, with_choices
 from omni_actors.pipelines.hub import missing_shards
-from omni_actors.pipelines.limits import OTHER_STEP_BUDGET_S, STEP_BUDGET_S, limits_of, with_engine_options
+from omni_actors.pipelines.limits import (
+    OTHER_STEP_BUDGET_S,
+    STEP_BUDGET_S,
+    environment_of,
+    limits_of,
+    with_engine_options,
+)
 from omni_actors.pipelines.overlay import (
     Setting,
     peek_overlay,
@@ -107,10 +114,10 @@ def resolve(
     platforms = find_platforms(platform, early.get("platform"), own)
     if media is not None:
         platforms.get(MEDIA_PLATFORM, "the media process")
-    schema = settings_schema(family, platforms.all(), media)
+    schema = settings_schema(_settable(family), platforms.all(), media)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
     if said.lacks:  # a deploy file is for a family, whichever of its checkpoints it is used with
-        listed = _within(listed, settings_schema(chosen, platforms.all(), media))
+        listed = _within(listed, settings_schema(_settable(chosen), platforms.all(), media))
     given = {setting.path: setting for setting in listed}
     halved = split_stages(chosen, given)
     settings = Settings(inherited(given, halved), {}, _described(said, folder))
@@ -151,6 +158,11 @@ def resolve(
     return plan
 
 
+def _settable(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with all that may be set of its stages, whichever engine is chosen."""
+    return replace(pipeline, stages=tuple(map(with_choices, pipeline.stages)))
+
+
 def _within(listed: list[Setting], schema: Group) -> list[Setting]:
     """Those settings that the schema has. The others are said to have no effect, loudly if they were typed."""
     kept = []
@@ -177,7 +189,7 @@ def settings_of(plan: Plan) -> Group:
     """What can be set of this deployment."""
     media = plan.media
     platforms = [select(name) for name in dict.fromkeys((plan.platform, *(stage.platform for stage in plan.stages)))]
-    return settings_schema(plan.pipeline, platforms, media.declaration if media else None)
+    return settings_schema(_settable(plan.pipeline), platforms, media.declaration if media else None)
 
 
 def missing_weights(plan: Plan) -> list[str]:
@@ -257,7 +269,8 @@ def _stage(
     at = stage_path(stage.name)
     by_platform = Origin("platform", platform.name)
 
-    kind = settings.get(f"{at}.engine", stage.engine, DECLARED)
+    model = _model(at, stage, folder, settings)
+    stage, kind = choose_engine(stage, model, platform, settings)
     try:
         engine = kind if ":" in kind else platform.engine_for(kind)
     except PlatformError as error:
@@ -265,7 +278,6 @@ def _stage(
     settings.provenance[f"{at}.adapter"] = DECLARED
 
     dtype = _dtype(at, stage, platform, settings)
-    model = _model(at, stage, folder, settings)
     options = {key: settings.get(f"{at}.options.{key}", default, DECLARED) for key, default in stage.defaults.items()}
     sampling = {
         key: settings.get(f"{at}.sampling.{key}", None)
@@ -281,7 +293,7 @@ def _stage(
         for key, default in platform.options.items()
     }
     devices = devices_of(at, platform, strategy, replicas, settings)
-    base = BASE_ENVIRONMENT if strategy.ranks == 1 else BASE_ENVIRONMENT | RANKS_ENVIRONMENT
+    base = BASE_ENVIRONMENT | environment_of(kind) | (RANKS_ENVIRONMENT if strategy.ranks > 1 else {})
     own = settings.get(f"{at}.environment", {}, by_platform)
     ours = strategy.ranks > 1 and kind != VLLM
     environments = environments_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import Any
 
 from omni_actors.pipelines.declaration import Stage
 
@@ -29,6 +30,7 @@ _MAX_REQUESTS = StageLimit(1024, "Requests that the worker holds at once, waitin
 
 _BY_KIND: dict[str, dict[str, StageLimit]] = {
     "autoregressive": {"max_requests": _MAX_REQUESTS},
+    "vllm": {"max_requests": _MAX_REQUESTS},
     "generation": {
         "max_batch": StageLimit(8, "Compatible items that run as one batch."),
         "max_requests": _MAX_REQUESTS,
@@ -36,7 +38,7 @@ _BY_KIND: dict[str, dict[str, StageLimit]] = {
 }
 
 
-STEP_BUDGET_S = {"autoregressive": 120.0, "generation": 300.0}
+STEP_BUDGET_S = {"autoregressive": 120.0, "vllm": 120.0, "generation": 300.0}
 """How long one step may take, by engine kind, before its worker counts as stuck: many times what the slowest takes on a
 CPU, since a step that is cut short by mistake costs more than one that is waited for."""
 
@@ -49,19 +51,35 @@ def limits_of(engine: str) -> dict[str, StageLimit]:
     return {**_BY_KIND.get(engine, {}), **_COMMON}
 
 
-_OPTIONS = {"autoregressive": "omni_actors.worker.engines.ar_options"}
+_OPTIONS = {
+    "autoregressive": "omni_actors.worker.engines.ar_options",
+    "vllm": "omni_actors.worker.engines.vllm_options",
+}
 """Engine kind → the module beside the engine, without torch, that says what :class:`Stage` does of its options:
-``OPTIONS`` (option → default), ``OPTIONS_DOC``, ``OPTIONS_TYPE`` and ``OPTIONS_LEAST``."""
+``OPTIONS`` (option → default), ``OPTIONS_DOC``, ``OPTIONS_TYPE`` and ``OPTIONS_LEAST``. And if it has one,
+``ENVIRONMENT``, of its workers."""
+
+
+def options_of(kind: str) -> dict[str, Any]:
+    """Option → default, of every stage of an engine kind. Sampling is a group of its own."""
+    if kind not in _OPTIONS:
+        return {}
+    options: dict[str, Any] = import_module(_OPTIONS[kind]).OPTIONS
+    return {name: default for name, default in options.items() if name != "sampling"}
+
+
+def environment_of(kind: str) -> dict[str, str]:
+    """What the workers of an engine kind need in their environment."""
+    return dict(getattr(import_module(_OPTIONS[kind]), "ENVIRONMENT", {})) if kind in _OPTIONS else {}
 
 
 def with_engine_options(stage: Stage) -> Stage:
-    """The stage with the options that every stage of its engine kind has, or of the kinds that its engine runs.
-    Sampling is a group of its own."""
+    """The stage with the options that every stage of its engine kind has, or of the kinds that its engine runs."""
     for kind in (stage.engine, *stage.runs):
         if kind not in _OPTIONS:
             continue
         module = import_module(_OPTIONS[kind])
-        defaults = {name: default for name, default in module.OPTIONS.items() if name != "sampling"}
+        defaults = options_of(kind)
         stage = replace(
             stage,
             defaults=defaults | stage.defaults,

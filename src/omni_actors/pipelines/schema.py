@@ -107,7 +107,7 @@ def deployment_limits() -> dict[str, Leaf | Group]:
 
 def _stage(stage: Stage) -> Group:
     keys: dict[str, Leaf | Group] = {
-        "engine": Leaf(text, "Engine kind, or module:Class."),
+        "engine": Leaf(text, "Engine kind, or module:Class; torch or vllm where either computes it, auto to choose."),
         "model": Leaf(text, "Folder or file of this stage's weights, instead of its place in the model's folder."),
         "platform": Leaf(text, "Platform of this stage."),
         "device": Leaf(text, "Device of every replica."),
@@ -130,16 +130,7 @@ def _stage(stage: Stage) -> Group:
     if stage.name == MEDIA_STAGE:
         del keys["model"]  # it has no weights
     if stage.defaults:
-        keys["options"] = Group(
-            {
-                k: Leaf(
-                    size if k.endswith("_bytes") else like(v, stage.options_type.get(k), stage.options_least.get(k)),
-                    stage.options_doc.get(k, ""),
-                )
-                for k, v in stage.defaults.items()
-            },
-            "The stage's own options.",
-        )
+        keys["options"] = Group({k: option_leaf(stage, k) for k in stage.defaults}, "The stage's own options.")
     if "sampling" in stage.sections:
         keys["sampling"] = Group(
             {
@@ -152,6 +143,12 @@ def _stage(stage: Stage) -> Group:
         first = {key: found for key, found in keys.items() if key not in ("engine", "sampling")}
         keys["prefill"] = Group(first, "A pool of its own for prompts; what is not said here is as for the stage.")
     return Group(keys, stage.doc)
+
+
+def option_leaf(stage: Stage, name: str) -> Leaf:
+    """What an option of a stage takes."""
+    check = like(stage.defaults[name], stage.options_type.get(name), stage.options_least.get(name))
+    return Leaf(size if name.endswith("_bytes") else check, stage.options_doc.get(name, ""))
 
 
 def _limit(name: str, limit: StageLimit) -> Callable[[Any], Any]:

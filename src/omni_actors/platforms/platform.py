@@ -20,6 +20,10 @@ CONTRACT = 1
 """Version of this contract: another one when a platform written against this one would no longer do the right thing."""
 
 
+VLLM_ENGINE = "omni_actors.worker.engines.vllm:VllmEngine"
+"""The engine of kind ``vllm``, where a platform has one."""
+
+
 class PlatformError(OmniError):
     """No such platform, two that claim the machine, or a thing that the platform cannot do."""
 
@@ -123,6 +127,9 @@ class OmniPlatform(ABC):
     shared: ClassVar[bool] = False
     """Whether the ranks of a replica compute on one device together, as they do on a processor: then there may be as
     many as :meth:`cores`. Otherwise each has a device of its own."""
+    vllm_builds: ClassVar[tuple[str, ...]] = ()
+    """Which builds of vLLM run on it, where :attr:`engines` has a ``vllm``: patterns that the local part of the
+    installed version matches as a whole (``cpu`` of ``0.32.0+cpu``; it is empty for most)."""
     transports: ClassVar[tuple[str, ...]] = ()
     """Ways to hand a tensor to another process without a copy to the host, best first. Two stages whose platforms share
     one may be joined by it."""

