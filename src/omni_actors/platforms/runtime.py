@@ -77,9 +77,10 @@ class DeviceTransport(ABC):
 
     @abstractmethod
     def export(self, tensor: torch.Tensor) -> bytes:
-        """A handle by which another process opens ``tensor`` (contiguous, on this device), whose content is complete
-        for whoever opens it. Its memory must not be written or freed until the handle is released: the caller holds a
-        reference till then."""
+        """A handle by which another process opens what ``tensor`` (contiguous, on this device) holds now: a copy in
+        memory of the transport's own, complete for whoever opens it, until the handle is released. The tensor itself is
+        the caller's again on return. Raises :class:`TransportError`, also for lack of memory: it goes through the host
+        then."""
 
     @abstractmethod
     def open(self, handle: bytes) -> torch.Tensor:
@@ -90,7 +91,8 @@ class DeviceTransport(ABC):
         """Nobody reads it any more: the exporting side forgets what it keeps of it. Unknown ones are ignored."""
 
     def close(self, handle: bytes) -> None:
-        """This process is done with an opened handle. What was read of it is complete when this returns."""
+        """This process is done with an opened handle, once for each time that it was opened. What was read of it is
+        complete when this returns."""
 
 
 class TransportError(RuntimeError):
