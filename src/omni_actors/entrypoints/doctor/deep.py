@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omni_actors.entrypoints.doctor.hardware import Hardware
+from omni_actors.entrypoints.doctor.hardware import Hardware, vllm_missing
 from omni_actors.entrypoints.doctor.system import size
-from omni_actors.platforms import device_check
+from omni_actors.pipelines.strategy import VLLM
+from omni_actors.platforms import inquiry
 from omni_actors.platforms.inquiry import Answer, Inquiry, ask
 from omni_actors.platforms.platform import Finding, OmniPlatform, Verdict
+
+SCRIPT = Path(inquiry.__file__).with_name("device_check.py")
+"""Not imported here: it imports torch."""
 
 
 def open_devices(found: tuple[Hardware, ...], chosen: str, within_s: float) -> Iterator[Finding]:
@@ -31,8 +35,9 @@ def _inquiry(platform: OmniPlatform, device: str) -> Inquiry:
         "environment": platform.worker_environment(device, 1, options),
         "options": options,
         "dtype": platform.default_dtype,
+        "engines": [kind for kind in platform.engines if kind != VLLM or not vllm_missing(platform)],
     }
-    return Inquiry(Path(device_check.__file__), argument)
+    return Inquiry(SCRIPT, argument)
 
 
 def _findings(subject: str, answer: Answer, bad: Verdict) -> Iterator[Finding]:

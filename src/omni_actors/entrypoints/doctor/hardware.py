@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from omni_actors.entrypoints.doctor.system import size
+from omni_actors.pipelines import engines
 from omni_actors.pipelines.schema import CONNECTORS
+from omni_actors.pipelines.strategy import VLLM
 from omni_actors.pipelines.versions import PACKAGES
 from omni_actors.platforms.platform import Detection, Device, Finding, OmniPlatform, PlatformError, Verdict
 from omni_actors.platforms.probe import BUILTINS, PluginReport
@@ -91,19 +94,34 @@ def engine_findings(found: tuple[Hardware, ...], chosen: str) -> Iterator[Findin
         if it.platform is None or not it.detection:
             continue
         for kind, engine in it.platform.engines.items():
-            needed = {**it.platform.distributions, **PACKAGES.get(kind, {})}
-            troubles = [
-                finding
-                for finding in version_findings(needed)
-                if finding.subject in needed and finding.verdict is not Verdict.OK
-            ]
             subject = f"{it.name} {kind}"
+            if kind == VLLM and (missing := vllm_missing(it.platform)):
+                yield Finding(
+                    subject, Verdict.OK, f"{missing}: torch's engines compute", f"docs/platforms/{it.name}.md"
+                )
+                continue
+            troubles = _package_troubles({**it.platform.distributions, **PACKAGES.get(kind, {})})
             if not troubles:
                 yield Finding(subject, Verdict.OK, engine)
             for trouble in troubles:
-                # What autoregressive stages cannot do without is told as a problem of packages already.
+                # Of the chosen platform it is among the packages' problems already.
                 verdict = Verdict.WARNING if it.name == chosen else Verdict.OK
                 yield Finding(subject, verdict, f"{trouble.subject} {trouble.found}", trouble.remedy)
+
+
+def vllm_missing(platform: OmniPlatform) -> str:
+    """Why vLLM cannot be a platform's engine here; empty if it can."""
+    installed = engines.installed()
+    if installed is None:
+        return "vLLM is not installed"
+    if not any(re.fullmatch(pattern, installed.build) for pattern in platform.vllm_builds):
+        build = f"+{installed.build}" if installed.build else ""
+        return f"vLLM {installed.version}{build} is built for other hardware"
+    return ""
+
+
+def _package_troubles(needed: Mapping[str, str]) -> list[Finding]:
+    return [it for it in version_findings(needed) if it.subject in needed and it.verdict is not Verdict.OK]
 
 
 def transport_findings(found: tuple[Hardware, ...]) -> Iterator[Finding]:
