@@ -82,9 +82,9 @@ async def test_streaming_input_is_given_again() -> None:
         for word in ("one ", "two ", "three"):
             await stream.feed("text", "text", {"text": word})
         with trio.fail_after(20):
-            await until(lambda: stream._fed_consumed == 3)
+            await until(lambda: stream.feeds is not None and stream.feeds.consumed == 3)
             kill(orchestrator.pools["b"].replicas[0].pid)
-            await until(lambda: stream.casualty.resumes == 1)
+            await until(lambda: stream.casualty is not None and stream.casualty.resumes == 1)
             await stream.feed("text", "text", {"text": "."}, end=True)
             events = [event async for event in stream]
         assert text_of(events) == "one two three."

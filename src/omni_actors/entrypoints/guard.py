@@ -14,7 +14,6 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from random import getrandbits
-from typing import Any
 
 import trio
 
@@ -201,9 +200,35 @@ class Guarded:
         self.write_now = exchange.write_now
         self.finish = exchange.finish
 
-    def __getattr__(self, name: str) -> Any:
-        """What a server's own exchange has besides: addresses, scheme, target."""
-        return getattr(self._exchange, name)
+    # What Quart is told of it besides. (By ``__getattr__`` they would make every attribute here slow to read.)
+
+    @property
+    def http_version(self) -> str:
+        return self._exchange.http_version
+
+    @property
+    def scheme(self) -> str:
+        return self._exchange.scheme
+
+    @property
+    def target(self) -> bytes:
+        return self._exchange.target
+
+    @property
+    def client(self) -> tuple[str, int] | None:
+        return self._exchange.client
+
+    @property
+    def server(self) -> tuple[str, int | None]:
+        return self._exchange.server
+
+    @property
+    def started(self) -> bool:
+        return self._exchange.started
+
+    @property
+    def finished(self) -> bool:
+        return self._exchange.finished
 
     @property
     def received(self) -> bool:

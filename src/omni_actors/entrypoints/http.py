@@ -42,11 +42,35 @@ class Exchange(Protocol):
     def query(self) -> bytes: ...
 
     @property
+    def target(self) -> bytes:
+        """As the client wrote it."""
+        ...
+
+    @property
+    def http_version(self) -> str: ...
+
+    @property
+    def scheme(self) -> str: ...
+
+    @property
     def headers(self) -> Headers: ...
 
     @property
     def client(self) -> tuple[str, int] | None:
         """Address of the other end, where it has one (on a unix socket it has not)."""
+        ...
+
+    @property
+    def server(self) -> tuple[str, int | None]: ...
+
+    @property
+    def started(self) -> bool:
+        """Whether the answer has begun."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer has ended."""
         ...
 
     @property

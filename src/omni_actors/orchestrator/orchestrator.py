@@ -210,7 +210,8 @@ class Orchestrator:
             if process.incarnation == record.media_life:
                 process.tell("discard", {"owners": [], "clips": [medium.id for medium in record.request.media]})
         self.recovery.released(record)
-        self.vacant.unpark()
+        if self.vacant:
+            self.vacant.unpark()
         if self.draining and not self.inflight:
             self.changed.unpark_all()
 

@@ -72,11 +72,15 @@ class RequestStream:
         self.replicas: dict[str, StageReplica] = {}
         """Of the present attempt."""
         self.ledgers: dict[str, StageLedger] = {}
+        """Of the stages that have reported anything."""
         self.sections: Mapping[str, msgspec.Raw] = {}
         """The request's parameters, as stages get them."""
         self.media_life = 0
         """The incarnation of the media process that has its media."""
-        self.casualty = Casualty()
+        self.casualty: Casualty | None = None
+        """Once there was a death around it."""
+        self.feeds: Feeds | None = None
+        """Its streaming input, once there was any."""
         self._orchestrator = orchestrator
         self._events: deque[Event] = deque()
         self._waiting_bytes = 0
@@ -86,11 +90,6 @@ class RequestStream:
         self._task: trio.lowlevel.Task | None = None
         self._received = 0
         self._take: Callable[[TextDelta], bool] | None = None
-        self._fed = 0
-        self._fed_consumed = 0
-        self._feeds = Feeds()
-        self._fed_moved = trio.lowlevel.ParkingLot()
-        self._ended_inputs: set[str] = set()
 
     # ---- the caller's side
 
@@ -158,12 +157,15 @@ class RequestStream:
         entry = self.subgraph.entries.get(modality)
         if entry is None or entry.port is None:
             raise invalid_request(f"Input '{modality}' of this request does not stream.", "input")
-        if modality in self._ended_inputs:
+        feeds = self.feeds
+        if feeds is None:
+            feeds = self.feeds = Feeds()
+        if modality in feeds.ended:
             raise invalid_request(f"Input '{modality}' of this request has ended.", "input")
         if end:
-            self._ended_inputs.add(modality)
-        while self.state.live and self._fed - self._fed_consumed >= FEEDS_UNDER_WAY:
-            await self._fed_moved.park()
+            feeds.ended.add(modality)
+        while self.state.live and feeds.sent - feeds.consumed >= FEEDS_UNDER_WAY:
+            await feeds.moved.park()
         await trio.lowlevel.checkpoint()
         if not self.state.live:
             return
@@ -172,22 +174,22 @@ class RequestStream:
             data = frame(fed)
         except FrameTooLarge as error:
             raise too_large(f"The input is too large: {error}.", "input") from None
-        self._fed += 1
-        self._feeds.keep(entry.stage.name, fed, len(data))
+        feeds.sent += 1
+        feeds.keep(entry.stage.name, fed, len(data))
         if self.key != NO_ATTEMPT:
             self.replicas[entry.stage.name].send(data)
 
     # ---- the replicas' side
 
     def on_text(self, replica: StageReplica, delta: TextDelta) -> None:
-        if delta.key == self.key and (new := self.ledgers[replica.stage.name].text(delta)) is not None:
+        if delta.key == self.key and (new := self._ledger(replica).text(delta)) is not None:
             self._push(replica, new)
 
     def on_media(self, replica: StageReplica, chunk: MediaChunk) -> None:
         if chunk.key != self.key:
             return
         try:
-            new = self.ledgers[replica.stage.name].media(chunk)
+            new = self._ledger(replica).media(chunk)
         except Diverged:
             self.fail(not_resumable(replica.stage.name).info)
             return
@@ -196,7 +198,7 @@ class RequestStream:
 
     def on_ledger(self, replica: StageReplica, entry: Ledger) -> None:
         if entry.key == self.key:
-            self.ledgers[replica.stage.name].note(entry)
+            self._ledger(replica).note(entry)
             self._progress(replica)
 
     def on_done(self, replica: StageReplica, done: StageDone) -> None:
@@ -204,7 +206,8 @@ class RequestStream:
         if done.key != self.key or not self.state.live or name in self.usage:
             return
         try:
-            self.ledgers[name].done()
+            if (ledger := self.ledgers.get(name)) is not None:
+                ledger.done()
         except Diverged:
             self.fail(not_resumable(name).info)
             return
@@ -232,9 +235,9 @@ class RequestStream:
             self._orchestrator.recovery.left(replica)
 
     def on_fed(self, key: int, count: int) -> None:
-        if key == self.key:
-            self._fed_consumed = max(self._fed_consumed, count)
-            self._fed_moved.unpark_all()
+        if key == self.key and self.feeds is not None:
+            self.feeds.consumed = max(self.feeds.consumed, count)
+            self.feeds.moved.unpark_all()
 
     def fail(self, error: ErrorInfo) -> None:
         """End the request with a typed failure, once; events that came before it are still received."""
@@ -255,7 +258,6 @@ class RequestStream:
         self.state = advance(self.state, RequestState.ADMITTED)
         self.admitted_at = now
         self.deadline = deadline
-        self.ledgers = {part.stage.name: StageLedger(part.stage.recovery) for part in subgraph.parts}
 
     def begin(self, key: int, replicas: dict[str, StageReplica]) -> None:
         """An attempt is bound: every stage of the subgraph is about to get its Submit."""
@@ -270,11 +272,12 @@ class RequestStream:
         self.key = NO_ATTEMPT
         self.replicas = {}
         self.usage = {}
-        self._fed_consumed = 0
+        if self.feeds is not None:
+            self.feeds.consumed = 0
 
     def feed_again(self) -> None:
         """Give a new attempt the input that came by :meth:`feed`."""
-        for stage, fed in self._feeds.kept:
+        for stage, fed in () if self.feeds is None else self.feeds.kept:
             self.replicas[stage].send(frame(msgspec.structs.replace(fed, key=self.key)))
 
     @property
@@ -282,13 +285,21 @@ class RequestStream:
         """The stage on account of which no other attempt can go on where this one was, if there is one."""
         assert self.subgraph is not None
         for part in self.subgraph.parts:
-            if part.stage.recovery == "none" and self.ledgers[part.stage.name].told:
+            ledger = self.ledgers.get(part.stage.name)
+            if part.stage.recovery == "none" and ledger is not None and ledger.told:
                 return part.stage.name
-        return self._feeds.lost_for
+        return None if self.feeds is None else self.feeds.lost_for
+
+    def _ledger(self, replica: StageReplica) -> StageLedger:
+        stage = replica.stage
+        ledger = self.ledgers.get(stage.name)
+        if ledger is None:
+            ledger = self.ledgers[stage.name] = StageLedger(stage.recovery)
+        return ledger
 
     def _progress(self, replica: StageReplica) -> None:
         """A stage has got somewhere with it."""
-        if self.casualty.watched:
+        if self.casualty is not None and self.casualty.watched:
             self._orchestrator.recovery.progress(self, replica)
 
     def _push(self, replica: StageReplica, event: TextDelta | MediaChunk) -> None:
@@ -296,8 +307,7 @@ class RequestStream:
             return
         if self.state is RequestState.ADMITTED:
             self.state = advance(self.state, RequestState.RUNNING)
-        if self.casualty.watched:
-            self._orchestrator.recovery.progress(self, replica)
+        self._progress(replica)
         if (
             self._take is not None
             and self._task is not None
@@ -319,7 +329,8 @@ class RequestStream:
     def _end(self, state: RequestState) -> None:
         self.state = advance(self.state, state)
         self._orchestrator._terminal(self)
-        self._fed_moved.unpark_all()
+        if self.feeds is not None:
+            self.feeds.moved.unpark_all()
         self._wake()
         self._settle()
 

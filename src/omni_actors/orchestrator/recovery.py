@@ -55,8 +55,14 @@ class Casualty:
 
 @dataclass(slots=True)
 class Feeds:
-    """Streaming input of one request, kept for another attempt as long as it is not too much."""
+    """Streaming input of one request, kept for another attempt as long as it is not too much. ``ended`` are the
+    modalities that get no more; of the pieces ``sent``, the present attempt has ``consumed`` so many."""
 
+    sent: int = 0
+    consumed: int = 0
+    moved: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+    """Woken when pieces are consumed, and when the request is over."""
+    ended: set[str] = field(default_factory=set)
     kept: list[tuple[str, Feed]] = field(default_factory=list)
     lost_for: str | None = None
     """The stage whose input was too much."""
@@ -122,7 +128,8 @@ class Recovery:
 
     def lost(self, record: RequestStream, replica: StageReplica, error: ErrorInfo) -> None:
         """A live request has lost a stage that was not done with it."""
-        stage, casualty = replica.stage.name, record.casualty
+        stage = replica.stage.name
+        casualty = record.casualty = record.casualty or Casualty()
         trial = self._trials.get(stage)
         if self.stopping or not self._limits.max_resumes:
             record.fail(error)
@@ -163,7 +170,7 @@ class Recovery:
 
     def progress(self, record: RequestStream, replica: StageReplica) -> None:
         """A stage has said something about a request that was in a death."""
-        since = record.casualty.watched.pop(replica.stage.name, None)
+        since = None if record.casualty is None else record.casualty.watched.pop(replica.stage.name, None)
         if since is None:
             return
         pause_s = trio.current_time() - since

@@ -40,17 +40,16 @@ def submits_of(
 ) -> list[tuple[StageReplica, bytes]]:
     """What each replica is to be told, consumers first: a chunk then seldom meets a worker that does not know its
     request yet. Raises 413 for what is too much for a frame."""
-    submits = []
+    submits, sections = [], record.sections
     try:
         for part in reversed(graph.parts):
             name = part.stage.name
             replica = replicas[name]
-            routes = tuple((edge.index, _link(replica, replicas[edge.target])) for edge in part.outputs)
-            sources = tuple(
-                (edge.index, _link(replica, replicas[edge.source])) for edge in part.inputs if edge.connector == "tcp"
-            )
-            params = {name: record.sections[name] for name in part.sections if name in record.sections}
-            prefix, delivered = record.ledgers[name].again() if record.ledgers else (None, 0)
+            routes = tuple([(edge.index, _link(replica, replicas[edge.target])) for edge in part.outputs])
+            sources = tuple([(edge.index, _link(replica, replicas[edge.source])) for edge in part.tcp_inputs])
+            params = {name: sections[name] for name in part.sections if name in sections}
+            ledger = record.ledgers.get(name)
+            prefix, delivered = (None, 0) if ledger is None else ledger.again()
             submit = Submit(
                 key, record.id, params, part.ports, routes, part.visible, sources, prefix, delivered, budget_s
             )

@@ -35,7 +35,8 @@ class StagePart:
     """One stage's part in a request.
 
     ``ports`` are those that will be fed, by an active edge or from outside (an entry). ``visible`` says that the
-    client wants the stage's output. ``sections`` are the parameter sections that the stage reads.
+    client wants the stage's output. ``sections`` are the parameter sections that the stage reads. ``tcp_inputs`` are
+    those of its ``inputs`` that come by TCP.
     """
 
     stage: StagePlan
@@ -44,6 +45,7 @@ class StagePart:
     sections: tuple[str, ...]
     inputs: tuple[EdgePlan, ...]
     outputs: tuple[EdgePlan, ...]
+    tcp_inputs: tuple[EdgePlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,7 @@ def _make(plan: Plan, name: str, inputs: tuple[str, ...], outputs: tuple[str, ..
             sections=stage.declaration.sections,
             inputs=tuple(e for e in edges if e.target == it),
             outputs=tuple(e for e in edges if e.source == it),
+            tcp_inputs=tuple(e for e in edges if e.target == it and e.connector == "tcp"),
         )
         for it in order.static_order()
         if it in active

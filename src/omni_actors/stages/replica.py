@@ -173,7 +173,8 @@ class StageReplica:
     def submit(self, key: int, participant: Participant, data: bytes, *, later: bool) -> None:
         """Send an encoded Submit and have the participant told what becomes of it. The replica must be live."""
         assert self._channel is not None
-        self._work_begins()
+        if not self.requests:
+            self._work_begins()
         self.lives.served += 1
         self.requests[key] = participant
         self._channel.send(data, later=later)
