@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
 
 from omni_actors.platforms.cpu import CpuPlatform
-from omni_actors.platforms.inquiry import Answer, Inquiry, ask
+from omni_actors.platforms.inquiry import Inquiry, ask
 from omni_actors.platforms.machine import torch_build
 from omni_actors.platforms.platform import Detection, Device, OmniPlatform, PlatformError
 
@@ -50,6 +52,15 @@ class Inventory:
     trouble: str = ""
     note: str = ""
     complete: bool = False
+
+
+class Said(msgspec.Struct):
+    """What a management library says: why it says nothing, here; what it says, in subclasses."""
+
+    trouble: str = ""
+
+
+S = TypeVar("S", bound=Said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +149,24 @@ class Accelerator(OmniPlatform):
         """The first one: the worker sees its own only."""
         return f"{self.device_type}:0"
 
-    def consult(self, script: Path, argument: Any = None) -> Answer:
-        """What a management library says, asked in a process of its own. The answer's value is a mapping."""
+    def consult(self, script: Path, argument: Any, said: type[S]) -> S | None:
+        """What a management library says, asked in a process of its own; ``None`` if it says nothing at all: then the
+        driver does not answer, and a worker would wait as long. A library that is missing or broken in any other way is
+        in ``trouble``, and files have to do."""
         answer = ask([Inquiry(script, argument)], MANAGEMENT_S)[0]
-        if not answer.trouble and not isinstance(answer.value, dict):
-            return Answer(trouble=f"it answered {answer.value!r}")
-        return answer
+        if answer.silent:
+            return None
+        if answer.trouble:
+            return said(trouble=answer.trouble)
+        try:
+            return msgspec.convert(answer.value, said)
+        except msgspec.ValidationError as error:
+            return said(trouble=f"it answered nonsense ({error})")
+
+    def unanswered(self, library: str, units: tuple[Unit, ...]) -> Inventory:
+        """The devices of a driver that does not answer."""
+        silence = f"{self.maker}'s driver does not answer: {library} has said nothing for {MANAGEMENT_S:g} s"
+        return Inventory(units, f"{silence}; see dmesg, reload the driver or restart the machine")
 
     def _seen(self) -> Sequence[Seen]:
         units = self.inventory.units

@@ -42,10 +42,12 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``value`` as it was returned, if ``trouble`` is empty; else one sentence about what became of the question."""
+    """``value`` as it was returned, if ``trouble`` is empty; else one sentence about what became of the question.
+    ``silent`` says that the deadline came first."""
 
     value: Any = None
     trouble: str = ""
+    silent: bool = False
 
 
 class _Envelope(msgspec.Struct):
@@ -182,7 +184,7 @@ def _answer_of(child: _Child, silent: bool, within_s: float) -> Answer:
     if child.flooding:
         return Answer(trouble=f"it printed more than {MOST_OUTPUT >> 20} MiB and did not come to an end")
     if silent:
-        return Answer(trouble=f"it gave no answer in {within_s:g} s")
+        return Answer(trouble=f"it gave no answer in {within_s:g} s", silent=True)
     how = f"died of {_signal_name(-status)}" if status < 0 else f"ended its process with status {status}"
     return Answer(trouble=one_line(f"it {how}{child.last_words()}"))
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from omni_actors.platforms.ascend import smi
-from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit
+from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit
 from omni_actors.platforms.machine import installed, nodes, pci_devices, torch_build
 from omni_actors.platforms.visibility import ORDINAL, hidden
 
@@ -72,8 +72,8 @@ class AscendPlatform(Accelerator):
         command = shutil.which("npu-smi")
         if command is None:
             return Inventory(units, note="without npu-smi")
-        answer = self.consult(Path(smi.__file__), {"command": command})
-        return _told(units, answer.value, answer.trouble)
+        said = self.consult(Path(smi.__file__), {"command": command}, _SmiSaid)
+        return self.unanswered("npu-smi", units) if said is None else _told(units, said)
 
     def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
         """By the rules of CANN: numbers and commas; whatever is something else, a space too, or no device, ends the
@@ -113,22 +113,15 @@ class _Facts(msgspec.Struct):
     trouble: str = ""
 
 
-class _Said(msgspec.Struct):
+class _SmiSaid(Said):
     """What :func:`smi.answer` returns."""
 
-    trouble: str = ""
     devices: dict[str, _Facts] = {}
 
 
-def _told(units: tuple[Unit, ...], value: object, silent: str) -> Inventory:
-    if silent:
-        return Inventory(units, f"the driver does not answer: npu-smi: {silent}; restart the driver")
-    try:
-        said = msgspec.convert(value, _Said)
-    except msgspec.ValidationError as error:
-        said = _Said(trouble=f"it answered nonsense ({error})")
+def _told(units: tuple[Unit, ...], said: _SmiSaid) -> Inventory:
     if said.trouble:
-        return Inventory(units, note=f"npu-smi does not answer: {said.trouble}")
+        return Inventory(units, note=f"without npu-smi: {said.trouble}")
     facts = [said.devices.get(str(index), _Facts()) for index in range(len(units))]
     named = (
         replace(unit, model=fact.model or unit.model, memory=fact.memory, trouble=fact.trouble)

@@ -23,7 +23,7 @@ def answer(argument: dict[str, str]) -> dict[str, Any]:
     try:
         nvml = import_module(argument["module"])
         nvml.nvmlInit()
-    except Exception as error:
+    except BaseException as error:
         said["trouble"] = f"{type(error).__name__}: {error}"
         said["code"] = getattr(error, "value", None) if isinstance(getattr(error, "value", None), int) else None
         return said

@@ -18,7 +18,7 @@ import msgspec
 
 from omni_actors.platforms.cpu.platform import usable_memory
 from omni_actors.platforms.cuda import nvml
-from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit, lacks_torch
+from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number_of, pci_devices
 from omni_actors.platforms.platform import Fault
 from omni_actors.platforms.visibility import Chosen, by_id, choose
@@ -61,8 +61,8 @@ class CudaPlatform(Accelerator):
         filed = _by_files(self.root)
         if filed is None:
             return _without_driver(self.root)
-        answer = self.consult(Path(nvml.__file__), {"module": "pynvml", "library": LIBRARY})
-        return merged(filed, answer.value, answer.trouble)
+        said = self.consult(Path(nvml.__file__), {"module": "pynvml", "library": LIBRARY}, NvmlSaid)
+        return self.unanswered("NVML", filed.units) if said is None else merged(filed, said)
 
     def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
         chosen, why = visible(inventory, os.environ.get(VISIBLE))
@@ -119,21 +119,20 @@ class Filed:
     nodes: bool = True
 
 
-class _Device(msgspec.Struct):
+class NvmlDevice(msgspec.Struct):
     id: str | None = None
     model: str | None = None
     memory: int | None = None
     trouble: str = ""
-    parts: list[_Device] = []
+    parts: list[NvmlDevice] = []
 
 
-class _Said(msgspec.Struct):
+class NvmlSaid(Said):
     """What :func:`nvml.answer` returns."""
 
     driver: str = ""
-    trouble: str = ""
     code: int | None = None
-    devices: list[_Device] = []
+    devices: list[NvmlDevice] = []
 
 
 def visible(inventory: Inventory, setting: str | None) -> tuple[Chosen, str]:
@@ -167,33 +166,27 @@ def _whole(index: int, unit: Unit) -> Chosen:
     return [(part.id or str(index), part) for part in unit.parts] or [(str(index), unit)]
 
 
-def merged(filed: Filed, said: object, silent: str = "") -> Inventory:
-    """Files and what the driver's libraries have answered. ``silent`` is why they have not, where they have not."""
-    if silent:
-        return Inventory(filed.units, f"NVIDIA's driver does not answer: {silent}; see dmesg, restart the driver")
-    try:
-        nvml_said = msgspec.convert(said, _Said)
-    except msgspec.ValidationError as error:
-        nvml_said = _Said(trouble=f"it answered nonsense ({error})")
-    if nvml_said.driver and not filed.certain:
+def merged(filed: Filed, said: NvmlSaid) -> Inventory:
+    """What files tell, and what the driver's libraries say."""
+    if said.driver and not filed.certain:
         return Inventory((), note="no NVIDIA device: Windows brings no driver of it")
-    if nvml_said.code in DRIVER_IS_DOWN:
-        return Inventory(filed.units, f"{DRIVER_IS_DOWN[nvml_said.code]}: reload it, or restart the machine")
-    if nvml_said.driver:
-        why = f"NVIDIA's driver library cannot be loaded ({nvml_said.driver}): install the driver; {GPUS}"
+    if said.code in DRIVER_IS_DOWN:
+        return Inventory(filed.units, f"{DRIVER_IS_DOWN[said.code]}: reload it, or restart the machine")
+    if said.driver:
+        why = f"NVIDIA's driver library cannot be loaded ({said.driver}): install the driver; {GPUS}"
         return Inventory(filed.units, why)
-    if not nvml_said.trouble and nvml_said.devices:
-        differs = filed.nodes and filed.certain and len(nvml_said.devices) != len(filed.units)
-        note = f"NVML counts {len(nvml_said.devices)} devices, there are files of {len(filed.units)}" if differs else ""
-        return Inventory(_known(nvml_said.devices, filed), note=note, complete=True)
+    if not said.trouble and said.devices:
+        differs = filed.nodes and filed.certain and len(said.devices) != len(filed.units)
+        note = f"NVML counts {len(said.devices)} devices, there are files of {len(filed.units)}" if differs else ""
+        return Inventory(_known(said.devices, filed), note=note, complete=True)
     if not filed.nodes:
         return Inventory(filed.units, f"the driver has devices, and this process has no nodes of them: {GPUS}")
-    if not nvml_said.trouble:
+    if not said.trouble:
         return Inventory(filed.units, f"the driver shows this process none of the devices: {GPUS}")
-    return Inventory(filed.units, note=f"without NVML: {nvml_said.trouble}")
+    return Inventory(filed.units, note=f"without NVML: {said.trouble}")
 
 
-def _known(devices: list[_Device], filed: Filed) -> tuple[Unit, ...]:
+def _known(devices: list[NvmlDevice], filed: Filed) -> tuple[Unit, ...]:
     """NVML's devices. What it cannot say of one (the memory of a GPU on the processor's chip), files may."""
     units = list(map(_unit, devices))
     if len(units) == len(filed.units):
@@ -204,7 +197,7 @@ def _known(devices: list[_Device], filed: Filed) -> tuple[Unit, ...]:
     return tuple(units)
 
 
-def _unit(device: _Device) -> Unit:
+def _unit(device: NvmlDevice) -> Unit:
     parts = tuple(map(_unit, device.parts))
     return Unit(device.model or MODEL, device.memory, device.id, device.trouble, parts)
 
@@ -237,7 +230,7 @@ def _information(root: Path) -> list[Path]:
     return sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
 
 
-def _said(file: Path) -> dict[str, str]:
+def _fields(file: Path) -> dict[str, str]:
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -247,12 +240,12 @@ def _said(file: Path) -> dict[str, str]:
 
 def _minor(file: Path) -> int | str:
     """The number of the device's node; where the file does not say, something that is none."""
-    minor = _said(file).get("Device Minor", "")
+    minor = _fields(file).get("Device Minor", "")
     return int(minor) if minor.isascii() and minor.isdecimal() else file.parent.name
 
 
 def _from_file(file: Path) -> Unit:
-    said = _said(file)
+    said = _fields(file)
     uuid = said.get("GPU UUID", "")
     return Unit(said.get("Model") or MODEL, id=uuid if uuid.startswith("GPU-") and "?" not in uuid else None)
 

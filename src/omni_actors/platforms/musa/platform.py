@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
-
 from omni_actors.platforms.cuda import nvml
+from omni_actors.platforms.cuda.platform import NvmlSaid
 from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit
 from omni_actors.platforms.machine import installed, nodes, pci_devices, torch_build
 from omni_actors.platforms.visibility import by_id, choose
@@ -49,8 +48,8 @@ class MusaPlatform(Accelerator):
         for node in found:
             if not os.access(node, os.R_OK | os.W_OK):
                 return Inventory(units, f"this process may not use {node}: join the groups render and video")
-        answer = self.consult(Path(nvml.__file__), {"module": "pymtml", "library": LIBRARY})
-        return _told(units, answer.value, answer.trouble)
+        said = self.consult(Path(nvml.__file__), {"module": "pymtml", "library": LIBRARY}, NvmlSaid)
+        return self.unanswered("pymtml", units) if said is None else _told(units, said)
 
     def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
         units = inventory.units
@@ -71,28 +70,7 @@ class MusaPlatform(Accelerator):
         return ""
 
 
-class _Device(msgspec.Struct):
-    id: str | None = None
-    model: str | None = None
-    memory: int | None = None
-    trouble: str = ""
-
-
-class _Said(msgspec.Struct):
-    """What :func:`nvml.answer` returns."""
-
-    driver: str = ""
-    trouble: str = ""
-    devices: list[_Device] = []
-
-
-def _told(units: tuple[Unit, ...], value: object, silent: str) -> Inventory:
-    if silent:
-        return Inventory(units, f"the driver does not answer: {silent}; see dmesg, restart the driver")
-    try:
-        said = msgspec.convert(value, _Said)
-    except msgspec.ValidationError as error:
-        said = _Said(trouble=f"it answered nonsense ({error})")
+def _told(units: tuple[Unit, ...], said: NvmlSaid) -> Inventory:
     if said.driver:
         return Inventory(units, f"{LIBRARY} cannot be loaded ({said.driver}): install the MUSA SDK; {DEVICES}")
     if said.trouble or not said.devices:

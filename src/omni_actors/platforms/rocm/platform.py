@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit, lacks_torch
+from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, pci_devices
 from omni_actors.platforms.rocm import smi
 from omni_actors.platforms.visibility import by_id, choose
@@ -56,8 +56,8 @@ class RocmPlatform(Accelerator):
             if not os.access(node, os.R_OK | os.W_OK):
                 who = "join the groups render and video"
                 return Inventory(units, f"this process may not use {node}: {who}")
-        answer = self.consult(Path(smi.__file__))
-        return _named(reachable, answer.value, answer.trouble)
+        said = self.consult(Path(smi.__file__), None, _SmiSaid)
+        return self.unanswered("amdsmi", units) if said is None else _named(reachable, said)
 
     def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
         seen = list(inventory.units)
@@ -98,10 +98,9 @@ class _Facts(msgspec.Struct):
     memory: int | None = None
 
 
-class _Said(msgspec.Struct):
+class _SmiSaid(Said):
     """What :func:`smi.answer` returns."""
 
-    trouble: str = ""
     devices: dict[str, _Facts] = {}
 
 
@@ -141,15 +140,9 @@ def _architecture(version: int) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
 
-def _named(cards: list[Card], value: object, silent: str) -> Inventory:
+def _named(cards: list[Card], said: _SmiSaid) -> Inventory:
     units = tuple(card.unit for card in cards)
     complete = all(unit.id for unit in units)
-    if silent:
-        return Inventory(units, f"AMD's driver does not answer: {silent}; see dmesg, restart the driver")
-    try:
-        said = msgspec.convert(value, _Said)
-    except msgspec.ValidationError as error:
-        said = _Said(trouble=f"it answered nonsense ({error})")
     if said.trouble:
         return Inventory(units, note=f"without amdsmi: {said.trouble}", complete=complete)
     note = ""

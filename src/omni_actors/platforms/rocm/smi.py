@@ -14,7 +14,7 @@ def answer(argument: Any) -> dict[str, Any]:
         smi.amdsmi_init()
         handles = list(smi.amdsmi_get_processor_handles())
         devices = {_address(smi, handle): _facts(smi, handle) for handle in handles}
-    except Exception as error:
+    except BaseException as error:
         return {"trouble": f"{type(error).__name__}: {error}", "devices": {}}
     return {"trouble": "", "devices": devices}
 
