@@ -1,0 +1,66 @@
+"""What an NPU executes: weights in the NZ layout, experts as grouped products, CANN's fused attention."""
+
+from __future__ import annotations
+
+import torch
+
+from omni_actors.platforms import kernels as plain
+from omni_actors.platforms.ascend import attention
+from omni_actors.platforms.ascend.weights import nz
+from omni_actors.platforms.kernels import CacheLayout, Kernels, Linear, PagedDecode, PromptAttention
+
+_LIST_OF_COUNTS = 1
+"""``group_list_type``: how many rows each expert has, not where they end."""
+
+_ONE_OUTPUT = 2
+"""``split_item``: what the groups give, behind one another in one tensor."""
+
+_BY_ROWS = 0
+"""``group_type``: the rows of the left side are divided among the groups."""
+
+
+def kernels(device: torch.device, nz_weights: bool) -> Kernels:
+    """One device's choice. ``nz_weights`` says whether products' weights are laid out anew when they are loaded."""
+    decode = attention.FusedDecode()
+    prompt = attention.FusedPrompt(device)
+
+    def paged_decode(layout: CacheLayout) -> PagedDecode | None:
+        return decode if attention.decodes(layout) else None
+
+    def prompt_attention(layout: CacheLayout) -> PromptAttention | None:
+        return prompt if attention.prompts(layout) else None
+
+    return Kernels(
+        linear=linear if nz_weights else plain.linear,
+        experts=experts,
+        paged_decode=paged_decode,
+        prompt_attention=prompt_attention,
+    )
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """The weight in the NZ layout: the matrix unit reads it as it lies."""
+    return plain.linear(nz(weight), bias)
+
+
+def experts(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Two grouped products and a fused SwiGLU between them; in float32, which they do not take, one by one."""
+    import torch_npu
+
+    if rows.dtype not in (torch.bfloat16, torch.float16):
+        return plain.experts(rows, counts, gate_up, down)
+    groups = counts.to(torch.int64)
+
+    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        outputs = torch_npu.npu_grouped_matmul(
+            x=[x],
+            weight=[weight.transpose(1, 2)],
+            split_item=_ONE_OUTPUT,
+            group_list_type=_LIST_OF_COUNTS,
+            group_type=_BY_ROWS,
+            group_list=groups,
+        )
+        result: torch.Tensor = outputs[0]
+        return result
+
+    return product(torch_npu.npu_swiglu(product(rows, gate_up)), down)

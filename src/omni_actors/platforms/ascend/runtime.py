@@ -1,0 +1,80 @@
+"""A worker on an Ascend NPU, by torch_npu.
+
+Not verified on hardware: written against the documentation of torch_npu and CANN, and run on a fake device that
+executes on the processor.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from omni_actors.platforms import accelerator
+from omni_actors.platforms.accelerator import ModuleRuntime
+from omni_actors.platforms.ascend.patches import PATCHES
+from omni_actors.platforms.platform import PlatformError
+from omni_actors.platforms.runtime import Capability, Patch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omni_actors.platforms.kernels import Kernels
+
+_GENERATIONS = (
+    (range(200, 206), "310P", ()),
+    (range(220, 226), "A2", ("bf16",)),
+    (range(250, 256), "A3", ("bf16",)),
+    (range(260, 261), "A5", ("bf16", "fp8")),
+)
+"""What ``torch_npu.npu.get_soc_version`` counts: numbers of chips of one generation."""
+
+
+class AscendRuntime(ModuleRuntime):
+    """Steps are not recorded: the fused attention takes lengths from the host, so a recording would keep those that it
+    was made with."""
+
+    patches: ClassVar[tuple[Patch, ...]] = PATCHES
+    device_type: ClassVar[str] = "npu"
+    graph_class: ClassVar[str] = "NPUGraph"
+    short: ClassVar[re.Pattern[str]] = re.compile(r"NPU out of memory|error code is 20(7001|7018|0000)\b")
+    """207001 and 207018 are the runtime's allocation failures, 200000 is acl's."""
+    failed: ClassVar[re.Pattern[str]] = re.compile(
+        r"NPU (function )?error|error code is [1-5]\d{5}\b|call aclnn?\w* failed|ERR\d{5}|E[A-Z]\d{4}: |HCCL"
+    )
+    lost: ClassVar[re.Pattern[str]] = re.compile(r"error code is 5070(10|53|54)\b|UCE ERROR|HBM MULTI BIT ECC ERROR")
+    """The host has lost the device's heartbeat, or its memory has errors that cannot be corrected."""
+
+    def bring(self) -> Any:
+        torch_npu = accelerator.bring(
+            "torch_npu", "install the torch-npu that belongs to this torch, and source CANN's set_env.sh"
+        )
+        if not torch_npu.npu.is_available():
+            raise PlatformError("torch_npu finds no device: see npu-smi info and ASCEND_RT_VISIBLE_DEVICES")
+        return torch_npu.npu
+
+    def choose(self) -> Kernels:
+        from omni_actors.platforms.ascend.kernels import kernels
+
+        return kernels(self.torch_device, self.nz_weights)
+
+    @property
+    def nz_weights(self) -> bool:
+        """Whether weights are laid out as NZ when they are loaded: on the 310P always, which computes from nothing
+        else; elsewhere where ``platforms.ascend.nz`` says so."""
+        return bool(self.options.get("nz")) or self._generation()[0] == "310P"
+
+    def capability(self) -> Capability:
+        generation, features = self._generation()
+        return Capability(f"{self.module.get_device_name(self.torch_device)} ({generation})", frozenset(features))
+
+    def _generation(self) -> tuple[str, tuple[str, ...]]:
+        version = int(self.module.get_soc_version())
+        for versions, name, features in _GENERATIONS:
+            if version in versions:
+                return name, features
+        return f"soc {version}", ()
+
+    def profiler(self, folder: Path) -> Any:
+        """torch_npu's own profiler: torch's does not see the device."""
+        profiler = accelerator.bring("torch_npu.profiler", "install torch-npu")
+        return profiler.profile(on_trace_ready=profiler.tensorboard_trace_handler(str(folder)))

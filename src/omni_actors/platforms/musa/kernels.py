@@ -1,0 +1,51 @@
+"""What a Moore Threads GPU executes: mate's FlashAttention over the paged cache, from capability 3.1 on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode
+
+_FLASH_FROM = (3, 1)
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+def kernels(version: tuple[int, int], mate: bool) -> Kernels:
+    """This device's choice. ``mate`` says whether the package is there."""
+
+    def paged_decode(layout: CacheLayout) -> PagedDecode | None:
+        fits = layout.dtype in _SIXTEEN_BITS and layout.head_dim % 8 == 0 and layout.head_dim <= 256
+        return flash_decode if mate and version >= _FLASH_FROM and fits else None
+
+    return Kernels(paged_decode=paged_decode)
+
+
+def flash_decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """See :class:`~omni_actors.platforms.kernels.PagedDecode`. The operator's pages are [tokens, heads, head_dim]: ours
+    are, as views."""
+    import mate
+
+    flash: Any = mate.flash_attn_with_kvcache
+    out: torch.Tensor = flash(
+        query.unsqueeze(1),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        cache_seqlens=lengths,
+        page_table=table,
+        softmax_scale=scale,
+        causal=True,
+        window_size=(-1 if window is None else window - 1, 0 if window is not None else -1),
+        softcap=softcap or 0.0,
+    )
+    return out.squeeze(1)

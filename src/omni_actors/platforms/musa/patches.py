@@ -1,0 +1,21 @@
+"""What is changed before a worker computes. ``doctor`` lists these; a runtime applies them when it opens."""
+
+from __future__ import annotations
+
+from omni_actors.platforms.accelerator import has
+from omni_actors.platforms.runtime import Patch
+
+
+def _torchada() -> None:
+    if has("torchada"):
+        import torchada  # noqa: F401  (importing it is what it is for)
+
+
+TORCHADA = Patch(
+    "musa-torchada",
+    "libraries that name torch.cuda (Triton kernels, some models' own code) reach the MUSA device, where torchada is "
+    "installed",
+    _torchada,
+)
+
+PATCHES = (TORCHADA,)

@@ -1,0 +1,42 @@
+"""What an AMD GPU executes: Triton's attention over the paged cache, where Triton and the device allow it.
+
+Prompts stay with scaled_dot_product_attention, which is Triton's too in a torch built for ROCm (AOTriton). Rows of
+experts are multiplied in groups where the device computes in bfloat16 and torch has that for it (gfx942, gfx950).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from omni_actors.platforms import kernels as plain
+from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode
+from omni_actors.platforms.runtime import Capability
+
+_MATRIX = ("gfx90a", "gfx940", "gfx941", "gfx942", "gfx950", "gfx11", "gfx12")
+"""Architectures with matrix instructions that Triton compiles its products to."""
+
+_GROUPED = ("gfx942", "gfx950")
+"""Architectures that torch's grouped products are built for."""
+
+
+def kernels(capability: Capability, triton: bool) -> Kernels:
+    """This device's choice. ``triton`` says whether the package is there."""
+    matrix = capability.name.startswith(_MATRIX)
+
+    def paged_decode(layout: CacheLayout) -> PagedDecode | None:
+        if not triton or not matrix or layout.block_size < 16 or layout.block_size & (layout.block_size - 1):
+            return None
+        from omni_actors.platforms.triton_attention import paged_decode as chosen
+
+        return chosen
+
+    return Kernels(
+        experts=experts if capability.name in _GROUPED else plain.experts,
+        paged_decode=paged_decode,
+    )
+
+
+def experts(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """In groups, for the one dtype that there are grouped products for."""
+    chosen = plain.grouped_experts if rows.dtype == torch.bfloat16 else plain.experts
+    return chosen(rows, counts, gate_up, down)

@@ -1,0 +1,94 @@
+"""A worker on an Intel GPU, by torch's own support of it; intel-extension-for-pytorch is used where it is installed.
+
+Not verified on hardware: written against torch's documentation of ``torch.xpu``, and run on a fake device that executes
+on the processor.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from omni_actors.platforms.accelerator import ModuleRuntime, has
+from omni_actors.platforms.platform import Fault, PlatformError
+from omni_actors.platforms.runtime import Capability, Graphs, Memory
+
+if TYPE_CHECKING:
+    from omni_actors.platforms.kernels import Kernels
+
+log = logging.getLogger(__name__)
+
+EXTENSION = "intel_extension_for_pytorch"
+
+MAX_SERIES = 13136561920
+"""The architecture of Max 1100 and 1550: they have no fused attention."""
+
+_EXHAUSTED = re.compile(r"(UR_RESULT|PI|ZE_RESULT)_ERROR_OUT_OF_RESOURCES")
+"""Level Zero says so both when memory is short and when a kernel asks for what the device does not have."""
+
+
+class XpuRuntime(ModuleRuntime):
+    device_type: ClassVar[str] = "xpu"
+    graph_class: ClassVar[str] = "XPUGraph"
+    short: ClassVar[re.Pattern[str]] = re.compile(
+        r"XPU out of memory|(UR_RESULT|PI|ZE_RESULT)_ERROR_OUT_OF_(DEVICE|HOST)_MEMORY"
+    )
+    failed: ClassVar[re.Pattern[str]] = re.compile(
+        r"(UR_RESULT|PI|ZE_RESULT)_ERROR_\w+|level_zero backend failed|Native API failed|XPU error|oneCCL"
+    )
+    lost: ClassVar[re.Pattern[str]] = re.compile(r"(UR_RESULT|PI|ZE_RESULT)_ERROR_DEVICE_(LOST|NOT_FOUND)")
+
+    extension: Any = None
+    """intel_extension_for_pytorch, where it is installed and could be imported."""
+
+    def bring(self) -> Any:
+        import torch
+
+        if has(EXTENSION):  # before anything is computed: it replaces operators
+            try:
+                self.extension = import_module(EXTENSION)
+            except Exception as error:  # it is made for one version of torch, and ends
+                log.warning("%s cannot be imported and is left out: %r", EXTENSION, error)
+        module = getattr(torch, "xpu", None)
+        if module is None or not module.is_available():
+            raise PlatformError(
+                f"torch {torch.__version__} finds no Intel GPU: it must be built for XPU (the wheel of pytorch.org's "
+                "xpu index), and Level Zero's driver must see the device (sycl-ls)"
+            )
+        return module
+
+    def choose(self) -> Kernels:
+        from omni_actors.platforms.xpu.kernels import kernels
+
+        return kernels(self.capability())
+
+    def capability(self) -> Capability:
+        """The device's name; features ``bf16``, ``fp64``, and ``fused_attention`` where there is one."""
+        properties = self.module.get_device_properties(self.torch_device)
+        features = {"bf16"} if self.module.is_bf16_supported() else set()
+        features |= {"fp64"} if getattr(properties, "has_fp64", False) else set()
+        facts = self.module.get_device_capability(self.torch_device)
+        features |= {"fused_attention"} if facts.get("architecture") != MAX_SERIES else set()
+        return Capability(str(properties.name), frozenset(features))
+
+    def memory(self) -> Memory:
+        """Some devices do not say what is free: then it is what this process has not taken."""
+        try:
+            return super().memory()
+        except RuntimeError as error:
+            log.debug("the device does not say what is free: %r", error)
+        device = self.torch_device
+        total = int(self.module.get_device_properties(device).total_memory)
+        used, peak = int(self.module.memory_allocated(device)), int(self.module.max_memory_allocated(device))
+        return Memory(total, None, used, peak)
+
+    def fault(self, error: BaseException) -> Fault:
+        if isinstance(error, RuntimeError) and _EXHAUSTED.search(str(error)):
+            return Fault.MEMORY if self._answers() else Fault.DEVICE
+        return super().fault(error)
+
+    def graphs(self) -> Graphs | None:
+        """Recordings, where ``platforms.xpu.graphs`` asks for them and torch has them (2.11 and later)."""
+        return self.recorded() if self.options.get("graphs") else None
