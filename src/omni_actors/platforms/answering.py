@@ -14,7 +14,7 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 
 
-def main(descriptor: int, parent: int, script: str, said: str) -> None:
+def main(descriptor: int, parent: int, script: str, question: str) -> None:
     """Answer by what the function ``answer`` of ``script`` returns, as one line of JSON on ``descriptor``, and end.
 
     ``{"answer": …}``, or ``{"error": "ImportError: …"}`` for whatever was raised, SystemExit too. Nothing that the
@@ -24,17 +24,18 @@ def main(descriptor: int, parent: int, script: str, said: str) -> None:
     if os.getppid() != parent:  # it died before the kernel knew that this process follows it
         os._exit(1)
     os.set_inheritable(descriptor, False)
-    told = json.loads(said)
+    told = json.loads(question)
     sys.path[:] = told["path"]
     try:
         line = json.dumps({"answer": runpy.run_path(script)["answer"](told["argument"])})
     except BaseException as error:
-        line = json.dumps({"error": _said(error)})
+        line = json.dumps({"error": said(error)})
     _write(descriptor, line.encode() + b"\n")
     os._exit(0)
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """``ImportError: No module named x``, also of an exception that cannot say what it is."""
     try:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     except BaseException:  # what an exception says of itself is somebody else's code too

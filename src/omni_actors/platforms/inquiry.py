@@ -108,7 +108,7 @@ class _Child:
 def ask(inquiries: Sequence[Inquiry], within_s: float) -> list[Answer]:
     """Ask them all at once and return each one's answer, at the latest after ``within_s`` seconds.
 
-    No process of theirs is left when this returns, however it does; should this process be killed, they are too.
+    Their process groups are gone when this returns, however it does; should this process be killed, they are too.
     """
     with contextlib.ExitStack() as stack:
         children: list[_Child | Answer] = []

@@ -7,6 +7,8 @@ import sys
 from pkgutil import resolve_name
 from typing import Any
 
+from omni_actors.platforms.answering import said
+
 HEAVY = (
     "torch",
     "torch_npu",
@@ -79,8 +81,7 @@ def _try(what: str, function: Any, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except BaseException as error:
-        said = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise _Broken(f"it {what}: {said}") from error
+        raise _Broken(f"it {what}: {said(error)}") from error
 
 
 def _check_devices(devices: Any) -> None:
