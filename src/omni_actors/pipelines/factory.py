@@ -53,7 +53,7 @@ from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.threads import share_threads
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
-from omni_actors.platforms.select import select
+from omni_actors.platforms.select import load, select
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,9 @@ def _described(said: PipelineFacts, folder: str | None) -> dict[str, Origin]:
 def settings_of(plan: Plan) -> Group:
     """What can be set of this deployment."""
     media = plan.media
-    platforms = [select(name) for name in dict.fromkeys((plan.platform, *(stage.platform for stage in plan.stages)))]
+    found = _platforms_of(plan)
+    default = found.pop(plan.platform, None) or select(plan.platform)
+    platforms = (default, *found.values())
     return settings_schema(_settable(plan.pipeline), platforms, media.declaration if media else None)
 
 
@@ -203,13 +205,18 @@ def missing_weights(plan: Plan) -> list[str]:
 
 def missing_devices(plan: Plan) -> list[str]:
     """For each stage whose platform finds no device here (it was planned for another machine): what is missing."""
-    found = {name: select(name).detect() for name in dict.fromkeys(stage.platform for stage in plan.stages)}
+    found = {name: platform.detect() for name, platform in _platforms_of(plan).items()}
     return [
         f"stage '{stage.name}' is to run on {', '.join(stage.devices)}: platform '{stage.platform}' finds none here: "
         f"{found[stage.platform].reason}"
         for stage in plan.stages
         if not found[stage.platform]
     ]
+
+
+def _platforms_of(plan: Plan) -> dict[str, OmniPlatform]:
+    """Those that its stages run on, made anew: they look at the machine as it is now."""
+    return {stage.platform: load(stage.platform_class) for stage in plan.stages}
 
 
 def _has_media(pipeline: Pipeline) -> bool:
