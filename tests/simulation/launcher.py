@@ -153,7 +153,7 @@ class SimChild(ChildProcess):
             if "no_load" in plans:
                 world.hit("no_load")
                 raise stage_failed(hello.stage, "asked not to load")
-            self.engine, bridges, info = load(sock, hello)
+            self.engine, bridges, info = load(sock, hello, None)
             await self._pause()
             if "no_ready" in plans:
                 world.hit("no_ready")
