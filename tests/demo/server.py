@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,16 +82,20 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(tmp: Path, *arguments: str) -> Iterator[Server]:
-    """Start a server, wait until every stage is ready, and stop it as an operator would."""
+def serving(
+    tmp: Path, *arguments: str, python: Path | str = sys.executable, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """Start a server, wait until every stage is ready, and stop it as an operator would. ``python`` is that of another
+    environment, ``environment`` what it gets on top of this process's."""
     port = free_port()
     log = tmp / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "omni_actors", "serve", "--port", str(port), *arguments],
+            [str(python), "-m", "omni_actors", "serve", "--port", str(port), *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=tmp,  # not the repository: only what is installed may be used
+            env=os.environ | dict(environment or {}),
         )
     server = Server(process, port, log)
     try:
