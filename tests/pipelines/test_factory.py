@@ -167,7 +167,7 @@ def test_hello_is_the_whole_configuration_of_a_worker() -> None:
     hello = plan.hello("llm", 1, 7, log_level="DEBUG")
     assert (hello.stage, hello.replica, hello.incarnation) == ("llm", 1, 7)
     assert hello.options["sampling"] == {"temperature": 0.5}
-    assert (hello.options["max_batch"], hello.options["block_size"]) == (3, 16)
+    assert (hello.options["max_batch"], hello.options["step_tokens"]) == (3, 512)
     assert plan.hello("vocoder", 0, 1).limits["max_batch"] == 5
     assert [(e.index, e.source) for e in hello.inputs] == [(0, "asr")]
     assert [(e.index, e.target, e.port) for e in hello.outputs] == [(1, "acoustic", "text")]

@@ -1,16 +1,19 @@
-"""What a platform says of an exception that a worker's computation raised."""
+"""What a device's runtime says of an exception that a worker's computation raised."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from omni_actors.pipelines.factory import resolve
-from omni_actors.platforms import CpuPlatform, Fault, OmniPlatform
+from omni_actors.platforms import Fault
+from omni_actors.platforms.cpu.runtime import CpuRuntime
 from omni_actors.platforms.cuda import CudaPlatform
+from omni_actors.platforms.cuda.runtime import CudaRuntime
+from omni_actors.platforms.runtime import DeviceRuntime
 
 NO_MEMORY = [
     MemoryError(),
@@ -19,21 +22,30 @@ NO_MEMORY = [
 ]
 
 
-@pytest.mark.parametrize("platform", [CpuPlatform(), CudaPlatform()], ids=lambda it: it.name)
+CPU = CpuRuntime("cpu", {})
+
+
+def cuda(synchronize: Callable[[], None] = lambda: None) -> CudaRuntime:
+    runtime = CudaRuntime("cuda:0", CudaPlatform.options)
+    runtime.module = SimpleNamespace(synchronize=synchronize)
+    return runtime
+
+
+@pytest.mark.parametrize("runtime", [CPU, cuda()], ids=lambda it: type(it).__name__)
 @pytest.mark.parametrize("error", NO_MEMORY, ids=lambda it: type(it).__name__)
-def test_what_is_about_memory_is_known(platform: OmniPlatform, error: Exception) -> None:
-    assert platform.fault(error) is Fault.MEMORY
+def test_what_is_about_memory_is_known(runtime: DeviceRuntime, error: Exception) -> None:
+    assert runtime.fault(error) is Fault.MEMORY
 
 
 def test_what_torch_itself_raises_for_lack_of_memory_is_known() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55, dtype=torch.uint8)
-    assert CpuPlatform().fault(caught.value) is Fault.MEMORY
+    assert CPU.fault(caught.value) is Fault.MEMORY
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("size mismatch"), KeyError("allocate memory")])
 def test_anything_else_is_not(error: Exception) -> None:
-    assert CudaPlatform().fault(error) is Fault.OTHER
+    assert cuda().fault(error) is Fault.OTHER
 
 
 @pytest.mark.parametrize(
@@ -43,7 +55,7 @@ def test_anything_else_is_not(error: Exception) -> None:
         "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`",
     ],
 )
-def test_a_device_that_does_not_answer_any_more_is_lost(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_does_not_answer_any_more_is_lost(message: str) -> None:
     asked: list[str] = []
 
     def synchronize() -> None:
@@ -51,11 +63,10 @@ def test_a_device_that_does_not_answer_any_more_is_lost(message: str, monkeypatc
         if lost:
             raise RuntimeError(message)
 
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(synchronize=synchronize)))
     lost = False
-    assert CudaPlatform().fault(RuntimeError(message)) is Fault.OTHER
+    assert cuda(synchronize).fault(RuntimeError(message)) is Fault.OTHER
     lost = True
-    assert CudaPlatform().fault(RuntimeError(message)) is Fault.DEVICE
+    assert cuda(synchronize).fault(RuntimeError(message)) is Fault.DEVICE
     assert len(asked) == 2
 
 
@@ -63,7 +74,7 @@ def test_a_device_that_does_not_answer_any_more_is_lost(message: str, monkeypatc
     "message", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"]
 )
 def test_memory_that_cuda_itself_lacks_is_no_lost_device(message: str) -> None:
-    assert CudaPlatform().fault(RuntimeError(message)) is Fault.MEMORY
+    assert cuda().fault(RuntimeError(message)) is Fault.MEMORY
 
 
 def test_a_worker_is_told_its_platform() -> None:

@@ -140,7 +140,8 @@ class Kernels:
     ``unfolds`` says of a dilated convolution, by its input channels, whether one product over gathered taps is faster
     than the library's own. ``fused_decode_limit`` is the length up to which a group of decodes in a 16-bit dtype is one
     call of scaled_dot_product_attention, which beyond it is slower than two products; 0 where it never pays.
-    ``paged_decode`` and ``prompt_attention`` take the place of gathering and masks where they give something: for
+    ``block_size`` is what a block of the cache holds in tokens where a deploy file does not say: what attention reads
+    best. ``paged_decode`` and ``prompt_attention`` take the place of gathering and masks where they give something: for
     layouts whose attention the platform has a kernel for. ``draw_rows`` are drawn from at once, 0 for all of a step's.
     """
 
@@ -148,6 +149,7 @@ class Kernels:
     experts: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = experts
     zeros: Callable[[tuple[int, ...], torch.dtype, torch.device], torch.Tensor] = zeros
     unfolds: Callable[[int], bool] = lambda channels: False
+    block_size: Callable[[torch.dtype], int] = lambda dtype: 16
     fused_decode_limit: int = 0
     paged_decode: Callable[[CacheLayout], PagedDecode | None] = lambda layout: None
     prompt_attention: Callable[[CacheLayout], PromptAttention | None] = lambda layout: None

@@ -159,18 +159,6 @@ class OmniPlatform(ABC):
         """What ``device`` is called inside a worker that has :meth:`worker_environment`."""
         return device
 
-    def fault(self, error: BaseException) -> Fault:
-        """What an exception says that computing raised. Called in a worker; here, what is true of host memory."""
-        if isinstance(error, MemoryError):
-            return Fault.MEMORY
-        # By name and message: frameworks have types of their own, and none of them is imported here.
-        if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
-            return Fault.MEMORY
-        return Fault.MEMORY if isinstance(error, RuntimeError) and "allocate memory" in str(error) else Fault.OTHER
-
-    def free_memory(self) -> None:
-        """Give back what an allocator keeps for later. Called in a worker, after :attr:`Fault.MEMORY`."""
-
     def diagnose(self) -> tuple[Finding, ...]:
         """What an operator should know when it does not work. No device is opened here, either."""
         found = self.detect()

@@ -7,8 +7,6 @@ Cut by ``CUDA_VISIBLE_DEVICES``, so that ``cuda:0`` is the first device that thi
 from __future__ import annotations
 
 import os
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +18,6 @@ from omni_actors.platforms.cpu.platform import usable_memory
 from omni_actors.platforms.cuda import nvml
 from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number_of, pci_devices
-from omni_actors.platforms.platform import Fault
 from omni_actors.platforms.visibility import Chosen, by_id, choose
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -31,12 +28,6 @@ MODEL = "NVIDIA GPU"
 
 DRIVER_IS_DOWN = {9: "the driver is not loaded", 18: "the driver and its libraries are of different versions"}
 """NVML's errors that CUDA would meet too. With any other, CUDA may still work: NVML is not there, or not permitted."""
-
-_MEMORY = re.compile(r"CUDA (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED")
-
-_CUDA = re.compile(r"CUDA (driver )?error: |CU[A-Z]+_STATUS_[A-Z_]+")
-"""What torch says when a call of CUDA or of a library on it has failed."""
-
 
 GPUS = "give the container its devices (--gpus all) and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
@@ -52,9 +43,11 @@ class CudaPlatform(Accelerator):
     distributions: ClassVar[Mapping[str, str]] = {"torch": "cuda"}
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
-    options: ClassVar[Mapping[str, Any]] = {"tf32": False}
+    options: ClassVar[Mapping[str, Any]] = {"tf32": False, "graphs": True, "attention": "auto"}
     options_doc: ClassVar[Mapping[str, str]] = {
-        "tf32": "Let float32 stages use TF32 where torch does by itself: convolutions are faster, with errors of 1e-3."
+        "tf32": "Let float32 stages use TF32 where torch does by itself: convolutions are faster, with errors of 1e-3.",
+        "graphs": "Record decode steps as CUDA graphs when a worker starts, and replay them.",
+        "attention": "auto, flash (blocks that FlashAttention reads in place), triton, or torch (no other package).",
     }
 
     def survey(self) -> Inventory:
@@ -79,34 +72,8 @@ class CudaPlatform(Accelerator):
         exact = {} if options.get("tf32") else {"NVIDIA_TF32_OVERRIDE": "0"}  # of cuBLAS and cuDNN
         return {**super().worker_environment(device, threads, options), **exact}
 
-    def fault(self, error: BaseException) -> Fault:
-        """Some errors of CUDA end the process's context (an illegal access, an assertion in a kernel, a device that is
-        gone): every later call raises them again. So the device is asked."""
-        text = str(error)
-        if isinstance(error, RuntimeError) and _MEMORY.search(text):
-            return Fault.MEMORY
-        if isinstance(error, RuntimeError) and _CUDA.search(text):
-            return Fault.OTHER if _answers() else Fault.DEVICE
-        return super().fault(error)
-
-    def free_memory(self) -> None:
-        """torch's allocator keeps what was freed in blocks of the sizes that were asked for."""
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.cuda.empty_cache()
-
     def _only(self, entry: str) -> Mapping[str, str]:
         return {VISIBLE: entry, ORDER: os.environ.get(ORDER, "PCI_BUS_ID")}
-
-
-def _answers() -> bool:
-    """Whether the device still does what this process asks."""
-    if (torch := sys.modules.get("torch")) is None:
-        return True
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from omni_actors.protocol.frames import Hello
+from omni_actors.worker.device import kernels_of
 
 OPTIONS: dict[str, Any] = {
     "max_model_len": None,
     "max_tokens": None,
-    "block_size": 16,
+    "block_size": None,
     "kv_blocks": None,
     "kv_memory_mib": 1024,
     "max_batch": 64,
@@ -25,7 +28,7 @@ OPTIONS: dict[str, Any] = {
 OPTIONS_DOC: dict[str, str] = {
     "max_model_len": "Longest prompt and answer together, in tokens; by default what the model was made for.",
     "max_tokens": "Most tokens of an answer whose request names no limit; by default what the context leaves.",
-    "block_size": "Tokens per block of the KV cache.",
+    "block_size": "Tokens per block of the KV cache; by default what the device's attention reads best, mostly 16.",
     "kv_blocks": "Blocks of the KV cache; by default as many as kv_memory_mib holds.",
     "kv_memory_mib": "Memory for the KV cache, in MiB; taken as it is used.",
     "max_batch": "Most answers that are written at the same time.",
@@ -35,7 +38,7 @@ OPTIONS_DOC: dict[str, str] = {
     "fused": "Whether a known architecture runs by its written-out layers; otherwise by transformers' own.",
 }
 
-OPTIONS_TYPE: dict[str, type] = {"max_model_len": int, "max_tokens": int, "kv_blocks": int}
+OPTIONS_TYPE: dict[str, type] = {"max_model_len": int, "max_tokens": int, "block_size": int, "kv_blocks": int}
 """Of those whose default is ``None``."""
 
 OPTIONS_LEAST: dict[str, float] = dict.fromkeys(
@@ -67,10 +70,11 @@ class EngineOptions:
     def of(cls, hello: Hello) -> EngineOptions:
         options = OPTIONS | hello.options
         kv_blocks = options["kv_blocks"]
+        block_size = options["block_size"] or kernels_of(hello).block_size(getattr(torch, hello.dtype))
         max_tokens = options["max_tokens"]
         return cls(
             max_tokens=None if max_tokens is None else int(max_tokens),
-            block_size=int(options["block_size"]),
+            block_size=int(block_size),
             kv_blocks=None if kv_blocks is None else int(kv_blocks),
             kv_memory_mib=float(options["kv_memory_mib"]),
             max_batch=int(options["max_batch"]),

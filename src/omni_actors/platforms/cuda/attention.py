@@ -1,0 +1,256 @@
+"""What attention an NVIDIA GPU computes, by what it can, in which dtype, and what is installed.
+
+FlashAttention needs compute capability 8.0, a 16-bit dtype, and heads of up to 256 channels in steps of 8. Two packages
+bring it: ``flash-attn``, and torch itself. Both read a paged cache in place when its blocks are multiples of 256
+tokens. The masks of prompts that go on behind computed ones are aligned to the last key (bottom right), as ours are.
+Without it, torch's scaled_dot_product_attention chooses among its backends, cuDNN's first where that is the fastest.
+
+Each is tried against plain torch, once, on a few tokens, before it is chosen: one that raises or disagrees is left out,
+and that is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from omni_actors.platforms import kernels as plain
+from omni_actors.platforms.kernels import CacheLayout, PagedDecode, PromptAttention
+
+log = logging.getLogger(__name__)
+
+FLASH_BLOCK = 256
+"""FlashAttention 2 reads pages of a multiple of so many tokens."""
+
+FLASH_HEAD = 256
+"""The most channels of a head that it computes, in steps of 8."""
+
+TOLERANCE = {torch.bfloat16: 4e-2, torch.float16: 1e-2, torch.float32: 1e-3}
+"""What results on standard normal numbers may differ by from plain float32's. A wrong mask differs by tenths."""
+
+A = TypeVar("A", PagedDecode, PromptAttention)
+
+
+def flashes(capability: tuple[int, int], dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether FlashAttention computes this."""
+    return capability >= (8, 0) and dtype.itemsize == 2 and head_dim <= FLASH_HEAD and head_dim % 8 == 0
+
+
+def first_that_agrees(
+    kind: str, candidates: Sequence[tuple[str, Callable[[], A]]], check: Callable[[A], float]
+) -> A | None:
+    """The first candidate whose largest error, as ``check`` finds it, is small. Says which, and why others are not."""
+    for name, make in candidates:
+        try:
+            made = make()
+            error = check(made)
+        except Exception as failure:
+            log.warning("%s attention '%s' is not used: %s: %s", kind, name, type(failure).__name__, failure)
+            continue
+        if error <= 1.0:
+            log.info("%s attention: %s", kind, name)
+            return made
+        log.warning("%s attention '%s' is not used: it is off by %.1f times what rounding explains", kind, name, error)
+    return None
+
+
+# ---- one new token per sequence
+
+
+def decode_by_package(flash_attn: Any) -> PagedDecode:
+    """``flash_attn_with_kvcache`` of package flash-attn."""
+
+    def attend(
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        table: torch.Tensor,
+        lengths: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        out: torch.Tensor = flash_attn.flash_attn_with_kvcache(
+            query.unsqueeze(1),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            cache_seqlens=lengths,
+            block_table=table,
+            softmax_scale=scale,
+            causal=True,
+            window_size=_window(window),
+            softcap=softcap or 0.0,
+        )
+        return out.squeeze(1)
+
+    return attend
+
+
+def decode_by_torch(varlen_attn: Any) -> PagedDecode:
+    """``torch.nn.attention.varlen.varlen_attn``, which has no softcap: that is plain torch's then."""
+    starts: dict[int, torch.Tensor] = {}
+
+    def attend(
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        table: torch.Tensor,
+        lengths: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        if softcap is not None:
+            return plain.paged_decode(query, keys, values, table, lengths, scale, window, softcap)
+        count = len(query)
+        start = starts.get(count)
+        if start is None:
+            start = starts[count] = torch.arange(count + 1, dtype=torch.int32, device=query.device)
+        out: torch.Tensor = varlen_attn(
+            query.contiguous(),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            start,
+            None,
+            1,
+            table.shape[1] * keys.shape[2],
+            scale=scale,
+            window_size=_window(window),
+            enable_gqa=query.shape[1] != keys.shape[1],
+            seqused_k=lengths,
+            block_table=table,
+        )
+        return out
+
+    return attend
+
+
+def torch_reads_tables() -> Any | None:
+    """torch's ``varlen_attn``, if this torch has it and it reads a paged cache."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if "block_table" in inspect.signature(varlen_attn).parameters else None
+
+
+def decode_error(layout: CacheLayout, device: torch.device, attend: PagedDecode) -> float:
+    """How far ``attend`` is from plain float32, in tolerances: two sequences, of one block and a bit, and of one token,
+    with and without a window."""
+    size, heads = layout.block_size, 2 * layout.kv_heads
+    draw = _draws(device, layout.dtype)
+    pool = draw(4, 2 * layout.kv_heads, size, layout.head_dim)
+    keys, values = pool[:, : layout.kv_heads], pool[:, layout.kv_heads :]
+    query = draw(2, heads, layout.head_dim)
+    table = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32, device=device)
+    lengths = torch.tensor([size + 3, 1], dtype=torch.int32, device=device)
+    worst = 0.0
+    for window in (None, 5):
+        given = (table, lengths, layout.head_dim**-0.5, window, None)
+        expected = plain.paged_decode(query.float(), keys.float(), values.float(), *given)
+        worst = max(worst, _off(attend(query, keys, values, *given), expected, layout.dtype))
+    return worst
+
+
+# ---- prompts
+
+
+def prompt_by_package(flash_attn: Any) -> PromptAttention:
+    """``flash_attn_func`` of package flash-attn."""
+
+    def attend(
+        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        out: torch.Tensor = flash_attn.flash_attn_func(
+            query.unsqueeze(0),
+            keys.transpose(0, 1).unsqueeze(0),
+            values.transpose(0, 1).unsqueeze(0),
+            softmax_scale=scale,
+            causal=True,
+            window_size=_window(window),
+        )
+        return out.squeeze(0)
+
+    return attend
+
+
+def prompt_by_backends(order: Sequence[SDPBackend]) -> PromptAttention:
+    """scaled_dot_product_attention by these backends, the first that can."""
+    backends = list(order)
+
+    @functools.lru_cache(maxsize=4)  # the layers of a step ask for the same one
+    def mask(count: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:
+        last = torch.arange(length - count, length, device=device)[:, None]
+        place = torch.arange(length, device=device)
+        seen = place <= last
+        return seen if window is None else seen & (place > last - window)
+
+    def attend(
+        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        count, heads = query.shape[:2]
+        kv_heads, length = keys.shape[:2]
+        whole = count == length and (window is None or window >= count)
+        with sdpa_kernel(backends, set_priority=True):
+            out = F.scaled_dot_product_attention(
+                query.transpose(0, 1).unsqueeze(0),
+                keys.unsqueeze(0),
+                values.unsqueeze(0),
+                attn_mask=None if whole else mask(count, length, window, query.device),
+                is_causal=whole,
+                scale=scale,
+                enable_gqa=heads != kv_heads,
+            )
+        return out.squeeze(0).transpose(0, 1)
+
+    return attend
+
+
+def backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[SDPBackend, ...]:
+    """The order in which scaled_dot_product_attention's backends are asked: cuDNN's first from compute capability 9.0
+    on, FlashAttention below. Both take heads that share a key head, and cuDNN's takes masks. None where there is no
+    choice: they have no float32, and nothing below 8.0."""
+    rest = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+    if dtype.itemsize != 2 or capability < (8, 0):
+        return ()
+    if capability >= (9, 0):
+        return (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, *rest)
+    return (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, *rest)
+
+
+def prompt_error(layout: CacheLayout, device: torch.device, attend: PromptAttention) -> float:
+    """How far ``attend`` is from plain float32, in tolerances: a whole prompt, and the end of a longer one, with and
+    without a window."""
+    draw = _draws(device, layout.dtype)
+    both = draw(2 * layout.kv_heads, 19, layout.head_dim)
+    keys, values = both[: layout.kv_heads], both[layout.kv_heads :]
+    query = draw(19, 2 * layout.kv_heads, layout.head_dim)
+    exact = prompt_by_backends((SDPBackend.MATH,))
+    scale, worst = layout.head_dim**-0.5, 0.0
+    for count in (19, 7):
+        for window in (None, 5):
+            rows = query[-count:]
+            expected = exact(rows.float(), keys.float(), values.float(), scale, window)
+            worst = max(worst, _off(attend(rows, keys, values, scale, window), expected, layout.dtype))
+    return worst
+
+
+def _window(window: int | None) -> tuple[int, int]:
+    """FlashAttention's: places before a token that it sees, and behind it; -1 is all."""
+    return (-1, 0) if window is None else (window - 1, 0)
+
+
+def _draws(device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator).to(device, dtype)
+
+
+def _off(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> float:
+    return float((found.float() - expected).abs().max()) / TOLERANCE[dtype]

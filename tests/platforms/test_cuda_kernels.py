@@ -1,0 +1,293 @@
+"""What an NVIDIA GPU executes: what is chosen by capability, dtype and packages, and that it is called as it is meant.
+
+There is no such GPU here. The packages are stood in for by functions that compute, on the processor, what their
+documentation says: so an argument in the wrong place, another order of dimensions or a window that is off by one is
+seen. Whether the packages do what they say is seen where there is a GPU, before one is chosen.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from omni_actors.platforms import kernels as plain
+from omni_actors.platforms.cuda import CudaPlatform, attention
+from omni_actors.platforms.cuda.kernels import experts, kernels
+from omni_actors.platforms.cuda.runtime import CudaRuntime
+from omni_actors.platforms.kernels import CacheLayout, Kernels
+from omni_actors.platforms.platform import PlatformError
+
+CPU = torch.device("cpu")
+SMALL = CacheLayout(kv_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16)
+PAGES = CacheLayout(kv_heads=2, head_dim=16, block_size=256, dtype=torch.bfloat16)
+FLOAT32 = CacheLayout(kv_heads=2, head_dim=16, block_size=256, dtype=torch.float32)
+
+AMPERE, HOPPER, TURING = (8, 0), (9, 0), (7, 5)
+
+
+class FlashAttn(ModuleType):
+    """Package flash-attn by its documentation, for what is asked of it here. ``broken`` adds to what it computes."""
+
+    def __init__(self, broken: float = 0.0) -> None:
+        super().__init__("flash_attn")
+        self.broken = broken
+        self.calls: list[str] = []
+
+    def flash_attn_func(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """[batch, tokens, heads, head_dim]. With fewer queries than keys, the mask is aligned to the bottom right."""
+        self.calls.append("flash_attn_func")
+        assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+        assert q.dtype in (torch.float16, torch.bfloat16)
+        return by_documentation(q, k, v, softmax_scale, causal, window_size, softcap) + self.broken
+
+    def flash_attn_with_kvcache(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cache_seqlens: torch.Tensor,
+        block_table: torch.Tensor,
+        softmax_scale: float,
+        causal: bool,
+        window_size: tuple[int, int],
+        softcap: float,
+    ) -> torch.Tensor:
+        """``k_cache`` [blocks, page, kv_heads, head_dim], pages of a multiple of 256."""
+        self.calls.append("flash_attn_with_kvcache")
+        assert k_cache.shape[1] % 256 == 0
+        assert block_table.dtype == cache_seqlens.dtype == torch.int32
+        rows = []
+        for query, table, length in zip(q, block_table, cache_seqlens.tolist(), strict=True):
+            k, v = (it[table.long()].flatten(0, 1)[:length][None] for it in (k_cache, v_cache))
+            rows.append(by_documentation(query[None], k, v, softmax_scale, causal, window_size, softcap))
+        return torch.cat(rows) + self.broken
+
+
+def by_documentation(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+) -> torch.Tensor:
+    (_, n, heads, head_dim), length = q.shape, k.shape[1]
+    k, v = (it.float().repeat_interleave(heads // it.shape[2], 2) for it in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k) * (scale or head_dim**-0.5)
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    at, place = torch.arange(n)[:, None] + length - n, torch.arange(length)
+    left, right = window[0], 0 if causal else window[1]
+    hidden = torch.zeros(n, length, dtype=torch.bool)
+    if left >= 0:
+        hidden |= place < at - left
+    if right >= 0:
+        hidden |= place > at + right
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v).to(q.dtype)
+
+
+def varlen_attn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: torch.Tensor,
+    block_table: torch.Tensor,
+) -> torch.Tensor:
+    """torch's by its documentation, for one token of each sequence."""
+    assert enable_gqa == (query.shape[1] != key.shape[2])
+    assert cu_seq_q.tolist() == list(range(len(query) + 1))
+    assert cu_seq_k is None
+    assert (max_q, max_k) == (1, block_table.shape[1] * key.shape[1])
+    causal = window_size == (-1, 0)
+    return FlashAttn().flash_attn_with_kvcache(
+        query[:, None], key, value, seqused_k, block_table, scale, causal, window_size, 0.0
+    )[:, 0]
+
+
+def has(*packages: str) -> Callable[[str], bool]:
+    return lambda name: name in packages
+
+
+def chosen(capability: tuple[int, int], wanted: str = "auto", *packages: str) -> Kernels:
+    return kernels(capability, CPU, wanted, has(*packages))
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> FlashAttn:
+    made = FlashAttn()
+    monkeypatch.setitem(sys.modules, "flash_attn", made)
+    return made
+
+
+def test_flash_attention_reads_the_cache_in_place_where_it_can(flash: FlashAttn) -> None:
+    found = chosen(AMPERE, "auto", "flash_attn")
+    assert found.block_size(torch.bfloat16) == 256
+    assert found.block_size(torch.float32) == 16
+    assert found.paged_decode(PAGES) is not None
+    assert "flash_attn_with_kvcache" in flash.calls
+    assert found.prompt_attention(PAGES) is not None
+    assert "flash_attn_func" in flash.calls
+    assert found.paged_decode(SMALL) is None, "pages of 16 tokens"
+    assert found.paged_decode(FLOAT32) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "wanted", "packages"),
+    [(TURING, "auto", ("flash_attn",)), (AMPERE, "torch", ("flash_attn",)), (AMPERE, "auto", ())],
+)
+def test_without_it_blocks_are_gathered(
+    flash: FlashAttn,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    wanted: str,
+    packages: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(attention, "torch_reads_tables", lambda: None)
+    found = chosen(capability, wanted, *packages)
+    assert found.block_size(torch.bfloat16) == 16
+    assert found.paged_decode(PAGES) is None
+    found.prompt_attention(PAGES)
+    assert not flash.calls
+
+
+def test_torch_brings_flash_attention_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "torch_reads_tables", lambda: varlen_attn)
+    assert chosen(AMPERE).paged_decode(PAGES) is not None
+    assert chosen(AMPERE).block_size(torch.bfloat16) == 16, "by default blocks are small"
+    assert chosen(AMPERE, "flash").block_size(torch.bfloat16) == 256
+
+
+def test_this_torchs_own_function_takes_the_arguments_it_is_given() -> None:
+    found = attention.torch_reads_tables()
+    if found is None:
+        pytest.skip("this torch's varlen_attn reads no paged cache")
+    with pytest.raises(NotImplementedError, match="_flash_attention_forward"):  # it has none for processors
+        attention.decode_error(PAGES, CPU, attention.decode_by_torch(found))
+
+
+@pytest.mark.parametrize("window", [None, 1, 7])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(
+    "make", [lambda: attention.decode_by_package(FlashAttn()), lambda: attention.decode_by_torch(varlen_attn)]
+)
+def test_decodes_are_what_plain_torch_computes(
+    make: Callable[[], Any], window: int | None, softcap: float | None
+) -> None:
+    torch.manual_seed(0)
+    pool = torch.randn(7, 4, 256, 16, dtype=torch.bfloat16)
+    query = torch.randn(3, 6, 16, dtype=torch.bfloat16)
+    table = torch.tensor([[4, 1, 6], [2, 0, 0], [5, 3, 0]], dtype=torch.int32)
+    given = (table, torch.tensor([700, 9, 257], dtype=torch.int32), 0.25, window, softcap)
+    expected = plain.paged_decode(query.float(), pool[:, :2].float(), pool[:, 2:].float(), *given)
+    found = make()(query, pool[:, :2], pool[:, 2:], *given)
+    torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 40])
+@pytest.mark.parametrize("count", [1, 8, 19])
+def test_prompts_are_what_plain_torch_computes(window: int | None, count: int) -> None:
+    torch.manual_seed(0)
+    both = torch.randn(4, 19, 16, dtype=torch.bfloat16)
+    query = torch.randn(count, 6, 16, dtype=torch.bfloat16)
+    expected = by_documentation(
+        query[None].float(), both[:2].transpose(0, 1)[None].float(), both[2:].transpose(0, 1)[None].float(),
+        0.25, True, (-1 if window is None else window - 1, 0), 0.0,
+    )[0]  # fmt: skip
+    for attend in (attention.prompt_by_package(FlashAttn()), attention.prompt_by_backends((SDPBackend.MATH,))):
+        found = attend(query, both[:2], both[2:], 0.25, window)
+        assert found.shape == query.shape
+        torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_backends_are_asked_in_the_order_of_what_the_device_is_good_at() -> None:
+    assert attention.backends(HOPPER, torch.bfloat16)[0] is SDPBackend.CUDNN_ATTENTION
+    assert attention.backends(AMPERE, torch.float16)[0] is SDPBackend.FLASH_ATTENTION
+    assert not attention.backends(HOPPER, torch.float32)
+    assert not attention.backends(TURING, torch.float16)
+
+
+def test_a_kernel_that_disagrees_or_raises_is_left_out_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", FlashAttn(broken=0.5))
+    monkeypatch.setattr(attention, "torch_reads_tables", lambda: lambda *args, **kwargs: 1 / 0)
+    with caplog.at_level(logging.WARNING):
+        assert chosen(AMPERE, "auto", "flash_attn").paged_decode(PAGES) is None
+    first, second = (it.getMessage() for it in caplog.records)
+    assert "'flash-attn' is not used: it is off by" in first
+    assert "ZeroDivisionError" in second
+
+
+def test_a_choice_is_made_once(flash: FlashAttn) -> None:
+    found = chosen(AMPERE, "auto", "flash_attn")
+    assert found.paged_decode(PAGES) is found.paged_decode(PAGES)
+    assert flash.calls.count("flash_attn_with_kvcache") == 2, "with and without a window"
+
+
+def test_experts_are_grouped_where_that_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(HOPPER).experts is experts
+    assert chosen(AMPERE).experts is plain.experts
+    asked: list[str] = []
+    monkeypatch.setattr(plain, "grouped_experts", lambda *args: asked.append("grouped"))
+    rows, counts = torch.randn(3, 4), torch.tensor([2, 1])
+    weights = torch.randn(2, 6, 4), torch.randn(2, 4, 3)
+    assert experts(rows, counts, *weights).shape == rows.shape
+    assert not asked
+    experts(rows.bfloat16(), counts, *weights)
+    assert asked == ["grouped"]
+
+
+def runtime(capability: tuple[int, int] = HOPPER, **options: Any) -> CudaRuntime:
+    made = CudaRuntime("cuda:0", {**CudaPlatform.options, **options})
+    made.module = SimpleNamespace(get_device_capability=lambda device: capability, CUDAGraph=object)
+    return made
+
+
+def test_the_runtime_says_what_the_device_can() -> None:
+    found = runtime(HOPPER).capability()
+    assert found.name == "sm_90"
+    assert {"bf16", "fp8", "flash"} <= found.features
+    assert "fp8" not in runtime(AMPERE).capability().features
+    assert "bf16" not in runtime(TURING).capability().features
+
+
+def test_graphs_are_an_option() -> None:
+    assert runtime().graphs() is not None
+    assert runtime(graphs=False).graphs() is None
+
+
+def test_an_attention_that_there_is_not_is_an_error() -> None:
+    with pytest.raises(PlatformError, match="auto, flash, triton, torch, not 'sage'"):
+        runtime(attention="sage").choose()
+
+
+def test_a_torch_without_cuda_is_said_with_the_remedy() -> None:
+    with pytest.raises(PlatformError, match="not built for CUDA: install the wheel"):
+        runtime().open()
