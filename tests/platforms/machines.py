@@ -100,10 +100,10 @@ def intel(root: Path, count: int = 1, on_chip: bool = False, tiles: int = 1) -> 
         )
         for tile in range(tiles if discrete else 0):
             write(folder, f"tile{tile}/physical_vram_size_bytes", f"{12 << 30:#x}\n")
-        render = root / f"sys/class/drm/renderD{128 + index}"
+        render = root / f"sys/class/drm/renderD{140 + index}"
         render.mkdir(parents=True)
         (render / "device").symlink_to(folder)
-        write(root, f"dev/dri/renderD{128 + index}")
+        write(root, f"dev/dri/{render.name}")
     return root
 
 

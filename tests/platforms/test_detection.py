@@ -380,6 +380,11 @@ def container_of_an_amd_host(machine: Path) -> None:
     machines.amd(machine, 2, nodes=False)
 
 
+def amd_of_windows(machine: Path) -> None:
+    machines.windows(machine)
+    machines.write(machine, "opt/rocm/lib/librocdxg.so.1")
+
+
 def one_of_two(machine: Path) -> None:
     machines.amd(machine, 2)
     (machine / "dev/dri/renderD128").unlink()
@@ -393,6 +398,8 @@ def one_of_two(machine: Path) -> None:
         (no_compute_driver, {"hip": "6.4"}, False, True, "its kernel driver is radeon, without compute: load amdgpu"),
         (container_of_an_amd_host, {"hip": "6.4"}, False, True, "this process has no nodes of the devices: give the"),
         (one_of_two, {"hip": "6.4"}, True, True, "AMD GPU gfx942 ("),
+        (amd_of_windows, {"hip": "6.4"}, True, True, "AMD GPU of Windows"),
+        (machines.windows, {"hip": "6.4"}, False, False, "no AMD device on this machine"),
         (
             machines.amd,
             {},
@@ -518,7 +525,7 @@ def with_chip(machine: Path) -> None:
 
 def no_node(machine: Path) -> None:
     machines.intel(machine)
-    (machine / "dev/dri/renderD128").unlink()
+    (machine / "dev/dri/renderD140").unlink()
 
 
 def no_intel_driver(machine: Path) -> None:
@@ -532,7 +539,7 @@ def no_intel_driver(machine: Path) -> None:
         (with_chip, {"xpu": "20250302"}, True, True, "Intel GPU e20b"),
         (chip_only, {"xpu": "20250302"}, False, False, "the one on the processor's chip, which is not used"),
         (none, {"xpu": "20250302"}, False, False, "no Intel device on this machine"),
-        (no_node, {"xpu": "20250302"}, False, True, "renderD128 is missing: give the container its devices"),
+        (no_node, {"xpu": "20250302"}, False, True, "renderD140 is missing: give the container its devices"),
         (no_intel_driver, {"xpu": "20250302"}, False, True, "no kernel driver has it: load i915 or xe"),
         (machines.intel, {}, False, True, "is here, but the installed torch 2.11.0 is built for CPUs only"),
     ],
@@ -617,13 +624,28 @@ def test_the_first_that_can_be_used_is_chosen_and_the_others_are_told(
     assert "install its build for CUDA" in said[0][1]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open every node")
+@pytest.mark.parametrize(
+    ("made", "kind", "node", "groups"),
+    [
+        (machines.amd, RocmPlatform, "dev/kfd", "the groups render and video"),
+        (machines.amd, RocmPlatform, "dev/dri/renderD128", "the groups render and video"),
+        (machines.ascend, AscendPlatform, "dev/davinci0", "the group HwHiAiUser"),
+        (machines.intel, XpuPlatform, "dev/dri/renderD140", "the group render"),
+        (machines.moore, MusaPlatform, "dev/mtgpu.0", "the groups render and video"),
+    ],
+)
 def test_nodes_that_may_not_be_opened_are_told_with_the_group_that_may(
-    machine: Path, caplog: pytest.LogCaptureFixture
+    made: Callable[[Path], object],
+    kind: type[Accelerator],
+    node: str,
+    groups: str,
+    machine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    machines.amd(machine)
-    (machine / "dev/kfd").chmod(0)
-    assert "this process may not use" in detected(RocmPlatform, caplog).reason
+    made(machine)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != machine / node)  # root may use them all
+    assert detected(kind, caplog).reason == f"this process may not use {machine / node}: join {groups}"
 
 
 def test_detection_changes_nothing_of_the_process(machine: Path, library: Library) -> None:

@@ -158,7 +158,7 @@ def _named(cards: list[Card], said: _SmiSaid) -> Inventory:
 
 def _without_driver(root: Path) -> Inventory:
     found = pci_devices(root, VENDOR)
-    if any((root / "dev").glob("dxg")) and any((root / "opt/rocm/lib").glob("librocdxg.so*")):
+    if (root / "dev/dxg").exists() and any((root / "opt/rocm/lib").glob("librocdxg.so*")):
         return Inventory((Unit("AMD GPU of Windows"),))
     if not found:
         return Inventory(())
