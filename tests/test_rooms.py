@@ -1,9 +1,12 @@
-"""The rooms of the house: who may import whom, and what the serving process never loads."""
+"""The rooms of the house: who may import whom, what the serving process never loads, and where device words live."""
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,54 @@ def test_import_contract_is_kept() -> None:
 def test_serving_process_never_loads_model_code() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL_OF_SERVING], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+DEVICE_MODULES = {"cuda", "hip", "mps", "musa", "npu", "xpu"}
+"""Vendors' modules of torch, which are also what tensors are asked (``is_cuda``)."""
+
+DEVICE_WORDS = re.compile(
+    r"\btorch\.(?:backends\.)?(?:cuda|hip|mps|musa|npu|xpu)\b"
+    r"|\b(?:HIP|NVML|nvml\w*|pynvml|amdsmi\w*|torch_npu|torch_musa|torchada|hccl|rccl|xccl)\b"
+)
+
+
+def device_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Where code asks what device it is on: a vendor's module of torch, or the kind of a tensor's device. Whether
+    memory is the host's (``is_cpu``) is no such question."""
+    asked = {f"is_{module}" for module in DEVICE_MODULES}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = getattr(node.value, "id", getattr(node.value, "attr", None))
+            vendor = owner == "torch" and node.attr in DEVICE_MODULES
+            if vendor or node.attr in asked or (owner == "device" and node.attr == "type"):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            modules = [it.name for it in node.names] + [getattr(node, "module", None) or ""]
+            yield from ((node.lineno, it) for it in modules if DEVICE_WORDS.search(it))
+
+
+def test_device_words_are_at_home_in_platforms_only() -> None:
+    source = ROOT / "src/omni_actors"
+    found = []
+    files = [it for it in source.rglob("*.py") if not it.is_relative_to(source / "platforms")]
+    for file in files:
+        text = file.read_text()
+        words = [(text.count("\n", 0, it.start()) + 1, it.group()) for it in DEVICE_WORDS.finditer(text)]
+        found += [f"{file.relative_to(ROOT)}:{line}: {name}" for line, name in [*device_names(ast.parse(text)), *words]]
+    assert len(files) > 100
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch.cuda.synchronize()",
+        "if x.is_cuda: pass",
+        "fast = weight.device.type != 'cpu'",
+        "import torch.xpu",
+        "from torch.npu import Stream",
+        "getattr(torch, 'npu').synchronize()  # torch.npu",
+    ],
+)
+def test_a_device_word_is_seen_in_every_form(code: str) -> None:
+    assert list(device_names(ast.parse(code))) or DEVICE_WORDS.search(code)
