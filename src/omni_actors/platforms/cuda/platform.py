@@ -40,6 +40,7 @@ class CudaPlatform(Accelerator):
     device_type = "cuda"
     collectives = "nccl"
     visibility = (VISIBLE, ORDER)
+    transports = ("cuda_ipc",)
     distributions: ClassVar[Mapping[str, str]] = {"torch": "cuda"}
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from omni_actors.platforms.accelerator import ModuleRuntime, has
 from omni_actors.platforms.platform import PlatformError
-from omni_actors.platforms.runtime import Capability, Graphs
+from omni_actors.platforms.runtime import Capability, DeviceTransport, Graphs
 
 if TYPE_CHECKING:
     from omni_actors.platforms.kernels import Kernels
@@ -45,6 +45,12 @@ class CudaRuntime(ModuleRuntime):
             )
         return torch.cuda
 
+    def open(self) -> None:
+        from omni_actors.platforms.cuda.transport import CudaTransport
+
+        super().open()
+        self._transport = CudaTransport(self.torch_device)
+
     def choose(self) -> Kernels:
         from omni_actors.platforms.cuda.kernels import ATTENTION, kernels
 
@@ -61,6 +67,9 @@ class CudaRuntime(ModuleRuntime):
 
     def graphs(self) -> Graphs | None:
         return self.recorded() if self.options["graphs"] else None
+
+    def transport(self) -> DeviceTransport:
+        return self._transport
 
     def _compute(self) -> tuple[int, int]:
         major, minor = self.module.get_device_capability(self.torch_device)
