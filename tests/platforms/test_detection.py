@@ -198,6 +198,8 @@ def test_one_device_that_fell_off_the_bus_is_told_and_the_other_is_used(library:
         ("GPU-00", 24 << 30, ""),
         (None, None, "NVMLError: GPU is lost"),
     ]
+    library.put("pynvml", NVML + lost.replace("if index", "if not index"))
+    assert CudaPlatform().usual_devices(0, 1, {}) == ("cuda:1",)
 
 
 @pytest.mark.usefixtures("two_nvidia")

@@ -129,6 +129,11 @@ class Accelerator(OmniPlatform):
         )
         return tuple(named) or (Device(f"{self.name}:0", None, "not on this machine"),)
 
+    def usual_devices(self, stage: int, threads: int, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The first that nothing is wrong with."""
+        devices = self.devices()
+        return (next((device.name for device in devices if not device.trouble), devices[0].name),)
+
     def cores(self) -> int:
         return CpuPlatform().cores()
 

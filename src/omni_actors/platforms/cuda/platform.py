@@ -39,7 +39,7 @@ class CudaPlatform(Accelerator):
     maker = "NVIDIA"
     device_type = "cuda"
     collectives = "nccl"
-    visibility = (VISIBLE, ORDER)
+    visibility = (VISIBLE,)
     transports = ("cuda_ipc",)
     distributions: ClassVar[Mapping[str, str]] = {"torch": "cuda"}
     default_dtype = "bfloat16"

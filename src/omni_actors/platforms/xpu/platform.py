@@ -33,7 +33,7 @@ class XpuPlatform(Accelerator):
     maker = "Intel"
     device_type = "xpu"
     collectives = "xccl"
-    visibility = (MASK, SELECTOR, HIERARCHY)
+    visibility = (MASK, SELECTOR)
     distributions: ClassVar[Mapping[str, str]] = {"torch": "xpu"}
     engines: ClassVar[Mapping[str, str]] = {
         "autoregressive": "omni_actors.platforms.xpu.engines:XpuAutoregressiveEngine",
