@@ -12,12 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
+import trio
 from tests.platforms import machines
 from tests.platforms.distributions import changed, install
 
+from omni_actors.entrypoints.offline import open_omni
 from omni_actors.platforms import PlatformError, probe, select
 from omni_actors.platforms.inquiry import Inquiry, ask
 from omni_actors.platforms.probe import DEADLINE_VARIABLE, PluginReport, deadline_s, probe_plugins
+from omni_actors.protocol.errors import OmniError
 
 DETECTS = '        return Detection(True, True, "one of odd")\n'
 DEVICES = '        return (Device("odd:0", 1 << 30),)\n'
@@ -192,6 +195,28 @@ def test_without_plugins_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     assert probe_plugins([]) == ()
     assert select("cpu").name == "cpu"
     assert select("cuda", plugins=[]).name == "cuda"
+
+
+async def test_a_program_that_embeds_the_library_goes_on_while_a_plugin_hangs(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site, "odd", BROKEN["hangs at import"][0])
+    monkeypatch.setenv(DEADLINE_VARIABLE, "1")
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            await trio.sleep(0.01)
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        with pytest.raises(OmniError, match="it gave no answer in 1 s"):
+            async with open_omni("stub", platform="odd"):
+                pass
+        nursery.cancel_scope.cancel()
+    assert turns > 10
 
 
 def test_by_name_only_that_one_is_asked(site: Path) -> None:

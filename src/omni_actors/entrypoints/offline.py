@@ -137,11 +137,22 @@ async def open_omni(
 
     ``model`` is a pipeline's name, a model's folder, a resolved plan, or ``None`` for the demo (whose weights must have
     been pulled). Raises :class:`OmniError` when it cannot be resolved or a stage cannot start.
+
+    The machine is looked at in a thread, as a driver or a plug-in may take its time; cancelling waits for that.
     """
-    plan = model if isinstance(model, Plan) else resolve(model, overlay=overlay, overrides=overrides, platform=platform)
-    check_versions(plan)
-    if missing := missing_devices(plan):
-        raise PlanError("\n".join(missing))
+
+    def planned() -> Plan:
+        found = (
+            model
+            if isinstance(model, Plan)
+            else resolve(model, overlay=overlay, overrides=overrides, platform=platform)
+        )
+        check_versions(found)
+        if missing := missing_devices(found):
+            raise PlanError("\n".join(missing))
+        return found
+
+    plan = await trio.to_thread.run_sync(planned)
     async with open_orchestrator(plan, log_level=log_level) as orchestrator:
         await orchestrator.wait_ready()
         limits = read_limits(plan.media.options) if plan.media is not None else None
