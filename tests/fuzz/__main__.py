@@ -24,6 +24,8 @@ from pathlib import Path
 
 STILL_S = 90.0
 """A child that begins no new input for so long stands still."""
+LOAD_S = 900.0
+"""Until its first input: on a busy machine it takes minutes to load what it looks at, each line made to be counted."""
 
 _ROOM = 1 << 20
 _INSTRUMENTED = ["omni_actors", "websockets", "werkzeug.sansio", "werkzeug.http", "yaml", "h11"]
@@ -75,7 +77,7 @@ def _parent(name: str, seconds: float, seed: int, engine: str) -> int:
         print("".join((folder / it.name).read_text() for it in sorted(folder.glob("finding-*"))), end="")
         if still or child.returncode not in (0, 1):
             findings += 1
-            why = f"stood still for {STILL_S:g} s" if still else f"ended with {child.returncode}"
+            why = f"stood still for {STILL_S if runs else LOAD_S:g} s" if still else f"ended with {child.returncode}"
             print(output[-4000:])
             print(f"FINDING: the process {why} at\n  {_replay(name, data)}\n")
         print(f"{name}: {runs} inputs in {seconds:g} s ({engine}, seed {seed}), {findings} finding(s)")
@@ -94,7 +96,7 @@ def _copy(child: subprocess.Popen[str], last: Path, sink: object) -> bool:
         runs, _ = _noted(last)
         if runs != before:
             before, since = runs, time.monotonic()
-        elif time.monotonic() - since > STILL_S:
+        elif time.monotonic() - since > (STILL_S if runs else LOAD_S):
             child.send_signal(signal.SIGABRT)  # its stacks tell where
             time.sleep(2)
             child.kill()
