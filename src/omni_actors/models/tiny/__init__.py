@@ -15,6 +15,7 @@ from pkgutil import resolve_name
 from typing import Protocol, cast
 
 FAMILIES: dict[str, str] = {
+    "causal-lm": "omni_actors.models.tiny.causal_lm",
     "qwen3-omni": "omni_actors.models.tiny.qwen3_omni",
     "qwen2.5-omni": "omni_actors.models.tiny.qwen2_5_omni",
     "qwen3-asr": "omni_actors.models.tiny.qwen3_asr",
