@@ -16,10 +16,16 @@ RANKS_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def devices_of(
-    at: str, platform: OmniPlatform, strategy: Strategy, replicas: int, settings: Settings
+    at: str,
+    platform: OmniPlatform,
+    strategy: Strategy,
+    replicas: int,
+    settings: Settings,
+    usual: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """The stage's devices: rank ``k`` of replica ``r`` has the ``r * ranks + k``-th, counted around. Raises
-    :class:`PlanError` for one that the platform does not have, and when there are too few for the ranks."""
+    """The stage's devices, ``usual`` if nobody says: rank ``k`` of replica ``r`` has the ``r * ranks + k``-th, counted
+    around. Raises :class:`PlanError` for one that the platform does not have, and when there are too few for the
+    ranks."""
     one, many = settings.given.get(f"{at}.device"), settings.given.get(f"{at}.devices")
     if one and many and one.origin.kind == many.origin.kind:
         raise PlanError(f"{many.origin}: '{at}' has both device ({one.origin}) and devices; give one")
@@ -27,8 +33,9 @@ def devices_of(
     setting = next((s for s in (one, many) if s and s.origin.kind == "command line"), one or many)
     if setting is None:
         settings.provenance[f"{at}.devices"] = Origin("platform", platform.name)
-        names = tuple(device.name for device in platform.devices())
-        return _spread(names if strategy.ranks > 1 else names[:1], strategy, replicas, platform, at, settings)
+        if strategy.ranks > 1 and not platform.shared:
+            usual = tuple(device.name for device in platform.devices())
+        return _spread(usual, strategy, replicas, platform, at, settings)
     settings.provenance[f"{at}.devices"] = setting.origin
     devices: tuple[str, ...] = (setting.value,) if setting is one else setting.value
     for device in devices:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
+from typing import Any
 
 from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Stage
@@ -284,7 +285,11 @@ def _stage(
         raise PlanError(f"{settings.where(f'{at}.engine')}: stage '{stage.name}': {error}") from None
     settings.provenance[f"{at}.adapter"] = DECLARED
 
-    dtype = _dtype(at, stage, platform, settings)
+    platform_options = {
+        key: settings.get(f"platforms.{platform.name}.{key}", default, by_platform)
+        for key, default in platform.options.items()
+    }
+    dtype = _dtype(at, stage, platform, platform_options, settings)
     options = {key: settings.get(f"{at}.options.{key}", default, DECLARED) for key, default in stage.defaults.items()}
     sampling = {
         key: settings.get(f"{at}.sampling.{key}", None)
@@ -295,11 +300,8 @@ def _stage(
         options["sampling"] = sampling
     check_strategy(at, stage, kind, strategy, model, platform, options, settings.where)
     limits = {key: settings.get(f"{at}.limits.{key}", limit.default) for key, limit in limits_of(stage.engine).items()}
-    platform_options = {
-        key: settings.get(f"platforms.{platform.name}.{key}", default, by_platform)
-        for key, default in platform.options.items()
-    }
-    devices = devices_of(at, platform, strategy, replicas, settings)
+    usual = platform.usual_devices(index, threads, platform_options)
+    devices = devices_of(at, platform, strategy, replicas, settings, usual)
     base = BASE_ENVIRONMENT | environment_of(kind) | (RANKS_ENVIRONMENT if strategy.ranks > 1 else {})
     own = settings.get(f"{at}.environment", {}, by_platform)
     ours = strategy.ranks > 1 and kind != VLLM
@@ -349,13 +351,17 @@ def _step_budget(stage: Stage) -> tuple[float, Origin]:
     return STEP_BUDGET_S.get(stage.engine, OTHER_STEP_BUDGET_S), DEFAULT
 
 
-def _dtype(at: str, stage: Stage, platform: OmniPlatform, settings: Settings) -> str:
+def _dtype(at: str, stage: Stage, platform: OmniPlatform, options: Mapping[str, Any], settings: Settings) -> str:
     possible = [dtype for dtype in platform.dtypes if dtype in (stage.dtypes or platform.dtypes)]
     if not possible:
         raise PlanError(
             f"stage '{stage.name}' computes in {', '.join(stage.dtypes)}, which platform '{platform.name}' does not"
         )
-    usual = platform.default_dtype if platform.default_dtype in possible else possible[0]
+    try:
+        usual = platform.usual_dtype(options)
+    except PlatformError as error:
+        raise PlanError(f"{settings.where(f'platforms.{platform.name}.dtype')}: {error}") from None
+    usual = usual if usual in possible else possible[0]
     dtype: str = settings.get(f"{at}.dtype", usual, Origin("platform", platform.name))
     if dtype not in possible:
         raise PlanError(

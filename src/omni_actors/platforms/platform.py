@@ -173,6 +173,15 @@ class OmniPlatform(ABC):
             ]
         return tuple(about)
 
+    def usual_dtype(self, options: Mapping[str, Any]) -> str:
+        """What a stage computes in that names no dtype, if the stage can. Raises :class:`PlatformError` for options that
+        say nothing sensible."""
+        return self.default_dtype
+
+    def usual_devices(self, stage: int, threads: int, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Where the replicas of the ``stage``-th stage, of so many threads each, take turns if nobody says."""
+        return (self.devices()[0].name,)
+
     def engine_for(self, kind: str) -> str:
         """The dotted name of this platform's engine of a kind; :class:`PlatformError` if it has none."""
         try:

@@ -8,10 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omni_actors.platforms.platform import VLLM_ENGINE, Detection, Device, OmniPlatform
+from omni_actors.platforms.cpu.files import groups, lines
+from omni_actors.platforms.cpu.topology import Node, features, nodes
+from omni_actors.platforms.platform import VLLM_ENGINE, Detection, Device, OmniPlatform, PlatformError
 
 KEPT_BYTES = 1 << 30
 """Freed memory up to this size stays with the process (glibc)."""
+
+NODE = "OMNI_ACTORS_NUMA_NODE"
+"""Environment variable of a worker: the NUMA node that it keeps to."""
+
+DTYPES = ("float32", "bfloat16", "auto")
+"""The values of option ``dtype``."""
 
 
 class CpuPlatform(OmniPlatform):
@@ -21,15 +29,45 @@ class CpuPlatform(OmniPlatform):
     runtime = "omni_actors.platforms.cpu.runtime:CpuRuntime"
     engines: ClassVar[Mapping[str, str]] = {**OmniPlatform.engines, "vllm": VLLM_ENGINE}
     vllm_builds = ("cpu",)
+    options: ClassVar[Mapping[str, Any]] = {"dtype": "float32", "numa": True}
+    options_doc: ClassVar[Mapping[str, str]] = {
+        "dtype": "Of stages that name none: float32, bfloat16, or auto: bfloat16 where the processor multiplies it.",
+        "numa": "Keep each worker on one NUMA node, where there are several and its threads fit one.",
+    }
+    root: ClassVar[Path] = Path("/")
 
     def detect(self) -> Detection:
-        return Detection(True, True, f"{self.cores()} cores, {platform.machine()}")
+        return Detection(True, True, self._description())
 
     def devices(self) -> tuple[Device, ...]:
-        return (Device("cpu", usable_memory(), f"{self.cores()} cores, {platform.machine()}"),)
+        """``cpu`` is all of it. Where there are several NUMA nodes, ``cpu:0``, ``cpu:1`` … are those."""
+        whole = Device("cpu", usable_memory(self.root), self._description())
+        several = nodes(self.root)
+        return (whole, *(self._node(it) for it in several)) if len(several) > 1 else (whole,)
 
     def cores(self) -> int:
-        return usable_cores()
+        return usable_cores(self.root)
+
+    def usual_dtype(self, options: Mapping[str, Any]) -> str:
+        wanted = options.get("dtype", self.default_dtype)
+        if wanted not in DTYPES:
+            raise PlatformError(f"option 'dtype' is one of {', '.join(DTYPES)}, not {wanted!r}")
+        if wanted == "auto":
+            return "bfloat16" if "bf16" in features(self.root) else "float32"
+        return str(wanted)
+
+    def usual_devices(self, stage: int, threads: int, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The nodes in turn, another one first for each stage: so stages, and a stage's replicas, are spread."""
+        several = nodes(self.root)
+        narrow = any(threads > len(it.processors) for it in several)
+        if not options.get("numa", True) or len(several) < 2 or narrow:
+            return super().usual_devices(stage, threads, options)
+        first = stage % len(several)
+        return tuple(f"cpu:{it.number}" for it in several[first:] + several[:first])
+
+    def worker_device(self, device: str) -> str:
+        """``cpu``: the node is for the worker's threads and memory, torch knows none."""
+        return "cpu"
 
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
         """Thread counts for every library that reads one at import; a library that ignores them would start as many
@@ -39,7 +77,9 @@ class CpuPlatform(OmniPlatform):
         anew, page by page, and given back after its operation. Measured on a vocoder's batch of 16: three times slower.
         """
         count = str(threads)
+        kind, _, number = device.partition(":")
         return {
+            **({NODE: number} if kind == "cpu" and number else {}),
             "OMP_NUM_THREADS": count,
             "MKL_NUM_THREADS": count,
             "OPENBLAS_NUM_THREADS": count,
@@ -48,6 +88,13 @@ class CpuPlatform(OmniPlatform):
             "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
             "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
         }
+
+    def _description(self) -> str:
+        known = sorted(features(self.root) - {"avx2"})
+        return ", ".join([f"{self.cores()} cores", platform.machine(), *known])
+
+    def _node(self, node: Node) -> Device:
+        return Device(f"cpu:{node.number}", node.memory, f"NUMA node {node.number}, {len(node.processors)} processors")
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -61,41 +108,24 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def usable_memory(root: Path = Path("/")) -> int | None:
     """Bytes of memory that this process may ever use: the machine's, cut to the cgroup's limit."""
-    found = [int(line.split()[1]) << 10 for line in _lines(root / "proc/meminfo") if line.startswith("MemTotal:")]
-    for group in _groups(root):
-        found += [int(line) for line in _lines(group / "memory.max") if line.isdecimal()]
-    found += [int(line) for line in _lines(root / "sys/fs/cgroup/memory/memory.limit_in_bytes") if line.isdecimal()]
+    found = [int(line.split()[1]) << 10 for line in lines(root / "proc/meminfo") if line.startswith("MemTotal:")]
+    for group in groups(root):
+        found += [int(line) for line in lines(group / "memory.max") if line.isdecimal()]
+    found += [int(line) for line in lines(root / "sys/fs/cgroup/memory/memory.limit_in_bytes") if line.isdecimal()]
     return min(found, default=None)
-
-
-def _groups(root: Path) -> list[Path]:
-    """The folders of this process's version-2 cgroup and of all above it, as far as this namespace shows them."""
-    mount = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
-        if line.startswith("0::/"):
-            group = mount / line[len("0::/") :]
-            return [folder for folder in (group, *group.parents) if folder.is_relative_to(mount)]
-    return [mount]
 
 
 def _cpu_quotas(root: Path) -> list[float]:
     """CPU quotas in cores, of both cgroup versions; nothing where there is no limit."""
-    pairs = [line.split() for group in _groups(root) for line in _lines(group / "cpu.max")]
+    pairs = [line.split() for group in groups(root) for line in lines(group / "cpu.max")]
     version1 = root / "sys/fs/cgroup/cpu"
     pairs += [
         [quota, period]
-        for quota in _lines(version1 / "cpu.cfs_quota_us")
-        for period in _lines(version1 / "cpu.cfs_period_us")
+        for quota in lines(version1 / "cpu.cfs_quota_us")
+        for period in lines(version1 / "cpu.cfs_period_us")
     ]
     return [
         int(pair[0]) / int(pair[1])
         for pair in pairs
         if len(pair) == 2 and pair[0].isdecimal() and pair[1].isdecimal() and int(pair[1]) > 0
     ]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

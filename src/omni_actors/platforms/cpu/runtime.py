@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from omni_actors.platforms.cpu.platform import usable_memory
+from omni_actors.platforms.cpu.platform import NODE, usable_memory
+from omni_actors.platforms.cpu.topology import features, free_memory, nodes, own_memory
+from omni_actors.platforms.platform import PlatformError
 from omni_actors.platforms.runtime import Capability, DeviceRuntime, Memory
 
 if TYPE_CHECKING:
@@ -12,6 +15,16 @@ if TYPE_CHECKING:
 
 
 class CpuRuntime(DeviceRuntime):
+    def open(self) -> None:
+        """Keep this thread, and all that it will start, to the NUMA node that the environment names. Memory follows:
+        the kernel takes it from the node of the thread that first touches it, and from others when that has none."""
+        super().open()
+        if number := os.environ.get(NODE):
+            here = next((it for it in nodes() if str(it.number) == number), None)
+            if here is None:
+                raise PlatformError(f"NUMA node {number} has no processor that this process may use")
+            os.sched_setaffinity(0, here.processors)
+
     @property
     def kernels(self) -> Kernels:
         from omni_actors.platforms.cpu.kernels import KERNELS
@@ -19,9 +32,11 @@ class CpuRuntime(DeviceRuntime):
         return KERNELS
 
     def capability(self) -> Capability:
+        """The widest vectors that torch has kernels for here, as ``avx512``."""
         import torch
 
-        return Capability(torch.backends.cpu.get_cpu_capability().lower())
+        return Capability(torch.backends.cpu.get_cpu_capability().lower(), features())
 
     def memory(self) -> Memory:
-        return Memory(usable_memory(), None)
+        used, peak = own_memory()
+        return Memory(usable_memory(), free_memory(), used, peak)
