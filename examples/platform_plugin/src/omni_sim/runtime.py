@@ -61,8 +61,9 @@ class SimRuntime(DeviceRuntime):
         return Capability("sim1", frozenset({"bf16"}))
 
     def memory(self) -> Memory:
-        used, limit = self._memory.used(), self._memory.limit
-        return Memory(limit, limit - used, used, self._memory.peak)
+        # Only what its engines compute lies on this device (a real one's driver knows of everything): ``used`` would
+        # not be what a process has made outside of them.
+        return Memory(self._memory.limit, self._memory.limit - self._memory.used())
 
     def synchronize(self) -> None:
         self._check()
@@ -114,6 +115,7 @@ class SimRuntime(DeviceRuntime):
     def counters(self) -> dict[str, float]:
         return {
             "sim_memory_used_bytes": self._memory.used(),
+            "sim_memory_peak_bytes": self._memory.peak,
             "sim_memory_refusals_total": self._memory.refusals,
             "sim_steps_total": self.steps,
             "sim_launches_total": self._computing.launches,

@@ -1,0 +1,14 @@
+"""The platform through the contract, by the kit that comes with omni-actors."""
+
+from __future__ import annotations
+
+import pytest
+from omni_sim import SimPlatform
+
+from omni_actors.platforms.testing import PlatformConformance
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(300)
+class TestSimPlatform(PlatformConformance):
+    platform = SimPlatform
