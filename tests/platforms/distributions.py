@@ -28,8 +28,6 @@ class Platform(OmniPlatform):
 """
 """A sound one, to be formatted with its name."""
 
-BEFORE = "# before the class\n"
-
 
 def install(site: Path, name: str, text: str | None = None, distribution: str = "") -> None:
     """A distribution ``<name>-hardware`` of version 1.0, whose module has that text (default: a sound platform) and

@@ -171,6 +171,8 @@ ANSWERS = [
     ("def nvmlDeviceGetUUID(handle): raise NVMLError(15, 'GPU is lost')", False, "NVMLError: GPU is lost"),
     ("def nvmlDeviceGetMemoryInfo(handle): raise NVMLError(16, 'GPU requires reset')", False, "GPU requires reset"),
     ("def nvmlDeviceGetMemoryInfo(handle): raise NVMLError(3, 'Not Supported')", True, "2 x L4"),
+    ("def nvmlDeviceGetCount(): raise NVMLError(999, 'two\\nlines\\x1b[0m')", True, "NVMLError: two lines [0m)"),
+    ("def nvmlDeviceGetUUID(handle): raise NVMLError(15, 'GPU\\nis lost')", False, "NVMLError: GPU is lost"),
     ("del nvmlInit", True, "without NVML: AttributeError"),
 ]
 

@@ -75,6 +75,15 @@ BROKEN = {
         "and has no device",
     ),
     "has words for devices": (changed("odd", (DEVICES, "        return ('odd:0',)\n")), "are no tuple of Device"),
+    "has no cores": (changed("odd", ("return 2", "return 0")), "it counts 0 cores"),
+    "cannot make an environment": (
+        changed("odd", ("str(threads)", "threads")),
+        "its worker_environment() is no dict of texts",
+    ),
+    "needs an option that it does not have": (
+        changed("odd", ("str(threads)", 'options["link"]')),
+        "it cannot make a worker's environment: KeyError: 'link'",
+    ),
     "imports torch": (first("import torch"), "it imports torch in the serving process, which only its workers may"),
     "imports torch late": (detects("import torch; return Detection(True, True, '')"), "it imports torch"),
     "opens a device": (first("device = open('/dev/ptmx')"), "it opens /dev/ptmx in the serving process"),

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from omni_actors.platforms.cpu import CpuPlatform
-from omni_actors.platforms.inquiry import Inquiry, ask
+from omni_actors.platforms.inquiry import Inquiry, ask, one_line
 from omni_actors.platforms.machine import torch_build
 from omni_actors.platforms.platform import Detection, Device, OmniPlatform, PlatformError
 
@@ -107,25 +107,30 @@ class Accelerator(OmniPlatform):
 
     def detect(self) -> Detection:
         found = self.inventory
-        if found.trouble:
-            return Detection(False, True, found.trouble)
-        if not found.units:
+        if not found.units and not found.trouble:
             return Detection(False, False, found.note or f"no {self.maker} device on this machine")
+        if why := self._unusable(found):
+            return Detection(False, True, one_line(why))
+        named = described([it.unit for it in self._seen()])
+        return Detection(True, True, one_line(f"{named} ({found.note})" if found.note else named))
+
+    def _unusable(self, found: Inventory) -> str:
+        if found.trouble:
+            return found.trouble
         seen, hidden = self.visible(found)
         if not seen:
-            return Detection(False, True, hidden)
+            return hidden
         named = described([it.unit for it in seen])
         if all(it.unit.trouble for it in seen):
-            return Detection(False, True, f"{named}: {seen[0].unit.trouble}")
-        if lacks := self.software():
-            return Detection(False, True, f"{named} is here, but {lacks}")
-        return Detection(True, True, f"{named} ({found.note})" if found.note else named)
+            return f"{named}: {seen[0].unit.trouble}"
+        lacks = self.software()
+        return f"{named} is here, but {lacks}" if lacks else ""
 
     def devices(self) -> tuple[Device, ...]:
         """Those that this process may use. Where none is found, the first, so that a deployment can be planned."""
         named = (
-            Device(f"{self.name}:{index}", it.unit.memory, it.unit.model, it.unit.id, it.unit.trouble)
-            for index, it in enumerate(self._seen())
+            Device(f"{self.name}:{index}", unit.memory, one_line(unit.model), unit.id, one_line(unit.trouble))
+            for index, unit in enumerate(it.unit for it in self._seen())
         )
         return tuple(named) or (Device(f"{self.name}:0", None, "not on this machine"),)
 

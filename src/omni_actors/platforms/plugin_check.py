@@ -69,6 +69,7 @@ def _look(name: str, value: str) -> dict[str, Any]:
         raise _Broken(f"its detect() returns {type(detection).__name__}, not a Detection")
     if detection.usable:
         _check_devices(_try("cannot list its devices", platform.devices))
+        _check_environment(platform)
     return {
         "usable": bool(detection.usable),
         "present": bool(detection.present or detection.usable),
@@ -91,6 +92,19 @@ def _check_devices(devices: Any) -> None:
         raise _Broken("its devices() are no tuple of Device")
     if not devices:
         raise _Broken("it says that it can be used and has no device")
+
+
+def _check_environment(platform: Any) -> None:
+    """What is asked of it when a stage is placed."""
+    cores = _try("cannot count its cores", platform.cores)
+    if not isinstance(cores, int) or cores < 1:
+        raise _Broken(f"it counts {cores!r} cores")
+    device = platform.devices()[0].name
+    _try(f"does not know its own device '{device}'", platform.check_device, device)
+    options = dict(platform.options)
+    made = _try("cannot make a worker's environment", platform.worker_environment, device, 1, options)
+    if not isinstance(made, dict) or not all(isinstance(it, str) for pair in made.items() for it in pair):
+        raise _Broken("its worker_environment() is no dict of texts")
 
 
 def _touched(value: str, packages: list[str]) -> str | None:
