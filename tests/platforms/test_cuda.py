@@ -94,5 +94,13 @@ def test_a_deployment_for_devices_is_planned_without_any_and_refused_at_the_star
         plan_of("stages.llm.device=gpu0")
 
 
+def test_a_device_with_a_fault_is_not_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines.has(monkeypatch, CudaPlatform, Unit("H200", trouble="GPU is lost"), Unit("H200"))
+    assert missing_devices(plan_of()) == []
+    assert missing_devices(plan_of("stages.llm.device=cuda:0")) == [
+        "stage 'llm' is to run on cuda:0, which has a fault: GPU is lost"
+    ]
+
+
 def test_a_machine_without_devices_is_not_claimed() -> None:
     assert select(plugins=[]).name == "cpu"

@@ -83,6 +83,8 @@ def environments_of(
         return tuple(found)
     for first in range(0, len(found), ranks):
         own: list[Mapping[str, Any]] = found[first : first + ranks]
-        shown = {name: ",".join(it[name] for it in own) for name in visibility if all(name in it for it in own)}
+        names = [name for name in visibility if all(name in it for it in own)]
+        # What is the same for all of them says of what kind devices are, not which.
+        shown = {name: ",".join(dict.fromkeys(it[name] for it in own)) for name in names}
         found[first] = {**found[first], **shown}
     return tuple(found)

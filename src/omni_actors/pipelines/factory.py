@@ -205,14 +205,29 @@ def missing_weights(plan: Plan) -> list[str]:
 
 
 def missing_devices(plan: Plan) -> list[str]:
-    """For each stage whose platform finds no device here (it was planned for another machine): what is missing."""
-    found = {name: platform.detect() for name, platform in _platforms_of(plan).items()}
-    return [
-        f"stage '{stage.name}' is to run on {', '.join(stage.devices)}: platform '{stage.platform}' finds none here: "
-        f"{found[stage.platform].reason}"
-        for stage in plan.stages
-        if not found[stage.platform]
-    ]
+    """For each stage whose platform finds no device here (it was planned for another machine), or something wrong with
+    one of the stage's: what it is."""
+    platforms = _platforms_of(plan)
+    detections = {name: platform.detect() for name, platform in platforms.items()}
+    bad = {
+        (name, device.name): device.trouble
+        for name, platform in platforms.items()
+        if detections[name]
+        for device in platform.devices()
+        if device.trouble
+    }
+    missing = []
+    for stage in plan.stages:
+        runs, found = f"stage '{stage.name}' is to run on ", detections[stage.platform]
+        if not found:
+            named = ", ".join(stage.devices)
+            missing.append(f"{runs}{named}: platform '{stage.platform}' finds none here: {found.reason}")
+        missing += [
+            f"{runs}{device}, which has a fault: {bad[stage.platform, device]}"
+            for device in dict.fromkeys(stage.devices)
+            if (stage.platform, device) in bad
+        ]
+    return missing
 
 
 def _platforms_of(plan: Plan) -> dict[str, OmniPlatform]:
