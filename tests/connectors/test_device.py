@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,91 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_actors.connectors.device import DeviceLink, DeviceMemory, Exports
+from omni_actors.connectors.device import DeviceLink, Exports
 from omni_actors.connectors.link import Link
 from omni_actors.connectors.packing import Packed
-from omni_actors.connectors.payload import DeviceTensor, DeviceTensors, Payload, held_tensors
+from omni_actors.connectors.payload import DeviceTensors, Payload, held_tensors
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.connectors.unix import UnixLink
-from omni_actors.platforms.runtime import TransportError
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import Ack, Chunk
 
 from .ends import wait
+from .fake_device import Memory, Tensor
 
 LARGE = 8192  # float32 numbers: over the limit of what rides in a frame
-
-
-@dataclass
-class Tensor:
-    """A tensor on the device ``at``. It counts how often it was brought to the host."""
-
-    array: np.ndarray[Any, Any]
-    at: str = "d0"
-    fetched: int = 0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.array.shape)
-
-    @property
-    def dtype(self) -> str:
-        return str(self.array.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.array.nbytes
-
-    def host(self) -> np.ndarray[Any, Any]:
-        self.fetched += 1
-        return self.array
-
-    def copy(self) -> Tensor:
-        return Tensor(self.array.copy(), self.at)
-
-    def finite(self) -> bool:
-        return bool(np.isfinite(self.array).all())
-
-
-@dataclass
-class Memory:
-    """A process's view of the devices: those of ``sees`` it can open. ``lent`` is what all processes have exported."""
-
-    lent: dict[bytes, Tensor]
-    at: str = "d0"
-    sees: frozenset[str] = frozenset({"d0"})
-    room: int = 1 << 30
-    opened: list[bytes] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def takes(self, tensor: DeviceTensor) -> bool:
-        return isinstance(tensor, Tensor) and tensor.at == self.at
-
-    def export(self, tensor: DeviceTensor) -> bytes:
-        if tensor.nbytes > self.room:
-            raise TransportError("no room")
-        handle = f"{id(self)}:{next(self.numbers)}".encode()
-        assert isinstance(tensor, Tensor)
-        self.lent[handle] = tensor.copy()
-        return handle
-
-    def release(self, handle: bytes) -> None:
-        self.lent.pop(handle, None)
-
-    def probe(self) -> bytes:
-        return self.export(Tensor(np.arange(4), self.at))
-
-    def reaches(self, handle: bytes) -> bool:
-        return self.lent[handle].at in self.sees
-
-    def open(self, handle: bytes) -> Tensor:
-        if handle not in self.lent or self.lent[handle].at not in self.sees:
-            raise TransportError("not to be reached")
-        self.opened.append(handle)
-        return self.lent[handle]
-
-    def close(self, handle: bytes) -> None:
-        self.opened.remove(handle)
 
 
 @dataclass
@@ -265,7 +192,3 @@ def test_a_copy_of_a_payload_is_its_own_where_it_lies() -> None:
     assert copied.tensors["ids"].any()
     assert there.fetched == 0
     assert copied.nbytes == payload.nbytes == 4 * LARGE + 24
-
-
-def _is_a_memory(it: Memory) -> DeviceMemory:
-    return it

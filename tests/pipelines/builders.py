@@ -53,8 +53,8 @@ ASSISTANT = Pipeline(
 """Speech in and out, as the demo has it."""
 
 
-def plan_of(pipeline: Pipeline, *overrides: str) -> Plan:
-    """The plan of a declaration, on the cpu, with ``--set`` options."""
+def plan_of(pipeline: Pipeline, *overrides: str, platform: str = "cpu") -> Plan:
+    """The plan of a declaration, on a platform, with ``--set`` options."""
     module = f"{__name__}:_CURRENT"
     globals()["_CURRENT"] = pipeline
-    return resolve(pipeline.name, platform="cpu", registry=Registry({pipeline.name: module}), overrides=overrides)
+    return resolve(pipeline.name, platform=platform, registry=Registry({pipeline.name: module}), overrides=overrides)

@@ -19,10 +19,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.connectors.fake_device import Memory, Tensor
 
 from omni_actors.connectors.handshake import SECRET_BYTES
 from omni_actors.connectors.listener import Listener
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.payload import DeviceTensors, Payload
 from omni_actors.protocol.codec import frame, up_reader
 from omni_actors.protocol.frames import (
     PROTOCOL_VERSION,
@@ -42,7 +43,7 @@ from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.loop import Worker
 
-BACKENDS = ("unix", "tcp")
+BACKENDS = ("unix", "device", "tcp")
 CAPACITY = 3
 PIECES = 8
 EDGES = (("a", "b", "x"), ("a", "b", "y"), ("b", "c", "x"), ("a", "c", "y"))
@@ -138,7 +139,9 @@ class Careless(Engine):
             if self.chance.random() < 0.5:
                 held.placed = out.allocate(key, "x", meta, {"a": ((count,), "int64")})
                 return
-            payload = Payload("x", meta, {"a": np.full(count, value)})
+            array = np.full(count, value)
+            lying = DeviceTensors({"a": Tensor(array)})
+            payload = Payload("x", meta, lying if self.chance.random() < 0.5 else {"a": array})
         else:
             payload, held.placed = held.placed, None
             payload.tensors["a"][:] = value
@@ -151,7 +154,7 @@ class Careless(Engine):
 class End:
     """The serving process's end of one worker, which runs in a thread."""
 
-    def __init__(self, stage: str, connector: str, seed: int, faults: list[str]) -> None:
+    def __init__(self, stage: str, connector: str, seed: int, faults: list[str], lent: dict[bytes, Tensor]) -> None:
         edges = [
             EdgeSpec(
                 index=i, source=s, target=t, port=p, kind="x", mode="chunk", capacity=CAPACITY, connector=connector
@@ -178,7 +181,9 @@ class End:
         self.released: Counter[int] = Counter()
         self.done: Counter[int] = Counter()
         self.others: list[Up] = []
-        worker = Worker(theirs, hello, self.engine, {}, listener)
+        self.memory = Memory(lent)
+        memory = self.memory if connector == "device" else None
+        worker = Worker(theirs, hello, self.engine, {}, listener, memory=memory)
 
         def run() -> None:
             try:
@@ -209,7 +214,8 @@ class End:
 def chain(connector: str, seed: int) -> Iterator[tuple[dict[str, End], dict[tuple[str, str], int], list[str]]]:
     """Three linked workers, by stage, the links by their ends, and what went wrong so far."""
     faults: list[str] = []
-    ends = {stage: End(stage, connector, seed, faults) for stage in "abc"}
+    lent: dict[bytes, Tensor] = {}
+    ends = {stage: End(stage, connector, seed, faults, lent) for stage in "abc"}
     links: dict[tuple[str, str], int] = {}
     try:
         for source, target, _ in EDGES:
@@ -283,3 +289,9 @@ def test_requests_that_end_and_requests_that_are_aborted(connector: str, seed: i
             assert isinstance(reply, Reply)
             gauges = ("jobs", "early", "arena_used_bytes", "inbox_used_bytes", "credits_outstanding")
             assert {name: reply.value[name] for name in gauges} == dict.fromkeys(gauges, 0)
+            assert end.memory.lent == {}
+            assert end.memory.opened == []
+            if connector == "device":
+                assert reply.value["device_used_bytes"] == 0
+                assert reply.value["device_links"] == sum(stage in ends_of for ends_of in links)
+                assert (reply.value["device_payloads_total"] > 20) is (stage != "c")
