@@ -83,7 +83,11 @@ def free_port() -> int:
 
 @contextmanager
 def serving(
-    tmp: Path, *arguments: str, python: Path | str = sys.executable, environment: Mapping[str, str] | None = None
+    tmp: Path,
+    *arguments: str,
+    python: Path | str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+    start_s: float = 90,
 ) -> Iterator[Server]:
     """Start a server, wait until every stage is ready, and stop it as an operator would. ``python`` is that of another
     environment, ``environment`` what it gets on top of this process's."""
@@ -99,7 +103,7 @@ def serving(
         )
     server = Server(process, port, log)
     try:
-        server.wait_for(server.healthy, 90)
+        server.wait_for(server.healthy, start_s)
         yield server
     finally:
         if process.poll() is None:

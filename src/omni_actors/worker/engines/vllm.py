@@ -17,10 +17,8 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from vllm import SamplingParams
-
 from omni_actors.connectors.payload import Payload
-from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, overloaded
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable, overloaded
 from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker.checks import OutputError
@@ -34,8 +32,9 @@ from omni_actors.worker.engines.sampling import resolve, validate
 from omni_actors.worker.engines.sequence import Sequence
 from omni_actors.worker.engines.vllm_core import Core
 from omni_actors.worker.engines.vllm_options import VllmOptions
-from omni_actors.worker.engines.vllm_params import prompt_scores, sampling_params, seed_of, token_logprob
+from omni_actors.worker.engines.vllm_params import counts_tokens, prompt_scores, sampling_params, seed_of, token_logprob
 from omni_actors.worker.isolation import Faults
+from vllm import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +174,8 @@ class VllmEngine(Engine):
 
     def _compute(self, request: Request, choice: Choice) -> None:
         name = f"{request.work.key}.{choice.sequence.index}"
+        if choice.completion_tokens and counts_tokens(request) and not self._core.resumes_penalties:
+            raise not_resumable(self.hello.stage)
         scored = bool(choice.sequence.score) or (request.scored and not choice.completion_tokens)
         params = sampling_params(request, choice, self._adapter.eos, scored)
         salt = request.first.root.hex() or None
@@ -303,11 +304,11 @@ class VllmEngine(Engine):
     # ---- the rest
 
     def query(self, query: Query, out: Outbox) -> None:
-        """``sleep`` (``level``: 0 stands still, 1 also frees what the device holds, where vLLM can do that on it),
-        ``wake``, ``kv_blocks`` (hashes of the cached ones, with the option ``kv_events``)."""
+        """``sleep`` (``level``: 0 stands still, 1 also gives back the device's memory), ``wake``, ``kv_blocks`` (hashes
+        of the cached ones, with the option ``kv_events``)."""
         core = self._core
         if query.what == "sleep":
-            core.sleep(int(query.args.get("level", 1)))
+            core.sleep(query.args.get("level", 0))
             out.reply(query.id, {"asleep": True})
         elif query.what == "wake":
             core.wake()

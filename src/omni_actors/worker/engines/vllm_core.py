@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import vllm
-from vllm import SamplingParams
 from vllm.config.kv_events import KVEventsConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs.engine import tokens_input
@@ -22,11 +20,14 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
+import vllm
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.engines.sampling import MAX_LOGPROBS
 from omni_actors.worker.engines.vllm_events import CachedBlocks
 from omni_actors.worker.engines.vllm_options import ENVIRONMENT, OWNED, VllmOptions
+from omni_actors.worker.engines.vllm_told import ToldTokens
+from vllm import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ class Core:
             raise _unusable("vLLM runs in a worker process of its own, with the environment that a plan gives it")
         torch.set_num_threads(hello.threads)
         config = _arguments(hello, options).create_engine_config()
+        self.resumes_penalties = not config.use_v2_model_runner
+        """Whether penalties go on behind what an earlier attempt has told: vLLM's second model runner takes no logits
+        processors."""
+        if self.resumes_penalties:
+            config.model_config.logits_processors = [ToldTokens]
         self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         core = self._llm.engine_core.engine_core
         self._scheduler = core.scheduler
@@ -51,7 +57,7 @@ class Core:
             name: LoRARequest(name, number, path) for number, (name, path) in enumerate(options.loras.items(), 1)
         }
         self._names: dict[str, str] = {}  # ours → vLLM's
-        self.asleep = False
+        self._level: int | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -81,6 +87,10 @@ class Core:
     @property
     def version(self) -> str:
         return str(vllm.__version__)
+
+    @property
+    def asleep(self) -> bool:
+        return self._level is not None
 
     @property
     def busy(self) -> bool:
@@ -125,12 +135,23 @@ class Core:
         return outputs
 
     def sleep(self, level: int) -> None:
+        """Stand still. With a ``level`` of 1 the device's memory is given back too: the weights go to the host, the
+        cache is forgotten. Raises :class:`OmniError` (400) for that with requests in it, or where vLLM was not started
+        for it (``enable_sleep_mode``)."""
+        if level not in (0, 1):
+            raise invalid_request("'level' is 0 or 1.", "level")
+        if level and not self._llm.vllm_config.model_config.enable_sleep_mode:
+            raise invalid_request("Level 1 needs options.arguments.enable_sleep_mode, and a device for it.", "level")
+        if level and self._names:
+            raise invalid_request("Level 1 forgets the cache, and requests are in it: drain it before.", "level")
         self._llm.sleep(level, "keep")
-        self.asleep = True
+        self._level = level
 
     def wake(self) -> None:
-        self._llm.wake_up()
-        self.asleep = False
+        """Go on. Nothing happens when it is awake."""
+        if self.asleep:
+            self._llm.wake_up(None if self._level else ["scheduling"])
+        self._level = None
 
     def close(self) -> None:
         for name in list(self._names):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker.engines.ar_request import Request
 from omni_actors.worker.engines.choice import Choice
+from omni_actors.worker.engines.vllm_told import TOLD
+from vllm import SamplingParams
 
 UNIFORM_BITS = 40
 """Bits of :meth:`~omni_actors.worker.engines.sampling.Row.uniform`."""
@@ -22,11 +23,17 @@ def seed_of(choice: Choice) -> int:
     return int(choice.row.uniform() * (1 << UNIFORM_BITS))
 
 
+def counts_tokens(request: Request) -> bool:
+    """Whether what comes next depends on how often a token is in the answer so far."""
+    return bool(request.choosing.presence_penalty or request.choosing.frequency_penalty)
+
+
 def sampling_params(request: Request, choice: Choice, eos: frozenset[int], scored: bool) -> SamplingParams:
     """How vLLM goes on with a choice, behind the tokens that it has already. Text and stop strings are not vLLM's
     part. ``scored`` says that log-probabilities of what comes before are wanted too."""
     choosing, sampling, done = request.choosing, request.sampling, choice.completion_tokens
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
+    told = choice.sequence.tokens[choice.sequence.prompt_len :] if counts_tokens(request) else []
     return SamplingParams(
         temperature=choosing.temperature,
         top_p=choosing.top_p or 1e-6,  # vLLM takes none below: the likeliest token alone is left of either
@@ -46,6 +53,7 @@ def sampling_params(request: Request, choice: Choice, eos: frozenset[int], score
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
+        extra_args={TOLD: told} if told else None,
         skip_reading_prefix_cache=None if request.first.reuse else True,
     )
 

@@ -1,0 +1,31 @@
+"""vLLM by itself: requests as JSON on standard input, answers on standard output. See the fixture ``direct``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def main(folder: str) -> None:
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    from vllm import LLM, SamplingParams
+
+    model = LLM(folder, dtype="float32", max_model_len=512, kv_cache_memory_bytes=64 << 20, enforce_eager=True, seed=0)
+    requests: list[dict[str, Any]] = json.load(sys.stdin)
+    made = model.generate(
+        [{"prompt_token_ids": request["tokens"]} for request in requests],
+        [SamplingParams(**request["sampling"]) for request in requests],
+        use_tqdm=False,
+    )
+    answers = []
+    for output in made:
+        first = output.outputs[0]
+        scores = [entry[token].logprob for entry, token in zip(first.logprobs or [], first.token_ids, strict=False)]
+        answers.append({"tokens": list(first.token_ids), "text": first.text, "logprobs": scores})
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
