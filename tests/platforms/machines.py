@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -152,7 +151,6 @@ def torch(monkeypatch: pytest.MonkeyPatch, folder: Path, **built_for: str) -> No
     lines = (f"{key}: Optional[str] = {value!r}\n" for key, value in said.items())
     write(folder, "torch/version.py", f"from typing import Optional\n\n{''.join(lines)}")
     write(folder, "torch/__init__.py", "raise RuntimeError('torch is imported where it must not be')\n")
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.syspath_prepend(folder)
 
 

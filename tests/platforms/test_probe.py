@@ -97,7 +97,6 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "site"
     folder.mkdir()
     machines.write(folder, "torch.py", "")  # the real one takes its time
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv(DEADLINE_VARIABLE, "3")
     return folder

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.platforms import machines
 
 from omni_actors.platforms.ascend import AscendPlatform
@@ -273,3 +277,34 @@ def test_a_worker_planned_elsewhere_sees_the_device_that_it_is_told(kind: type[A
     assert any(environment[name] == "7" for name in kind.visibility if name in environment)
     assert environment["OMP_NUM_THREADS"] == "2"
     assert platform.worker_device(f"{kind.name}:7") == f"{kind.device_type}:0"
+
+
+WORDS = ("0", "1", "2", "-1", "", " ", "0.1", "GPU-", "GPU-a", "MIG-x", "level_zero:", "gpu", "*", "!", ";")
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
+PARTS = st.lists(st.one_of(st.sampled_from(WORDS), TEXTS), max_size=6)
+ODD = st.builds(str.join, st.sampled_from([",", ";", ":", ", ", ""]), PARTS)
+
+
+@pytest.mark.parametrize("kind", PLATFORMS, ids=lambda kind: kind.name)
+def test_any_text_at_all_leaves_devices_of_the_machine_or_says_why_it_leaves_none(
+    kind: type[Accelerator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = with_two(monkeypatch, kind)
+    alone = "ZE_AFFINITY_MASK" if kind is XpuPlatform else kind.visibility[-1]
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(ODD, min_size=len(kind.visibility), max_size=len(kind.visibility)))
+    def check(values: list[str]) -> None:
+        with patch.dict(os.environ, dict(zip(kind.visibility, values, strict=True))):
+            found = platform.detect()
+            devices = platform.devices()
+            environments = [platform.worker_environment(device.name, 1, {"tf32": True}) for device in devices]
+        assert found.present
+        assert found.reason
+        assert found.reason.isprintable()
+        if found:
+            assert len({environment[alone] for environment in environments}) == len(devices)
+        else:
+            assert any(name in found.reason for name in kind.visibility)
+
+    check()
