@@ -79,7 +79,7 @@ def test_what_is_a_workers_to_do_is_noticed(kind: type[OmniPlatform]) -> None:
 
 @pytest.mark.deadline(90)
 def test_a_platform_that_dies_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "_reference", lambda dtype: {"environment": {}})  # it has nothing to be compared with
+    monkeypatch.setattr(kit, "_reference", lambda dtype: {})  # it has nothing to be compared with
     (found,) = failures(check_platform(planted.Lost))
     assert found.startswith("second_half: failed (it ended its process with status 9")
     assert "in opens" in found
@@ -136,7 +136,6 @@ def half(runtime: CpuRuntime, **argument: Any) -> WorkerHalf:
     told = {
         "platform": "omni_actors.platforms.cpu:CpuPlatform",
         "device": "cpu",
-        "environment": {},
         "options": {},
         "dtypes": ["float32", "bfloat16"],
         "transports": ["file"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pkgutil import resolve_name
 from typing import Any
@@ -14,10 +13,9 @@ SIDE = 256
 def answer(argument: dict[str, Any]) -> dict[str, Any]:
     """What a worker would find: ``capability``, ``memory``, what is selected, and how long each step took.
 
-    ``argument``: ``platform`` (dotted name of the class), ``device`` (as the worker calls it), ``environment`` (what a
-    worker gets on top of its parent's), ``options``, ``dtype`` and ``engines``: the kinds to import.
+    ``argument``: ``platform`` (dotted name of the class), ``device`` (as the worker calls it), ``options``, ``dtype``
+    and ``engines``: the kinds to import.
     """
-    os.environ.update(argument["environment"])
     platform = resolve_name(argument["platform"])
     runtime = resolve_name(platform.runtime)(argument["device"], argument["options"])
     seconds = {}

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,12 @@ TAIL = 300
 @dataclass(frozen=True, slots=True)
 class Inquiry:
     """A file of Python whose function ``answer(argument)`` returns something that JSON can say. It runs without this
-    package's being imported, with this process's ``sys.path``."""
+    package's being imported, with this process's ``sys.path``, and with ``environment`` on top of its variables (what
+    that has as PYTHONPATH is searched first)."""
 
     script: Path
     argument: Any = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ def ask(inquiries: Sequence[Inquiry], within_s: float) -> list[Answer]:
 def _start(inquiry: Inquiry) -> _Child | Answer:
     answers, answering_end = os.pipe()
     prints, printing_end = os.pipe()
-    said = json.dumps({"path": sys.path, "argument": inquiry.argument})
+    first = [entry for entry in inquiry.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    said = json.dumps({"path": [*first, *sys.path], "argument": inquiry.argument})
     arguments = [str(answering_end), str(os.getpid()), str(inquiry.script), said]
     try:
         popen = subprocess.Popen(
@@ -137,6 +140,7 @@ def _start(inquiry: Inquiry) -> _Child | Answer:
             stdout=printing_end,
             stderr=printing_end,
             pass_fds=(answering_end,),
+            env={**os.environ, **inquiry.environment},
             start_new_session=True,
         )
     except OSError as error:

@@ -32,12 +32,11 @@ def _inquiry(platform: OmniPlatform, device: str) -> Inquiry:
     argument = {
         "platform": f"{type(platform).__module__}:{type(platform).__qualname__}",
         "device": platform.worker_device(device),
-        "environment": platform.worker_environment(device, 1, options),
         "options": options,
         "dtype": platform.default_dtype,
         "engines": [kind for kind in platform.engines if kind != VLLM or not vllm_missing(platform)],
     }
-    return Inquiry(SCRIPT, argument)
+    return Inquiry(SCRIPT, argument, platform.worker_environment(device, 1, options))
 
 
 def _findings(subject: str, answer: Answer, bad: Verdict) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ def examine(
     """
     reports = probe_plugins()
     found = hardware.find_hardware(reports)
-    chosen, choice = hardware.choose(asked, reports)
+    chosen, choice = hardware.choose(asked, found, reports)
     sections = [
         Section("system", "System", (*system_findings(), port_finding(host, port, port_asked))),
         Section("packages", "Packages", version_findings(hardware.needed_packages(found, chosen or asked or ""))),

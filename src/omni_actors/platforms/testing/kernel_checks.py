@@ -17,7 +17,7 @@ from omni_actors.platforms.testing.checking import Skip, expect
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float64: 1e-9}
 """Largest error relative to the largest value, by the dtype that is computed in."""
 
-KV_HEADS, HEADS, HEAD_DIM, BLOCK = 2, 6, 64, 16
+KV_HEADS, HEADS, HEAD_DIM = 2, 6, 64
 
 
 class KernelChecks:
@@ -100,6 +100,9 @@ class KernelChecks:
     def limits(self) -> None:
         chosen = self.runtime.kernels
         expect(isinstance(chosen.unfolds(16), bool), "unfolds(channels) is no truth value")
+        for dtype in self.dtypes:
+            size = chosen.block_size(dtype)
+            expect(type(size) is int and size >= 1, f"block_size({dtype}) is {size!r}, not a number of tokens")
         for name in ("fused_decode_limit", "draw_rows"):
             value = getattr(chosen, name)
             expect(type(value) is int and value >= 0, f"{name} is {value!r}, not a number")
@@ -107,13 +110,14 @@ class KernelChecks:
     def paged_decode(self) -> None:
         tried = 0
         for dtype in self.dtypes:
-            kernel = self.runtime.kernels.paged_decode(CacheLayout(KV_HEADS, HEAD_DIM, BLOCK, dtype))
+            size = self.runtime.kernels.block_size(dtype)
+            kernel = self.runtime.kernels.paged_decode(self._layout(dtype))
             if kernel is None:
                 continue
             tried += 1
-            lengths = torch.tensor([1, 16, 17, 75], dtype=torch.int32)
-            blocks = 24
-            shape = (blocks, KV_HEADS, BLOCK, HEAD_DIM)
+            lengths = torch.tensor([1, size, size + 1, 4 * size + 11], dtype=torch.int32)
+            blocks = 5 * len(lengths) + 4
+            shape = (blocks, KV_HEADS, size, HEAD_DIM)
             query, keys, values = self._random(dtype, (len(lengths), HEADS, HEAD_DIM), shape, shape)
             order = torch.randperm(blocks, generator=self.source).to(torch.int32)
             table = order[: len(lengths) * 5].view(len(lengths), 5)
@@ -140,7 +144,7 @@ class KernelChecks:
     def prompt_attention(self) -> None:
         tried = 0
         for dtype in self.dtypes:
-            kernel = self.runtime.kernels.prompt_attention(CacheLayout(KV_HEADS, HEAD_DIM, BLOCK, dtype))
+            kernel = self.runtime.kernels.prompt_attention(self._layout(dtype))
             if kernel is None:
                 continue
             tried += 1
@@ -152,6 +156,9 @@ class KernelChecks:
                 self._close(found, wanted, dtype, f"prompt_attention of {tokens} behind {length - tokens} ({window})")
         if not tried:
             raise Skip("it has no kernel for it")
+
+    def _layout(self, dtype: torch.dtype) -> CacheLayout:
+        return CacheLayout(KV_HEADS, HEAD_DIM, self.runtime.kernels.block_size(dtype), dtype)
 
     def _random(self, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
         return [(torch.randn(shape, generator=self.source) / math.sqrt(shape[-1]) * 3).to(dtype) for shape in shapes]

@@ -66,7 +66,11 @@ def check_platform(
         "transports": facts["transports"],
     }
     wanted, second = ask(
-        [Inquiry(HERE / "workload.py", _reference(dtype)), Inquiry(HERE / "worker_half.py", told)], deadline_s
+        [
+            Inquiry(HERE / "workload.py", _reference(dtype), CpuPlatform().worker_environment("cpu", 1, {})),
+            Inquiry(HERE / "worker_half.py", told, chosen["environment"]),
+        ],
+        deadline_s,
     )
     if second.trouble:
         return (*results, Result("second_half", "failed", second.trouble))
@@ -105,7 +109,6 @@ def _reference(dtype: str) -> dict[str, Any]:
         "platform": f"{CpuPlatform.__module__}:{CpuPlatform.__qualname__}",
         "engine": cpu.engines["autoregressive"],
         "device": "cpu",
-        "environment": cpu.worker_environment("cpu", 1, {}),
         "options": {},
         "dtype": dtype if dtype in cpu.dtypes else "float32",
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -32,9 +31,7 @@ HAND_OVER_S = 120.0
 def answer(argument: dict[str, Any]) -> dict[str, Any]:
     """``results``, and what a tiny model says: ``said``, or ``trouble`` where it says nothing.
 
-    ``argument``: what :func:`~omni_actors.platforms.testing.workload.hello_of` takes, ``environment``, ``dtypes`` and
-    ``transports``."""
-    os.environ.update(argument["environment"])
+    ``argument``: what :func:`~omni_actors.platforms.testing.workload.hello_of` takes, ``dtypes`` and ``transports``."""
     half = WorkerHalf(argument)
     found = run({"opens": half.opens})
     if found["opens"][0] != "passed":
@@ -250,7 +247,6 @@ def _opened_elsewhere() -> None:
     """What another process does with a handle: opens it, tells what it reads, and is done with it."""
     told = json.load(sys.stdin)
     sys.path[:] = told["path"]
-    os.environ.update(told["argument"]["environment"])
     transport = open_runtime(told["argument"]).transport()
     assert transport is not None
     handle = base64.b64decode(told["handle"])

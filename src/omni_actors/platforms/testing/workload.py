@@ -5,7 +5,6 @@ Run by :func:`omni_actors.platforms.inquiry.ask`: see :mod:`omni_actors.platform
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
@@ -26,8 +25,7 @@ CHOICES = 2
 
 
 def answer(argument: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """What a worker of :func:`hello_of` would say, after its environment is set."""
-    os.environ.update(argument["environment"])
+    """What a worker of :func:`hello_of` would say."""
     return say(argument)
 
 
