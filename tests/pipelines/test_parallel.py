@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.pipelines.builders import ASSISTANT, plan_of
 from omni_actors.models.common.network import text_network
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.pipelines.explain import as_builtins, as_text
+from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.pipelines.strategy import Network, Strategy, network_refusals
 from omni_actors.platforms.cpu import CpuPlatform
@@ -143,7 +146,8 @@ def test_a_platform_without_collectives_has_one_rank(cores: None, monkeypatch: p
         ({"tensor": 2}, {"inner": (97,)}, "tensor parallel degree 2 does not divide the model's intermediate size"),
         ({"tensor": 2, "expert": 2}, {}, "expert parallel degree 2: the model has no experts"),
         ({"tensor": 2, "expert": 2}, {"experts": 9}, "expert parallel degree 2 does not divide the model's 9 experts"),
-        ({"tensor": 2, "expert": 2}, {"experts": 8}, None),
+        ({"tensor": 2, "expert": 2}, {"experts": 8, "expert_inner": 33}, None),
+        ({"tensor": 2}, {"experts": 8, "expert_inner": 33}, "does not divide the model's intermediate size of 33"),
         ({"pipeline": 4}, {}, "pipeline parallel degree 4 exceeds the model's 3 layers"),
         ({"tensor": 2}, {"why_not": (("tensor", "it is knotted"),)}, "tensor parallel degree 2: it is knotted"),
     ],
@@ -157,7 +161,7 @@ def test_degrees_must_fit_the_network(degrees: dict[str, int], changes: dict[str
 def test_a_networks_sizes_are_its_configs() -> None:
     assert text_network(CONFIG) == Network(3, 12, 4, (96,))
     mixture = CONFIG | {"num_experts": 8, "moe_intermediate_size": 32}
-    assert text_network(mixture) == Network(3, 12, 4, (32,), 8)
+    assert text_network(mixture) == Network(3, 12, 4, (), 8, 32)
 
 
 def test_explain_shows_the_layout(accelerator: None) -> None:
@@ -171,3 +175,25 @@ def test_explain_shows_the_layout(accelerator: None) -> None:
     }
     assert "stages.acoustic.layout" not in values
     assert as_text(plan) is not None
+
+
+def planned(folder: Path, *overrides: str, **config: Any) -> Plan:
+    """Of a language model's folder that has no more than a config."""
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    return resolve(str(folder), platform="cpu", overrides=overrides)
+
+
+def test_the_numbers_are_read_from_the_folder(cores: None, tmp_path: Path) -> None:
+    assert planned(tmp_path, "stages.llm.strategy.tensor=2").hello("llm", 0, 1).strategy == {"tensor": 2}
+    with pytest.raises(PlanError, match="does not divide the model's 9 attention heads") as caught:
+        planned(tmp_path, "stages.llm.strategy.tensor=2", num_attention_heads=9, num_key_value_heads=3)
+    assert "--set stages.llm.strategy.tensor=2: stage 'llm'" in str(caught.value)
+    with pytest.raises(PlanError, match="a model of type 'phi3' runs by transformers' own layers, on one device"):
+        planned(tmp_path, "stages.llm.strategy.tensor=2", model_type="phi3")
+    with pytest.raises(PlanError, match="does not say its sizes: TypeError"):
+        planned(tmp_path, "stages.llm.strategy.tensor=2", num_hidden_layers=None)
+
+
+def test_a_split_stage_is_not_spread(cores: None, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be had together with a prefill pool"):
+        planned(tmp_path, "stages.llm.strategy.tensor=2", "stages.llm.prefill.replicas=1")

@@ -52,14 +52,15 @@ ENGINE_AXES: dict[str, frozenset[str]] = {
 @dataclass(frozen=True, slots=True)
 class Network:
     """A stage's network as a checkpoint's config gives it: what must divide. ``why_not`` says of an axis along which
-    it cannot be split why that is. ``experts`` is 0 without a mixture; ``inner`` are the widths of its feed-forward
-    parts."""
+    it cannot be split why that is. ``inner`` are the widths of its feed-forward parts; ``experts`` is 0 without a
+    mixture, and ``expert_inner`` the width of one expert."""
 
     layers: int
     heads: int
     kv_heads: int
     inner: tuple[int, ...] = ()
     experts: int = 0
+    expert_inner: int = 0
     why_not: tuple[tuple[str, str], ...] = ()
 
 
@@ -92,7 +93,7 @@ def network_refusals(strategy: Strategy, network: Network) -> Iterator[tuple[str
             f"tensor parallel degree {tensor} neither divides the model's {network.kv_heads} key-value heads nor is a "
             "multiple of them",
         )
-    for width in network.inner:
+    for width in (*network.inner, *([network.expert_inner] if expert == 1 else [])):
         if width % tensor:
             yield "tensor", f"tensor parallel degree {tensor} does not divide the model's intermediate size of {width}"
     if strategy.pipeline > network.layers:

@@ -30,7 +30,7 @@ import msgspec
 from omni_actors.actors.child import CONTROL_VARIABLE
 from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.protocol.frames import MAX_CONTROL_FRAME, PROTOCOL_VERSION, Fatal, Hello, Progress, Ready, Welcome
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Fatal, Hello, Progress, Ready, Welcome
 from omni_actors.protocol.liveness import VARIABLE as LIVENESS_VARIABLE
 
 log = logging.getLogger("omni_actors.worker")
@@ -39,11 +39,14 @@ RENDEZVOUS_VARIABLE = "OMNI_ACTORS_RENDEZVOUS"
 """Environment variable with the number of the descriptor at which a replica's ranks find each other: memory that they
 alone have. It needs no port and leaves no file."""
 
+MAX_FRAME = 1 << 30
+"""Bytes. A pass may hold the features of a whole prompt."""
+
 GREETING_S = 120.0
 """What a follower may take from its start to its first word, the import of torch before it."""
 
 GRACE_S = 2.0
-"""After a follower's death the leader has so long to say it; and followers have so long to end when they are let go."""
+"""After a follower's death the leader has so long to say it."""
 
 
 class RankLost(RuntimeError):
@@ -66,7 +69,7 @@ def receive(sock: socket.socket) -> bytes | None:
     if head is None:
         return None
     length = int.from_bytes(head, "little")
-    if not 0 < length <= MAX_CONTROL_FRAME:
+    if not 0 < length <= MAX_FRAME:
         raise RankLost(f"a frame of {length} bytes between ranks")
     return _exactly(sock, length)
 
@@ -142,7 +145,7 @@ class Followers:
 
     def tell(self, message: msgspec.Struct) -> None:
         """Send each follower a frame. Raises :class:`RankLost` when one is gone."""
-        data = frame(message)
+        data = frame(message, MAX_FRAME)
         for follower in self._followers:
             try:
                 follower.sock.sendall(data)
@@ -156,18 +159,15 @@ class Followers:
                 raise RankLost(self._epitaph(follower))
 
     def close(self) -> None:
-        """Let the followers go and wait until they have ended; one that does not is killed."""
+        """End the followers, which have nothing that anybody needs, and wait for that."""
         if self._closing < 0:
             return
         os.eventfd_write(self._closing, 1)
         for follower in self._followers:
-            follower.sock.close()
+            follower.popen.kill()
         for follower in self._followers:
-            try:
-                follower.popen.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                follower.popen.kill()
-                follower.popen.wait()
+            follower.popen.wait()
+            follower.sock.close()
         if self._keeper.ident is not None:
             self._keeper.join()
         for follower in self._followers:

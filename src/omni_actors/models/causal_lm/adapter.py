@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.causal_lm.fused import FusedDecoder, supports
 from omni_actors.models.causal_lm.generic import GenericDecoder
 from omni_actors.models.causal_lm.prompts import Prompts
+from omni_actors.models.common.split import Split, load_split
 from omni_actors.models.common.text import (
     Text,
     context_length,
@@ -20,6 +22,7 @@ from omni_actors.models.common.text import (
     give_memory_back,
     sampling_defaults,
 )
+from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
@@ -45,8 +48,7 @@ class CausalLM(AutoregressiveAdapter):
         self._text = Text(folder)
         self.vocabulary = self._text.vocabulary
         progress("loading the weights", None)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        model.to(self.hello.device).eval()
+        model = self._model(folder, dtype)
         generation = model.generation_config
         self.eos = eos_ids(generation, model.config, self._text.tokenizer)
         self.sampling_defaults = sampling_defaults(generation)
@@ -65,10 +67,26 @@ class CausalLM(AutoregressiveAdapter):
             "chat": self._text.chats,
         }
 
+    def _model(self, folder: str, dtype: torch.dtype) -> Any:
+        if self.group.size == 1:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            return model.to(self.hello.device).eval()
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        split = Split(config, self.group)
+        model = load_split(
+            lambda: AutoModelForCausalLM.from_config(config, dtype=dtype), folder, "", split, dtype, self.hello.device
+        )
+        with contextlib.suppress(OSError):  # without one, it is what the config says
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        return model
+
     def _decoder(self, model: Any) -> Decoder:
         decoder: Decoder
         if self._options["fused"] and supports(model):
-            decoder = FusedDecoder(model, self.max_model_len, kernels_of(self.hello))
+            decoder = FusedDecoder(model, self.max_model_len, kernels_of(self.hello), self.group)
+        elif self.group.size > 1:
+            message = f"{type(model).__name__} runs by transformers' own layers, which are not split over ranks"
+            raise OmniError(ErrorInfo(message=message, code="bad_model", status=500))
         else:
             decoder = GenericDecoder(model)
         return decoder

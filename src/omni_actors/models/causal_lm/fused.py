@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from omni_actors.models.causal_lm.pipeline import MODEL_TYPES
+from omni_actors.models.common.embedding import embed
 from omni_actors.models.common.layers import Layers, join, own
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.platforms.kernels import Kernels
+from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engines.decoder import Attention, StepInputs, StepOutput
 
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 
 
@@ -34,19 +35,20 @@ class FusedDecoder:
     """Implements :class:`~omni_actors.worker.engines.decoder.RecordableDecoder`.
 
     Takes the weights out of ``model``, layer by layer: the model is of no use afterwards. ``positions`` is one more
-    than the greatest position that will be asked for.
+    than the greatest position that will be asked for. The model may hold the weights of one rank of ``group`` alone.
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Any, positions: int, kernels: Kernels) -> None:
+    def __init__(self, model: Any, positions: int, kernels: Kernels, group: Group = ALONE) -> None:
         base = model.model
         self.device = base.embed_tokens.weight.device
-        self.vocab_size = int(model.lm_head.weight.shape[0])
+        self.vocab_size = int(model.config.vocab_size)
+        self._group = group
         self._embeddings = own(base.embed_tokens)
         self._rotary = Rotary(base.rotary_emb, positions, self._embeddings.dtype, self.device)
         self._norm = own(base.norm)
         self._head = join(model.lm_head, kernels=kernels)
-        self._layers = Layers(base.layers, float(model.config.rms_norm_eps), kernels)
+        self._layers = Layers(base.layers, float(model.config.rms_norm_eps), kernels, group)
         self.kv_shape = self._layers.kv_shape()
 
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
@@ -60,7 +62,7 @@ class FusedDecoder:
     ) -> StepOutput:
         tokens, positions = prepared
         cos, sin = self._rotary.at(positions)
-        x = self._layers(F.embedding(tokens, self._embeddings), cos, sin, attention)
+        x = self._layers(embed(tokens, self._embeddings, self._group), cos, sin, attention)
         x = x if rows is None else x.index_select(0, rows)
         x = torch.rms_norm(x, (x.shape[1],), self._norm, self._layers.eps)
-        return StepOutput(self._head(x))
+        return StepOutput(self._group.gather(self._head(x))[:, : self.vocab_size])

@@ -33,6 +33,7 @@ PIPELINE = Pipeline(
             sections=("prompt", "sampling"),
             emits="text",
             separable=True,
+            network="omni_actors.models.causal_lm.pipeline:network",
             vllm="omni_actors.models.causal_lm.prompted:PromptedLM",
             doc="Reads a prompt or a chat, writes text.",
         ),

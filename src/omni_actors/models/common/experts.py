@@ -19,6 +19,9 @@ class Experts:
     ``gate_up`` is [experts, 2 * inner, width], ``down`` [experts, width, inner]. Probabilities are computed in float32;
     ``normalize`` makes those of a token's experts sum to one. Many tokens go through their experts by the platform's
     product.
+
+    ``gate_up`` and ``down`` may be those of some experts alone, from number ``first`` on: what the others make of a
+    token is left out then.
     """
 
     def __init__(
@@ -29,6 +32,7 @@ class Experts:
         top_k: int,
         normalize: bool,
         kernels: Kernels,
+        first: int = 0,
     ) -> None:
         self._router = router
         self._gate_up = gate_up
@@ -36,6 +40,7 @@ class Experts:
         self._top_k = top_k
         self._normalize = normalize
         self._product = kernels.experts
+        self._first = first
         self._count, inner, width = down.shape[0], down.shape[2], down.shape[1]
         self._work = self._count * inner * width
 
@@ -53,12 +58,22 @@ class Experts:
     def _dense(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         gate, up = torch.matmul(x, self._gate_up.transpose(1, 2)).chunk(2, -1)
         outputs = torch.bmm(F.silu(gate) * up, self._down.transpose(1, 2))
-        share = torch.zeros(x.shape[0], self._count, dtype=x.dtype, device=x.device).scatter_(1, chosen, weights)
+        every = torch.zeros(x.shape[0], self._router.shape[0], dtype=x.dtype, device=x.device)
+        share = every.scatter_(1, chosen, weights)[:, self._first : self._first + self._count]
         return torch.bmm(share.unsqueeze(1), outputs.transpose(0, 1)).squeeze(1)
 
     def _grouped(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         flat = chosen.flatten()
-        order = flat.argsort(stable=True)
+        if self._count < self._router.shape[0]:
+            own = ((flat >= self._first) & (flat < self._first + self._count)).nonzero().squeeze(1)
+            flat = flat.index_select(0, own) - self._first
+            order = flat.argsort(stable=True)
+            return self._sorted(x, weights, flat, own.index_select(0, order))
+        return self._sorted(x, weights, flat, flat.argsort(stable=True))
+
+    def _sorted(self, x: torch.Tensor, weights: torch.Tensor, flat: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """``flat`` are the experts (counted from the first of its own on) that tokens go to, and ``order`` the places
+        of these among all choices of all tokens, expert by expert."""
         token = torch.div(order, self._top_k, rounding_mode="floor")
         # Not bincount, which waits for the device.
         counts = flat.new_zeros(self._count).scatter_add_(0, flat, torch.ones_like(flat))

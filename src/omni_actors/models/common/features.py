@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
+from omni_actors.models.common.embedding import embed
 from omni_actors.models.common.layers import Layers
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.platforms.kernels import Linear
+from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engines.decoder import Attention, Span, StepInputs, StepOutput
 
 
@@ -52,6 +53,8 @@ class FeatureDecoder:
 
     ``side`` is the width of what :meth:`side` makes for the next stage, 0 for nothing; it is given the input of layer
     ``capture`` (the last layer's normed output for ``len(layers)``), as its layer gave it: before deep features.
+
+    ``embeddings``, ``layers`` and ``head`` may be one rank's of ``group``. Its first rank alone knows requests.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class FeatureDecoder:
         *,
         side: int = 0,
         capture: int | None = None,
+        group: Group = ALONE,
     ) -> None:
         self.device = embeddings.device
         self.vocab_size = vocab_size
@@ -77,14 +81,25 @@ class FeatureDecoder:
         self._rotary = rotary
         self._side = side
         self._capture = capture
+        self._group = group
 
     def side(self, embedded: torch.Tensor, captured: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         """[tokens, side] for the next stage. ``embedded`` [tokens, width] are the inputs of the first layer, ``rows``
         the tokens that are features."""
         raise NotImplementedError
 
+    def known(self, inputs: StepInputs) -> dict[str, torch.Tensor]:
+        """See :class:`~omni_actors.worker.engines.decoder.LeadingDecoder`."""
+        if not self.requests:
+            return {}
+        step, found = self._features(inputs), {"positions": self._positions(inputs)}
+        if step is not None:
+            found |= {"rows": step.rows, "features": step.features}
+            found |= {} if step.deepstack is None else {"deepstack": step.deepstack}
+        return found
+
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
-        step = self._features(inputs) if self.requests else None
+        step = self._features(inputs)
         prepared = self._prepared(inputs)
         if step is not None:
             prepared[0].index_copy_(0, step.rows, step.features)
@@ -92,7 +107,7 @@ class FeatureDecoder:
 
     def prepare(self, inputs: StepInputs) -> tuple[torch.Tensor, ...] | None:
         """``None`` for a step with features: a request's own, deep in the layers, are no part of what is recorded."""
-        return None if self.requests and self._features(inputs) is not None else self._prepared(inputs)
+        return None if self._features(inputs) is not None else self._prepared(inputs)
 
     def compute(
         self, prepared: tuple[torch.Tensor, ...], rows: torch.Tensor | None, attention: Attention
@@ -100,8 +115,8 @@ class FeatureDecoder:
         return self._run(prepared, rows, attention, None)
 
     def _prepared(self, inputs: StepInputs) -> tuple[torch.Tensor, ...]:
-        positions = self._positions(inputs) if self.requests else inputs.positions
-        return F.embedding(inputs.tokens, self.embeddings), *self._rotary.at(positions)
+        positions = self._positions(inputs)
+        return embed(inputs.tokens, self.embeddings, self._group), *self._rotary.at(positions)
 
     def _run(
         self,
@@ -133,9 +148,14 @@ class FeatureDecoder:
         if self._side:
             assert captured is not None
             attention.keep(self.side(embedded, captured, None if step is None else step.rows))
-        return StepOutput(self._head(x))
+        return StepOutput(self._group.gather(self._head(x))[:, : self.vocab_size])
 
     def _features(self, inputs: StepInputs) -> _Step | None:
+        known = inputs.known
+        if known is not None:
+            return _Step(known["rows"], known["features"], known.get("deepstack")) if "rows" in known else None
+        if not self.requests:
+            return None
         rows: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         features: list[torch.Tensor] = []
         deepstack: list[torch.Tensor | None] = []
@@ -154,6 +174,10 @@ class FeatureDecoder:
 
     def _positions(self, inputs: StepInputs) -> torch.Tensor:
         """Positions [tokens], or [3, tokens] where a prompt's own are among them."""
+        if inputs.known is not None:
+            return inputs.known.get("positions", inputs.positions)
+        if not self.requests:
+            return inputs.positions
         return multi_axis_positions(inputs, self.requests)
 
 

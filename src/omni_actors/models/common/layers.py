@@ -63,7 +63,7 @@ class Layers:
         self._scale = float(getattr(attention, "scaling", self.head_dim**-0.5))
         self._layers: list[_Layer] = []
         for i in range(len(modules)):
-            self._layers.append(_take(modules[i], self.heads, self.kv_heads, kernels))
+            self._layers.append(_take(modules[i], self.heads, self.kv_heads, kernels, group))
             modules[i] = torch.nn.Identity()  # its weights would be in memory twice
 
     def __len__(self) -> int:
@@ -114,8 +114,9 @@ class _Gated:
 class _Mixture:
     """Routed experts, and a shared one behind a gate of its own where the family has it."""
 
-    def __init__(self, module: Any, kernels: Kernels) -> None:
+    def __init__(self, module: Any, kernels: Kernels, group: Group) -> None:
         router, experts = module.gate, module.experts
+        own_experts = int(experts.down_proj.shape[0])
         self._experts = Experts(
             own(router),
             experts.gate_up_proj.detach().clone(),
@@ -123,6 +124,7 @@ class _Mixture:
             int(router.top_k),
             bool(router.norm_topk_prob),
             kernels,
+            first=group.rank * own_experts if own_experts < router.weight.shape[0] else 0,
         )
         shared = getattr(module, "shared_expert", None)
         self._shared = None if shared is None else _Gated(shared, kernels)
@@ -135,7 +137,7 @@ class _Mixture:
         return out
 
 
-def _take(layer: Any, heads: int, kv_heads: int, kernels: Kernels) -> _Layer:
+def _take(layer: Any, heads: int, kv_heads: int, kernels: Kernels, group: Group) -> _Layer:
     attention = layer.self_attn
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     head_norm = None
@@ -148,7 +150,7 @@ def _take(layer: Any, heads: int, kv_heads: int, kernels: Kernels) -> _Layer:
         head_norm=head_norm,
         out=join(attention.o_proj, kernels=kernels),
         mlp_norm=own(layer.post_attention_layernorm),
-        mlp=_Mixture(layer.mlp, kernels) if hasattr(layer.mlp, "experts") else _Gated(layer.mlp, kernels),
+        mlp=_Mixture(layer.mlp, kernels, group) if hasattr(layer.mlp, "experts") else _Gated(layer.mlp, kernels),
         window=None if window is None else int(window),
     )
 

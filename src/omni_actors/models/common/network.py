@@ -21,12 +21,13 @@ def text_network(config: Mapping[str, Any], why_not: Mapping[str, str] | None = 
     ``KeyError`` for a config without sizes."""
     heads = int(config["num_attention_heads"])
     experts = int(config.get("num_experts") or 0)
-    widths = ("moe_intermediate_size", "shared_expert_intermediate_size") if experts else ("intermediate_size",)
+    width = "shared_expert_intermediate_size" if experts else "intermediate_size"
     return Network(
         layers=int(config["num_hidden_layers"]),
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
-        inner=tuple(int(config[name]) for name in widths if config.get(name)),
+        inner=(int(config[width]),) if config.get(width) else (),
         experts=experts,
+        expert_inner=int(config["moe_intermediate_size"]) if experts else 0,
         why_not=tuple((why_not or {}).items()),
     )

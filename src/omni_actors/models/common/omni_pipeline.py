@@ -20,7 +20,8 @@ def omni_pipeline(
 ) -> Pipeline:
     """Stages ``encoder`` (``family.encoder:Encoder``), ``thinker`` and ``talker`` (whose classes' names begin with
     ``classes``), and ``codec``, which has a port ``codes``. ``max_frames`` bounds the speech of a request that names no
-    limit. What a checkpoint has in its folder ``family.pipeline:describe`` says."""
+    limit. What a checkpoint has in its folder ``family.pipeline:describe`` says, and ``family.pipeline:network`` the
+    sizes of its thinker."""
     encoder = Stage(
         name="encoder",
         engine="generation",
@@ -46,6 +47,7 @@ def omni_pipeline(
         sections=("prompt", "sampling", "speech"),
         emits="text",
         separable=True,
+        network=f"{family}.pipeline:network",
         weight=4.0,
         doc="Reads text and features, writes text.",
     )

@@ -68,9 +68,9 @@ def read_split(
             with safe_open(path, framework="pt", device=str(device)) as file:
                 every: list[str] = list(file.keys())
                 for name in every if names is None else names:
-                    part = split.read(name[len(prefix) :], file.get_slice(name)) if name.startswith(prefix) else None
+                    part = split.read(name, file.get_slice(name)) if name.startswith(prefix) else None
                     if part is not None:
-                        found[part[0]] = part[1].to(dtype)
+                        found[part[0][len(prefix) :]] = part[1].to(dtype)
         except (OSError, ValueError, SafetensorError) as error:
             raise bad_model(f"{path} cannot be read: {error}") from error
     return found

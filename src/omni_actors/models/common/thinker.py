@@ -6,16 +6,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.features import FeatureDecoder, Features, without_features
 from omni_actors.models.common.layout import Layout, expand
+from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.multimodal import Expanded, Medium, check_features
+from omni_actors.models.common.split import Split, load_split, read_split
 from omni_actors.models.common.text import (
     Text,
     check_token_ids,
@@ -31,6 +34,8 @@ from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput, Release, State
 from omni_actors.worker.tensors import tensor_of, tensor_payload
+
+M = TypeVar("M", bound=PreTrainedModel)
 
 FEATURES = "features"
 """The port on which the encoder's features come."""
@@ -86,6 +91,25 @@ class Thinker(AutoregressiveAdapter):
     def folder(self) -> str:
         assert self.hello.model is not None
         return self.hello.model
+
+    def part(self, cls: type[M], text: Any, dtype: torch.dtype, device: torch.device) -> M:
+        """The text model's module, of the checkpoint or (with several ranks) with this rank's part of it."""
+        prefix = "thinker.model."
+        if self.group.size == 1:
+            return load_part(cls, text, self.folder, prefix, dtype, device)
+        split = self._split(text)
+        make: Callable[[], M] = partial(cls._from_config, text, dtype=dtype)
+        return load_split(make, self.folder, prefix, split, dtype, device)
+
+    def head(self, text: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The weight of its head, likewise."""
+        prefix = "thinker.lm_head."
+        if self.group.size == 1:
+            return read_weights(self.folder, prefix)["weight"].to(device, dtype)
+        return read_split(self.folder, prefix, self._split(text), dtype, device)["weight"]
+
+    def _split(self, text: Any) -> Split:
+        return Split(text, self.group, by_expert=self.hello.strategy.get("expert", 1) > 1)
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         progress("loading the tokenizer", None)

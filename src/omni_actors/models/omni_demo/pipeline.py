@@ -49,6 +49,7 @@ LLM = Stage(
     sections=("prompt", "sampling"),
     emits="text",
     separable=True,
+    network="omni_actors.models.causal_lm.pipeline:network",
     vllm="omni_actors.models.causal_lm.prompted:PromptedLM",
     model="llm",
     weight=4.0,

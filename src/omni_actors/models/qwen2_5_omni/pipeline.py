@@ -8,8 +8,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from omni_actors.models.common.network import read_config, text_network
 from omni_actors.models.common.omni_pipeline import omni_pipeline
 from omni_actors.pipelines.declaration import PipelineFacts, Port, Stage
+from omni_actors.pipelines.strategy import Network
 
 SAMPLE_RATE = 24_000
 
@@ -101,6 +103,11 @@ def speaker_names(path: Path) -> tuple[str, ...] | None:
     known = {"bos_token", "cond", "ref_mel", "storage", "cpu"}
     names = [s.lower() for s in strings if s not in known and not s.isdigit() and not s.startswith("cuda")]
     return tuple(dict.fromkeys(names))
+
+
+def network(folder: Path) -> Network:
+    """The thinker's sizes."""
+    return text_network(read_config(folder)["thinker_config"]["text_config"])
 
 
 PIPELINE = omni_pipeline(

@@ -13,7 +13,6 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniRo
 
 from omni_actors.models.common.features import FeatureDecoder
 from omni_actors.models.common.layers import Layers, own
-from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary, sectioned_axes
 from omni_actors.models.common.thinker import Thinker
 from omni_actors.models.qwen2_5_omni.prompt import Layout
@@ -35,13 +34,13 @@ class Qwen25OmniThinker(Thinker):
 
     def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
         text, kernels = config.thinker_config.text_config, kernels_of(self.hello)
-        model = load_part(Qwen2_5OmniThinkerTextModel, text, self.folder, "thinker.model.", dtype, device)
+        model = self.part(Qwen2_5OmniThinkerTextModel, text, dtype, device)
         embeddings = own(model.embed_tokens)
         if text.tie_word_embeddings:
             head = embeddings
         else:
-            head = read_weights(self.folder, "thinker.lm_head.")["weight"].to(device, dtype)
-        layers = Layers(model.layers, text.rms_norm_eps, kernels)
+            head = self.head(text, dtype, device)
+        layers = Layers(model.layers, text.rms_norm_eps, kernels, self.group)
         axes = sectioned_axes(text.rope_parameters["mrope_section"])
         hands_on = self.hands_on and config.enable_audio_output
         return ThinkerDecoder(
@@ -53,4 +52,5 @@ class Qwen25OmniThinker(Thinker):
             text.vocab_size,
             side=text.hidden_size if hands_on else 0,
             capture=len(layers) if hands_on else None,
+            group=self.group,
         )

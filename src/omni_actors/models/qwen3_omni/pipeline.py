@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC, CODEC_LEAST, CODEC_TYPES
+from omni_actors.models.common.network import read_config, text_network
 from omni_actors.models.common.omni_pipeline import omni_pipeline
 from omni_actors.pipelines.declaration import PipelineFacts, Port, Stage
+from omni_actors.pipelines.strategy import Network
 
 SAMPLE_RATE = 24_000
 
@@ -34,6 +36,11 @@ def describe(folder: Path) -> PipelineFacts:
     if not config.get("enable_audio_output", True):
         return PipelineFacts(lacks=("talker", "code2wav"))
     return PipelineFacts(voices=tuple(config["talker_config"].get("speaker_id") or ()))
+
+
+def network(folder: Path) -> Network:
+    """The thinker's sizes."""
+    return text_network(read_config(folder)["thinker_config"]["text_config"])
 
 
 PIPELINE = omni_pipeline(

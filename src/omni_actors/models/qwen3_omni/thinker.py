@@ -14,7 +14,6 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from omni_actors.models.common.features import FeatureDecoder
 from omni_actors.models.common.layers import Layers, own
-from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.thinker import Thinker
 from omni_actors.models.qwen3_omni.prompt import Layout
@@ -38,17 +37,18 @@ class Qwen3OmniThinker(Thinker):
 
     def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
         text, kernels = config.thinker_config.text_config, kernels_of(self.hello)
-        model = load_part(Qwen3OmniMoeThinkerTextModel, text, self.folder, "thinker.model.", dtype, device)
-        head = read_weights(self.folder, "thinker.lm_head.")["weight"].to(device, dtype)
+        model = self.part(Qwen3OmniMoeThinkerTextModel, text, dtype, device)
+        head = self.head(text, dtype, device)
         axes = interleaved_axes(text.rope_parameters["mrope_section"], text.head_dim)
         hands_on = self.hands_on and config.enable_audio_output
         return ThinkerDecoder(
             own(model.embed_tokens),
-            Layers(model.layers, text.rms_norm_eps, kernels),
+            Layers(model.layers, text.rms_norm_eps, kernels, self.group),
             own(model.norm),
             kernels.linear(head, None),
             Rotary(Qwen3OmniMoeThinkerTextRotaryEmbedding(text), self.max_model_len, dtype, device, axes),
             text.vocab_size,
             side=text.hidden_size if hands_on else 0,
             capture=config.talker_config.accept_hidden_layer if hands_on else None,
+            group=self.group,
         )

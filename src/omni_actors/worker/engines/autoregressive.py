@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import logging
 import pkgutil
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from omni_actors.connectors.payload import Payload
+from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import invalid_request, overloaded
-from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.frames import Hello, Ready
 from omni_actors.protocol.request import Usage
 from omni_actors.worker import kv
 from omni_actors.worker.checks import OutputError
+from omni_actors.worker.collectives import ALONE, Group, ProcessGroup
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.ar_options import EngineOptions
 from omni_actors.worker.engines.ar_output import hand_out
+from omni_actors.worker.engines.ar_ranks import follow
 from omni_actors.worker.engines.ar_request import (
     Request,
     choice_of,
@@ -71,6 +75,7 @@ class AutoregressiveEngine(Engine):
             0,
         )
         self._faults = Faults(hello)
+        self._group: Group = ALONE
         self._exports: Exports | None = None
         self._imports: Imports | None = None
         self._adapter: AutoregressiveAdapter
@@ -83,7 +88,14 @@ class AutoregressiveEngine(Engine):
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         torch.set_num_threads(self.hello.threads)
         adapter: AutoregressiveAdapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
+        followers = self.followers
+        if followers is not None:
+            progress("meeting the other ranks", None)
+            adapter.group = self._group = ProcessGroup(self.hello, followers.rendezvous)
         info = adapter.load(progress)
+        if followers is not None:
+            progress("waiting for the other ranks", None)
+            followers.wait_loaded()
         self.attach(adapter)
         progress("warming up", None)
         self._warm_up()
@@ -95,6 +107,15 @@ class AutoregressiveEngine(Engine):
             **info,
         }
 
+    def follow(self, control: socket.socket, rendezvous: int) -> None:
+        torch.set_num_threads(self.hello.threads)
+        adapter: AutoregressiveAdapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
+        adapter.group = self._group = ProcessGroup(self.hello, rendezvous)
+        adapter.load(lambda text, fraction: None)
+        control.sendall(frame(Ready({})))
+        follow(adapter.decoder, self._faults.runtime.kernels, control)
+        self._group.close()
+
     def attach(self, adapter: AutoregressiveAdapter) -> None:
         """Drive this adapter, which is loaded already, with a cache of its own."""
         options = self.options
@@ -103,7 +124,7 @@ class AutoregressiveEngine(Engine):
         # Prompts come computed to the second half of a split stage: there is nothing to look up there.
         self._pool = BlockPool(blocks, options.block_size, options.prefix_cache and options.role != "decode")
         kernels = self._faults.runtime.kernels
-        self._runner = ModelRunner(adapter.decoder, blocks, options.block_size, kernels)
+        self._runner = ModelRunner(adapter.decoder, blocks, options.block_size, kernels, self.followers)
         most = max(options.step_tokens, options.max_batch)
         self._isolated = Isolated(self._runner, adapter, most, self._faults, self._token_bytes, kernels)
         cache = self._runner.cache
@@ -134,7 +155,9 @@ class AutoregressiveEngine(Engine):
     def _record(self, progress: Callable[[str, float | None], None]) -> None:
         """Let the device replay decode steps, where it can."""
         graphs = self._faults.runtime.graphs()
-        if graphs is not None:
+        if graphs is not None and self.followers is not None:
+            log.info("decode steps run as they are written: other ranks take part in them")
+        elif graphs is not None:
             progress("recording decode steps", None)
             count = self._runner.record(graphs, self.options.max_batch, self._max_len)
             log.info("%d decode steps are recorded", count)
@@ -391,7 +414,7 @@ class AutoregressiveEngine(Engine):
             child = sequence.sibling(index)
             copy = self._scheduler.fork(sequence, child)
             if copy is not None:
-                self._runner.cache.copy(sequence.blocks[-1], copy)
+                self._runner.copy(sequence.blocks[-1], copy)
             request.choices.append(self._choice(request, child, choice.limit))
         due = self._resume(request)
         for each in request.choices:
@@ -411,7 +434,7 @@ class AutoregressiveEngine(Engine):
         """The network raised, or gave numbers that are none. What this request alone wrote to the cache may be as
         bad."""
         for sequence in self._requests[key].sequences:
-            self._runner.cache.scrub(self._pool.condemn(sequence.blocks))
+            self._runner.scrub(self._pool.condemn(sequence.blocks))
         self._fail(key, error, out)
 
     def _fail(self, key: int, error: Exception, out: Outbox) -> None:
@@ -491,3 +514,4 @@ class AutoregressiveEngine(Engine):
     def close(self) -> None:
         for key in list(self._requests):
             self._remove(key)
+        self._group.close()

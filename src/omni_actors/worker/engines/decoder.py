@@ -19,6 +19,7 @@ from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.checks import Specs
+from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.detokenize import Vocabulary
 
@@ -71,12 +72,13 @@ class Attention(Protocol):
 class StepInputs:
     """One step: ``tokens`` and ``positions`` are int64 [tokens]; ``rows`` int64 [rows] are the tokens after which the
     next one is wanted; ``spans`` say which request's tokens are where, for a family whose inputs are more than token
-    ids."""
+    ids. ``known`` is what :meth:`LeadingDecoder.known` gave of it, where it was asked."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
     rows: torch.Tensor
     spans: Sequence[Span] = ()
+    known: Mapping[str, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,15 @@ class RecordableDecoder(Decoder, Protocol):
         self, prepared: tuple[torch.Tensor, ...], rows: torch.Tensor | None, attention: Attention
     ) -> StepOutput:
         """The step of what was prepared. ``rows`` ``None`` are all of its tokens, in order."""
+        ...
+
+
+@runtime_checkable
+class LeadingDecoder(Decoder, Protocol):
+    """A network whose first rank alone knows what a request's input is beside tokens: the other ranks are told."""
+
+    def known(self, inputs: StepInputs) -> Mapping[str, torch.Tensor]:
+        """What a rank must have of this step, beside tokens and positions, to compute it (:attr:`StepInputs.known`)."""
         ...
 
 
@@ -268,6 +279,9 @@ class AutoregressiveAdapter(PromptAdapter):
     """
 
     decoder: Decoder
+    group: Group = ALONE
+    """The ranks among which the network is shared out, of which this process is one. Set before :meth:`load`, by an
+    engine that has several; then the decoder computes this rank's part, and rank 0 gets the whole logits."""
 
     @property
     def vocab_size(self) -> int:

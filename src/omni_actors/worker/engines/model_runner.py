@@ -4,29 +4,50 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from omni_actors.platforms.kernels import Kernels
 from omni_actors.platforms.runtime import Graphs
-from omni_actors.worker.engines.decoder import Decoder, RecordableDecoder, Span, StepInputs, StepOutput
+from omni_actors.worker.engines.ar_ranks import Attach, Copy, Pass, Scrub
+from omni_actors.worker.engines.decoder import Decoder, LeadingDecoder, RecordableDecoder, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention, flat_order
 from omni_actors.worker.engines.paged_cache import BlockPool
 from omni_actors.worker.engines.recorded import RecordedSteps
 from omni_actors.worker.engines.sequence import Chunk
 from omni_actors.worker.engines.sequence import Sequence as TokenSequence
+from omni_actors.worker.ranks import Followers, RanksApart
 
 log = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Runs a decoder over a paged cache of ``blocks`` blocks."""
+    """Runs a decoder over a paged cache of ``blocks`` blocks. ``followers`` are the ranks among which the decoder is
+    shared out with this one: they do the same, and have caches of their own."""
 
-    def __init__(self, decoder: Decoder, blocks: int, block_size: int, kernels: Kernels) -> None:
+    def __init__(
+        self, decoder: Decoder, blocks: int, block_size: int, kernels: Kernels, followers: Followers | None = None
+    ) -> None:
         self.decoder = decoder
         self.recorded: RecordedSteps | None = None
         self.cache = KVCache(decoder.kv_shape, blocks, block_size, decoder.device, kernels)
+        self._followers = followers
+        if followers is not None:
+            followers.tell(Attach(blocks, block_size))
+
+    def copy(self, source: int, target: int) -> None:
+        """Give block ``target`` the content of block ``source``."""
+        if self._followers is not None:
+            self._followers.tell(Copy(source, target))
+        self.cache.copy(source, target)
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Make blocks zero: see :meth:`KVCache.scrub`."""
+        if self._followers is not None:
+            self._followers.tell(Scrub(list(blocks)))
+        self.cache.scrub(blocks)
 
     def warm_up(self, count: int, pool: BlockPool) -> None:
         """Run a prompt of so many tokens, and a decode, in free blocks, which are clean and free again: so that the
@@ -35,7 +56,7 @@ class ModelRunner:
         self.run([Chunk(sequence, 0, count, True)])
         sequence.tokens.append(0)
         self.run([Chunk(sequence, count, 1, True)])
-        self.cache.scrub(sequence.blocks)
+        self.scrub(sequence.blocks)
         sequence.release(pool)
 
     def record(self, graphs: Graphs, max_batch: int, max_len: int) -> int:
@@ -58,7 +79,10 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> StepOutput:
         """Compute the chunks in one pass. Returns float32 logits [n, vocab_size] (and hidden states, if the decoder
-        gives them): ``chunk.rows`` rows for each, in order. The sequences themselves are not advanced."""
+        gives them): ``chunk.rows`` rows for each, in order. The sequences themselves are not advanced.
+
+        Raises what the decoder raises. Where followers had begun the pass too that is :class:`RanksApart`: nobody knows
+        how far each of them has come."""
         if self.recorded is not None and (replayed := self.recorded.run(chunks)) is not None:
             return replayed
         extents = [Extent(c.start, c.count, c.sequence.blocks) for c in chunks]
@@ -76,14 +100,34 @@ class ModelRunner:
             rows += (start + place - 1 - chunk.start for place in chunk.scored)
             if chunk.sample:
                 rows.append(start + chunk.count - 1)
-        positions = np.concatenate([np.arange(extents[i].start, extents[i].end) for i in order])
+        ordered = [extents[i] for i in order]
+        inputs = self.inputs(tokens, rows, ordered, spans)
+        if self._followers is None:
+            return self.compute(inputs, ordered)
+        if isinstance(self.decoder, LeadingDecoder):
+            inputs = replace(inputs, known=self.decoder.known(inputs))
+        self._followers.tell(Pass.of(tokens, rows, ordered, spans, inputs.known))
+        try:
+            return self.compute(inputs, ordered)
+        except Exception as error:
+            raise RanksApart(f"a step that other ranks take part in failed: {error}") from error
+
+    def inputs(
+        self, tokens: list[int], rows: list[int], extents: Sequence[Extent], spans: Sequence[Span]
+    ) -> StepInputs:
+        """Of a pass over ``tokens``, which are those of ``extents`` side by side. ``rows`` are places among them, as
+        ``spans`` are."""
+        positions = np.concatenate([np.arange(it.start, it.end) for it in extents])
         device = self.decoder.device
-        inputs = StepInputs(
+        return StepInputs(
             torch.tensor(tokens, device=device),
             torch.from_numpy(positions).to(device),
             torch.tensor(rows, dtype=torch.int64, device=device),
             spans,
         )
-        attention = PagedAttention(self.cache, [extents[i] for i in order])
+
+    def compute(self, inputs: StepInputs, extents: Sequence[Extent]) -> StepOutput:
+        """One pass; ``extents`` are in :func:`flat_order`. In inference mode."""
+        attention = PagedAttention(self.cache, extents)
         output = self.decoder.forward(inputs, attention)
         return StepOutput(output.logits.float(), output.hidden)
