@@ -10,7 +10,7 @@ A plugin is imported here only after a look at it in a process of its own has fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pkgutil import resolve_name
 
@@ -27,16 +27,17 @@ def select(
     name: str | None = None,
     plugins: Iterable[EntryPoint] | None = None,
     reports: Sequence[PluginReport] | None = None,
+    builtins: Mapping[str, OmniPlatform] | None = None,
 ) -> OmniPlatform:
     """The platform called ``name``, or the one that fits this machine.
 
     A plugin that is broken is one warning; it is an error (:class:`PlatformError`) only when it was asked for by name.
     Hardware that is here and cannot be used is a warning too. ``plugins`` replaces the installed entry points. Blocks
     while plugins are looked at (see :func:`~omni_actors.platforms.probe.probe_plugins`), unless ``reports`` has what
-    was found of each already.
+    was found of each already, and while drivers are asked, unless ``builtins`` has platforms that have asked theirs.
     """
     if name is not None:
-        return _by_name(name, plugins, reports)
+        return _by_name(name, plugins, reports, builtins or {})
     unused = []
     claims = []
     for report in probe_plugins(plugins) if reports is None else reports:
@@ -54,7 +55,7 @@ def select(
         log.info("platform '%s' detected: %s", claims[0].name, claims[0].reason)
         return _import(claims[0])
     for builtin, target in BUILTINS.items():
-        platform = load(target)
+        platform = (builtins or {}).get(builtin) or load(target)
         detection = platform.detect()
         if detection:
             log.info("platform '%s' detected: %s", builtin, detection.reason)
@@ -82,11 +83,16 @@ def load(target: str) -> OmniPlatform:
     return made
 
 
-def _by_name(name: str, plugins: Iterable[EntryPoint] | None, looked_at: Sequence[PluginReport] | None) -> OmniPlatform:
+def _by_name(
+    name: str,
+    plugins: Iterable[EntryPoint] | None,
+    looked_at: Sequence[PluginReport] | None,
+    builtins: Mapping[str, OmniPlatform],
+) -> OmniPlatform:
     if name == "cpu":
         return CpuPlatform()
     if name in BUILTINS:
-        platform = load(BUILTINS[name])
+        platform = builtins.get(name) or load(BUILTINS[name])
         detection = platform.detect()
         if not detection and not platform.plannable:
             raise PlatformError(f"platform '{name}' cannot be used on this machine: {detection.reason}")

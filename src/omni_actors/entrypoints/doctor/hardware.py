@@ -46,9 +46,7 @@ def find_hardware(reports: tuple[PluginReport, ...]) -> tuple[Hardware, ...]:
     return (*builtin, *map(_plugin, reports))
 
 
-def choose(
-    asked: str | None, found: tuple[Hardware, ...], reports: tuple[PluginReport, ...]
-) -> tuple[str, Finding]:
+def choose(asked: str | None, found: tuple[Hardware, ...], reports: tuple[PluginReport, ...]) -> tuple[str, Finding]:
     """The platform of stages that name no other, and a finding about the choice."""
     builtins = {it.name: it.platform for it in found if it.platform is not None and it.plugin is None}
     try:
