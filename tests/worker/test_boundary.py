@@ -63,6 +63,22 @@ async def test_another_protocol_version_is_refused_by_name() -> None:
             assert (await child.wait()).code == 1
 
 
+async def test_a_device_that_cannot_be_opened_is_a_last_word_with_the_remedy() -> None:
+    """Before the engine is imported: this one is not there at all."""
+    async with open_launcher() as launcher, launcher.spawn(python_module("omni_actors.worker")) as child:
+        worker = Raw(child.sock)
+        platform = "omni_actors.platforms.cuda:CudaPlatform"
+        worker.send(hello(platform=platform, device="cuda:0", platform_options={}, engine="nowhere:Engine"))
+        fatal = await worker.until(Fatal)
+        assert isinstance(fatal, Fatal)
+        assert "platform 'cuda' cannot open 'cuda:0'" in fatal.error.message
+        assert "install the wheel" in fatal.error.message or "see nvidia-smi" in fatal.error.message
+        assert fatal.error.code == "bad_platform"
+        assert fatal.error.stage == "a"
+        with trio.fail_after(10):
+            assert (await child.wait()).code == 1
+
+
 async def test_a_worker_may_have_as_many_descriptors_as_the_system_lets_it() -> None:
     """Its shared memory needs them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
