@@ -173,7 +173,8 @@ def _quarrels(name: str, version: Version, installed: Installed, said: Declared)
         other = canonicalize_name(requirement.name)
         if other not in others or not _asked_by(requirement, "") or (there := installed.version(other)) is None:
             continue
-        if not requirement.specifier.contains(there.base_version):
+        # A vendor's build counts as the release that it is of, and as itself (vLLM names torch's: ==2.13.0+cpu).
+        if not any(requirement.specifier.contains(it, prereleases=True) for it in (there, there.base_version)):
             wanted = str(requirement.specifier)
             yield f"{version} needs {other}{wanted}, {there} is installed", _reconciled(name, other, wanted, said)
     torch = installed.version("torch")
