@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
@@ -10,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.platforms import machines
 
 from omni_actors.platforms import CpuPlatform, Detection, Device, OmniPlatform, PlatformError, select
 from omni_actors.platforms.cpu import usable_cores, usable_memory
+from omni_actors.platforms.cuda import CudaPlatform
+from omni_actors.platforms.hardware import Unit
+from omni_actors.platforms.probe import PluginReport, State
 from omni_actors.platforms.select import GROUP, names
 
 
@@ -47,64 +50,58 @@ class Absent(Accelerator):
         return Detection(False, False, "no device of its kind")
 
 
-class Broken(Accelerator):
-    name = "broken"
-
-    def detect(self) -> Detection:
-        raise OSError("libaccel.so.1: cannot open shared object file")
-
-
-def plugin(name: str, target: str) -> EntryPoint:
-    return EntryPoint(name, target, GROUP)
+def found(kind: type[OmniPlatform]) -> PluginReport:
+    """What a look at the plugin finds."""
+    detection = kind().detect()
+    state: State = "usable" if detection else "present" if detection.present else "absent"
+    return PluginReport(kind.name, f"{__name__}:{kind.__name__}", "", "", state, detection.reason)
 
 
-def ours(kind: type[OmniPlatform]) -> EntryPoint:
-    return plugin(kind.name, f"{__name__}:{kind.__name__}")
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing but a processor."""
+    machines.use(monkeypatch, tmp_path / "machine")
 
 
 def test_without_an_accelerator_it_is_the_cpu_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    assert select(plugins=[ours(Absent)]).name == "cpu"
+    assert select(reports=[found(Absent)]).name == "cpu"
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "cpu" in caplog.text
 
 
 def test_the_cpu_asked_for_by_name_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    assert select("cpu", plugins=[ours(Accelerator)]).name == "cpu"
+    assert select("cpu", reports=[found(Accelerator)]).name == "cpu"
     assert caplog.records == []
 
 
-def test_an_out_of_tree_platform_that_detects_its_device_comes_first() -> None:
-    assert select(plugins=[ours(Absent), ours(Accelerator)]).name == "accel"
+def test_an_out_of_tree_platform_that_detects_its_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines.has(monkeypatch, CudaPlatform, Unit("NVIDIA H200"))
+    assert select(reports=[found(Absent)]).name == "cuda"
+    assert select(reports=[found(Absent), found(Accelerator)]).name == "accel"
 
 
 def test_two_claims_are_an_error_that_names_both() -> None:
+    both = [found(Accelerator), found(Second)]
     with pytest.raises(PlatformError, match=r"'accel' and 'second'.*--platform"):
-        select(plugins=[ours(Accelerator), ours(Second)])
-    assert select("second", plugins=[ours(Accelerator), ours(Second)]).name == "second"
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [plugin("broken", "no_such_package:P"), plugin("broken", "os:path"), ours(Broken), plugin("broken", "os:missing")],
-)
-def test_a_broken_plugin_is_one_warning_and_an_error_when_asked_for(
-    broken: EntryPoint, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert select(plugins=[broken, ours(Accelerator)]).name == "accel"
-    assert len([r for r in caplog.records if "broken" in r.getMessage()]) == 1
-    with pytest.raises(PlatformError, match="'broken'"):
-        select("broken", plugins=[broken])
+        select(reports=both)
+    assert select("second", reports=both).name == "second"
 
 
 def test_a_platform_that_is_not_there_is_refused() -> None:
     with pytest.raises(PlatformError, match="no device of its kind"):
-        select("absent", plugins=[ours(Absent)])
-    with pytest.raises(
-        PlatformError, match="there is no platform 'tpu'; there are: accel, ascend, cpu, cuda, musa, rocm, xpu"
-    ):
-        select("tpu", plugins=[ours(Accelerator)])
-    assert names([ours(Accelerator)]) == ["accel", "ascend", "cpu", "cuda", "musa", "rocm", "xpu"]
+        select("absent", reports=[found(Absent)])
+    known = "accel, ascend, cpu, cuda, musa, rocm, xpu"
+    entry_points = [EntryPoint("accel", f"{__name__}:Accelerator", GROUP)]
+    with pytest.raises(PlatformError, match=f"there is no platform 'tpu'; there are: {known}"):
+        select("tpu", plugins=entry_points)
+    assert names(entry_points) == known.split(", ")
+
+
+def test_builtins_that_were_asked_already_are_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines.has(monkeypatch, CudaPlatform, Unit("NVIDIA H200"))
+    asked = CudaPlatform()
+    assert select(plugins=[], builtins={"cuda": asked}) is asked
+    assert select("cuda", builtins={"cuda": asked}) is asked
 
 
 def test_engines_by_kind() -> None:
