@@ -35,16 +35,6 @@ class Packed:
     device: tuple[DeviceMeta, ...] = ()
     exports: tuple[Export, ...] = ()
 
-    @property
-    def held(self) -> bool:
-        """Whether there is something to be given back."""
-        return self.slot is not None or bool(self.exports)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        return sum(meta.nbytes for meta in self.metas) + sum(meta.nbytes for meta in self.device)
-
 
 @dataclass(slots=True)
 class Placed(Payload):

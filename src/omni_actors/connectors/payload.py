@@ -25,7 +25,7 @@ class DeviceTensor(Protocol):
     @property
     def nbytes(self) -> int: ...
     def host(self) -> np.ndarray[Any, Any]:
-        """Its values in host memory, in C order: a copy, unless it lies there already."""
+        """Its values in host memory, in C order: a copy, made once, unless it lies there already."""
         ...
 
     def copy(self) -> DeviceTensor:
@@ -38,33 +38,30 @@ class DeviceTensor(Protocol):
 
 
 class DeviceTensors(Mapping[str, np.ndarray[Any, Any]]):
-    """Tensors of which some may lie on a device. Whoever asks for one as an array gets it in host memory; a device's
-    is brought there once. :attr:`held` has those that lie where they were computed, for whoever can use them there."""
+    """Tensors of which some lie where they were computed (:attr:`held`), for whoever can use them there, and the others
+    are arrays. Whoever asks for any as an array gets it in host memory."""
 
-    __slots__ = ("_arrays", "_names", "held")
+    __slots__ = ("_arrays", "held")
 
     def __init__(
         self, held: Mapping[str, DeviceTensor], arrays: Mapping[str, np.ndarray[Any, Any]] | None = None
     ) -> None:
         self.held = held
-        self._arrays = dict(arrays or {})
-        self._names = dict.fromkeys((*held, *self._arrays))
+        self._arrays = arrays or {}
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
-        array = self._arrays.get(name)
-        if array is None:
-            array = self._arrays[name] = self.held[name].host()
-        return array
+        tensor = self.held.get(name)
+        return self._arrays[name] if tensor is None else tensor.host()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter((*self.held, *self._arrays))
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.held) + len(self._arrays)
 
     def copy(self) -> DeviceTensors:
         """In memory of their own, each where it lies."""
-        arrays = {name: array.copy() for name, array in self._arrays.items() if name not in self.held}
+        arrays = {name: array.copy() for name, array in self._arrays.items()}
         return DeviceTensors({name: tensor.copy() for name, tensor in self.held.items()}, arrays)
 
 

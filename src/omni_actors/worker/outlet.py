@@ -85,7 +85,8 @@ class Outlet:
         job = self.jobs.get(key)
         if job is None:
             return True
-        return job.ready and not (self._pressed and job.holds_memory)
+        pressed = self.arena.pressed or (self.exports is not None and self.exports.pressed)
+        return job.ready and not (pressed and job.holds_memory)
 
     def text(self, delta: TextDelta) -> None:
         job = self.jobs.get(delta.key)
@@ -276,10 +277,6 @@ class Outlet:
 
     # ---- inside
 
-    @property
-    def _pressed(self) -> bool:
-        return self.arena.pressed or (self.exports is not None and self.exports.pressed)
-
     def _add(self, key: int, emit: _Emit) -> None:
         self._emits.append(emit)
         self._last_emits[key] = emit
@@ -327,18 +324,18 @@ class Outlet:
         if job.dropped:
             return
         routes = {route: route.link for route in job.routes if route.link is not None}
-        packed = direct = None
+        copied = direct = None
         if emit.payload is not None:
-            readers = 0 if self.exports is None else sum(link.direct for link in routes.values())
-            if readers and self.exports is not None:
-                direct = self.exports.pack(emit.payload, self.arena, readers)
-            packed = self._pack(job, emit.payload, len(routes) - (0 if direct is None else readers))
-        put = {route: packed if direct is None or not link.direct else direct for route, link in routes.items()}
+            readers = len(routes)
+            if self.exports is not None and (there := sum(link.direct for link in routes.values())):
+                direct = self.exports.pack(emit.payload, self.arena, there)
+                readers -= 0 if direct is None else there
+            copied = self._pack(job, emit.payload, readers)
         waiting = list(routes)
         try:
             for route, link in routes.items():
                 touched.add(link)
-                packed = put[route]
+                packed = copied if direct is None or not link.direct else direct
                 at_once = route.edge.mode != "full"
                 if at_once:
                     self._put(job.key, route, link, packed, emit.end)
@@ -349,7 +346,7 @@ class Outlet:
                     self._publish(job.key, route, link)
         except BaseException:
             for route in waiting:  # nobody will read it by these routes
-                self._release(put[route])
+                self._release(copied if direct is None or not routes[route].direct else direct)
             raise
         finally:
             if emit.end:
@@ -378,12 +375,15 @@ class Outlet:
         if packed.device:
             chunk.device = packed.device
         link.send_chunk(chunk, packed.slot)
-        if packed.held:
+        if packed.slot is not None or packed.exports:
             route.lent.append((route.seq, packed))
         route.seq += 1
         route.upto = link.put
         self.chunks += 1
-        self.chunk_bytes += packed.nbytes
+        for meta in packed.metas:
+            self.chunk_bytes += meta.nbytes
+        for export in packed.exports:
+            self.chunk_bytes += export.nbytes
 
     def _drop(self, job: Job) -> None:
         """Free what no reader has been told of."""
@@ -400,6 +400,6 @@ class Outlet:
             return
         if packed.slot is not None:
             self.arena.release(packed.slot)
-        for export in packed.exports:
-            assert self.exports is not None
-            self.exports.release(export)
+        if self.exports is not None:
+            for export in packed.exports:
+                self.exports.release(export)

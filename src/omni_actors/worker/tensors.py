@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,14 @@ _PROBE = 16
 """Numbers in a probe: 0, 1, 2, …"""
 
 
-@dataclass(frozen=True, slots=True)
 class TorchTensor:
     """A :class:`~omni_actors.connectors.payload.DeviceTensor`: contiguous, without a gradient."""
 
-    tensor: torch.Tensor
+    __slots__ = ("_host", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._host: np.ndarray[Any, Any] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,11 +44,11 @@ class TorchTensor:
         return int(self.tensor.nbytes)
 
     def host(self) -> np.ndarray[Any, Any]:
-        host = self.tensor.cpu()
-        if host.dtype == torch.bfloat16:
-            bits: np.ndarray[Any, Any] = host.view(torch.int16).numpy().view(np.uint16)
-            return bits
-        array: np.ndarray[Any, Any] = host.numpy()
+        array = self._host
+        if array is None:
+            host = self.tensor.cpu()
+            bits = host.dtype == torch.bfloat16
+            array = self._host = host.view(torch.int16).numpy().view(np.uint16) if bits else host.numpy()
         return array
 
     def copy(self) -> TorchTensor:
@@ -54,7 +56,7 @@ class TorchTensor:
 
     def finite(self) -> bool:
         if self.tensor.is_cpu:  # numpy is several times faster there
-            return checks.finite(self.host(), self.dtype)
+            return checks.finite(self.host(), "bfloat16" if self.tensor.dtype == torch.bfloat16 else "")
         return bool(self.tensor.isfinite().all())
 
 
@@ -107,7 +109,7 @@ def tensor_payload(kind: str, meta: dict[str, Any], tensors: Mapping[str, torch.
     """A payload of these tensors, which stay where they are until somebody needs them elsewhere: they must not change
     until it is sent."""
     held = {name: TorchTensor(tensor.detach().contiguous()) for name, tensor in tensors.items()}
-    dtypes = {name: "bfloat16" for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16}
+    dtypes = {name: "bfloat16" for name, tensor in tensors.items() if tensor.dtype is torch.bfloat16}
     return Payload(kind, meta, DeviceTensors(held), dtypes)
 
 
