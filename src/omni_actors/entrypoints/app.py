@@ -101,9 +101,9 @@ class Application:
             if "<" not in path:
                 self._direct[method, path] = handler
 
-    async def http(self, exchange: Exchange) -> None:
+    def http(self, exchange: Exchange) -> Awaitable[None]:
         """Answer one request."""
-        await self._guard.run(exchange, self._answer)
+        return self._guard.run(exchange, self._answer)
 
     async def websocket(self, socket: WebSocket) -> None:
         """Serve one WebSocket."""
@@ -134,13 +134,12 @@ class Application:
         else:
             await self._asgi_websocket(scope, receive, send)
 
-    async def _answer(self, exchange: Guarded) -> None:
+    def _answer(self, exchange: Guarded) -> Awaitable[None]:
         handler = self._direct.get((exchange.method, exchange.path))
         if handler is None:
-            await self._through_quart(exchange)
-        else:
-            exchange.context.route = exchange.path
-            await _direct(self.services, exchange, handler)
+            return self._through_quart(exchange)
+        exchange.context.route = exchange.path
+        return _direct(self.services, exchange, handler)
 
     async def _through_quart(self, exchange: Guarded) -> None:
         async def app(scope: Message, receive: Receive, send: Send) -> None:

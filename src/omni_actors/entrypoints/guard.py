@@ -261,11 +261,11 @@ class Guarded:
             return piece
         raise StopAsyncIteration
 
-    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        await self._exchange.respond(status, self._head(status, headers), body)
+    def respond(self, status: int, headers: Headers, body: bytes) -> Awaitable[None]:
+        return self._exchange.respond(status, self._head(status, headers), body)
 
-    async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
-        await self._exchange.start(status, self._head(status, headers), first)
+    def start(self, status: int, headers: Headers, first: bytes = b"") -> Awaitable[None]:
+        return self._exchange.start(status, self._head(status, headers), first)
 
     async def refuse(self, info: ErrorInfo) -> None:
         """Answer with an error, unless the answer has begun."""

@@ -7,7 +7,7 @@ this project's own server or of another one's ASGI, directly or through Quart.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -178,8 +178,8 @@ class Call:
     write_now: Callable[[bytes], bool]
     """As of :class:`Exchange`, while the reply's body is waited for: more of it, by who is not its task."""
 
-    async def enter(self, manager: AbstractAsyncContextManager[T]) -> T:
-        return await self.stack.enter_async_context(manager)
+    def enter(self, manager: AbstractAsyncContextManager[T]) -> Awaitable[T]:
+        return self.stack.enter_async_context(manager)
 
     async def read(self, limit: int) -> tuple[bytes, bool]:
         """The body until it ends or is over ``limit`` bytes, and whether it has ended; :meth:`rest` gives what follows.

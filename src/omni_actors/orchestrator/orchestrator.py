@@ -120,7 +120,7 @@ class Orchestrator:
         """What a request needs. Raises the client's mistake (400)."""
         return subgraph(self.plan, request.task, request.inputs, request.outputs, self._subgraphs)
 
-    async def _admit(self, record: RequestStream) -> None:
+    async def _admit(self, record: RequestStream) -> RequestStream:
         """Wait until the request may run, and begin. No checkpoint where it may at once."""
         request = record.request
         limits = self.plan.limits
@@ -128,14 +128,17 @@ class Orchestrator:
         budget = limits.deadline_s if request.deadline_s is None else min(request.deadline_s, limits.deadline_s)
         if not budget > 0:  # NaN too
             raise deadline_exceeded()
-        deadline = trio.current_time() + budget
+        now = trio.current_time()
+        deadline = now + budget
         while True:
-            seat = await self.admission.enter(request, graph, deadline)
+            seat = self.admission.try_enter(request, graph)
+            if seat is None:
+                seat = await self.admission.enter(request, graph, deadline)
+                now = trio.current_time()
             try:
                 record.sections = sections_of(request)
                 replicas = self._bind(request, graph, {})
                 key = next(self._keys)
-                now = trio.current_time()
                 submits = submits_of(record, key, graph, replicas, max(0.0, deadline - now))
                 break
             except BaseException as error:
@@ -152,6 +155,7 @@ class Orchestrator:
         self._slots[key] = self.deadlines.add(record, deadline)
         log.debug("admitted key=%d task=%s", key, request.task, extra={"request": record.id})
         self._begin(record, key, replicas, submits)
+        return record
 
     def _attempt(self, record: RequestStream, places: Mapping[str, StageReplica]) -> None:
         """Another attempt of a request, with its stages on these replicas if given. Raises ``stage_unavailable``, and
@@ -175,8 +179,10 @@ class Orchestrator:
             name = part.stage.name
             place = places.get(name)
             if place is None:
-                sources = [replicas[edge.source] for edge in part.inputs]
-                place = self.pools[name].bind(request.affinity, sources)
+                pool = self.pools[name]
+                # Who has no choice does not look at what it would depend on.
+                sources = [replicas[edge.source] for edge in part.inputs] if len(pool.replicas) > 1 else ()
+                place = pool.bind(request.affinity, sources)
             elif not place.live:
                 raise self.pools[name].unavailable()
             replicas[name] = place

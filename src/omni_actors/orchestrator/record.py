@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -93,9 +93,8 @@ class RequestStream:
 
     # ---- the caller's side
 
-    async def __aenter__(self) -> Self:
-        await self._orchestrator._admit(self)
-        return self
+    def __aenter__(self) -> Awaitable[RequestStream]:
+        return self._orchestrator._admit(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -228,9 +227,10 @@ class RequestStream:
 
     def on_released(self, replica: StageReplica, key: int) -> None:
         self._unreleased -= 1
-        if self._unreleased and key == self.key and self.seat is not None:
+        if not self._unreleased:
+            self._settle()
+        elif key == self.key and self.seat is not None:
             self._orchestrator.admission.leave_stage(self.seat, replica.stage.name)
-        self._settle()
         if replica.reserved:
             self._orchestrator.recovery.left(replica)
 

@@ -28,14 +28,10 @@ class RequestState(enum.Enum):
 
     __hash__ = object.__hash__  # a member is only itself; Enum's own is a call in Python, ten of them for each request
 
-    @property
-    def live(self) -> bool:
+    def __init__(self, word: str) -> None:
+        self.live = word in ("admitted", "running")
         """Admitted and not terminal."""
-        return self is RequestState.ADMITTED or self is RequestState.RUNNING
-
-    @property
-    def terminal(self) -> bool:
-        return self in _TERMINAL
+        self.terminal = word in ("completed", "failed", "cancelled")
 
 
 class ReplicaState(enum.Enum):
@@ -48,7 +44,7 @@ class ReplicaState(enum.Enum):
 
 
 _R = RequestState
-_TERMINAL = frozenset({_R.COMPLETED, _R.FAILED, _R.CANCELLED})
+_TERMINAL = frozenset(state for state in _R if state.terminal)
 
 REQUEST: Mapping[RequestState, frozenset[RequestState]] = {
     _R.NEW: frozenset({_R.ADMITTED}),
