@@ -84,8 +84,7 @@ def ascend(root: Path, count: int = 1) -> Path:
     for index in range(count):
         write(root, f"dev/davinci{index}")
         pci(root, f"0000:c{index}:00.0", "0x19e5", "0xd802", "0x120000", "devdrv_device_driver")
-    for name in ("davinci_manager", "hisi_hdc"):
-        write(root, f"dev/{name}")
+    write(root, "dev/davinci_manager")
     return root
 
 

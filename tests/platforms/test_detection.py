@@ -607,6 +607,12 @@ def test_machines_of_moore_threads(
     assert reason in found.reason
 
 
+def test_older_drivers_of_moore_threads_call_nodes_otherwise(machine: Path) -> None:
+    machines.write(machine, "dev/mtgpu0")
+    machines.write(machine, "dev/mtgpu_mgr")
+    assert [device.name for device in MusaPlatform().devices()] == ["musa:0"]
+
+
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 

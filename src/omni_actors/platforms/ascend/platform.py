@@ -63,9 +63,8 @@ class AscendPlatform(Accelerator):
             return Inventory((), why if chips else "")
         model = MODELS.get(chips[0].device, "Ascend NPU") if len({chip.device for chip in chips}) == 1 else "Ascend NPU"
         units = tuple(Unit(model) for _ in found)  # numbered anew in a container, whatever their nodes are called
-        for name in ("davinci_manager", "hisi_hdc"):
-            if not (self.root / "dev" / name).exists():
-                return Inventory(units, f"/dev/{name} is missing: {DEVICES}")
+        if not (self.root / "dev/davinci_manager").exists():
+            return Inventory(units, f"/dev/davinci_manager is missing: {DEVICES}")
         for node in found:
             if not os.access(node, os.R_OK | os.W_OK):
                 return Inventory(units, f"this process may not use {node}: join the group HwHiAiUser")

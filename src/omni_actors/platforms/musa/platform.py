@@ -40,7 +40,8 @@ class MusaPlatform(Accelerator):
     options_doc: ClassVar[Mapping[str, str]] = {"graphs": "Record steps as MUSA graphs and replay them."}
 
     def survey(self) -> Inventory:
-        found = nodes(self.root / "dev", "mtgpu.")
+        dev = self.root / "dev"
+        found = nodes(dev, "mtgpu.") or nodes(dev, "mtgpu")  # by the driver's version
         if not found:
             why = f"a {MODEL} is on the PCI bus, and this process has no nodes of it: install the driver; {DEVICES}"
             return Inventory((), why if pci_devices(self.root, VENDOR) else "")
