@@ -111,7 +111,7 @@ def _stage(stage: Stage) -> Group:
         "model": Leaf(text, "Folder or file of this stage's weights, instead of its place in the model's folder."),
         "platform": Leaf(text, "Platform of this stage."),
         "device": Leaf(text, "Device of every replica."),
-        "devices": Leaf(strings, "Devices; replica r gets the r-th, counted around."),
+        "devices": Leaf(strings, "Devices, in the order of replicas and their ranks; replicas of one rank are counted around."),
         "dtype": Leaf(text, "What the engine computes in."),
         "threads": Leaf(integer(1, 1024), "CPU threads of each replica."),
         "replicas": Leaf(integer(1, 256), "Worker processes of this stage."),
