@@ -3,7 +3,8 @@
 All edges between two stages share the link of their two replicas, so what is sent in order arrives in order. Payloads
 up to :data:`~omni_actors.protocol.frames.INLINE_LIMIT` ride in the frame; larger ones lie in the producer's arena, and
 each backend hands them on in its own way: :class:`~omni_actors.connectors.unix.UnixLink` between processes of one
-machine, :class:`~omni_actors.connectors.tcp.TcpLink` between machines. The worker's loop knows only what is here.
+machine, :class:`~omni_actors.connectors.device.DeviceLink` where tensors stay on a device there, and
+:class:`~omni_actors.connectors.tcp.TcpLink` between machines. The worker's loop knows only what is here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Link(ABC):
 
     The producer's slot of a payload is its reader's until that acknowledges the chunk or the link ends. What
     :meth:`payload` gives is lent: it stays as it is until the chunk is acknowledged, also when the other end dies
-    first.
+    first (but see :meth:`invalidated`).
     """
 
     may_break: ClassVar[bool] = False
