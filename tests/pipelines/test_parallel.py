@@ -13,10 +13,12 @@ from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.models.common.network import text_network
 from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.devices import environments_of
 from omni_actors.pipelines.explain import as_builtins, as_text
 from omni_actors.pipelines.factory import resolve
+from omni_actors.pipelines.parallel import check_strategy
 from omni_actors.pipelines.plan import Plan, PlanError
-from omni_actors.pipelines.strategy import Network, Strategy, network_refusals
+from omni_actors.pipelines.strategy import VLLM, Network, Strategy, network_refusals
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import Device
 
@@ -197,3 +199,31 @@ def test_the_numbers_are_read_from_the_folder(cores: None, tmp_path: Path) -> No
 def test_a_split_stage_is_not_spread(cores: None, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be had together with a prefill pool"):
         planned(tmp_path, "stages.llm.strategy.tensor=2", "stages.llm.prefill.replicas=1")
+
+
+def test_vllm_is_told_degrees_and_starts_its_ranks_itself(cores: None, tmp_path: Path) -> None:
+    """What this project's own code cannot split is nothing to it; the model's numbers are."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "phi3"}))
+    (llm,) = (stage for stage in splittable().stages if stage.name == "llm")
+
+    def check(**degrees: int) -> None:
+        strategy = Strategy(**degrees)
+        check_strategy("stages.llm", llm, VLLM, strategy, str(tmp_path), CpuPlatform(), {}, lambda path: path)
+
+    check(tensor=2, pipeline=2)
+    with pytest.raises(PlanError, match="does not divide the model's 12 attention heads"):
+        check(tensor=8)
+    with pytest.raises(PlanError, match="pipeline parallel degree 4 exceeds"):
+        check(pipeline=4)
+    with pytest.raises(PlanError, match="data parallel degree 2 is not supported by engine 'vllm'; set replicas"):
+        check(data=2)
+
+
+def test_the_first_process_of_an_engine_with_ranks_of_its_own_sees_all_devices() -> None:
+    def make(device: str) -> dict[str, str]:
+        return {"VISIBLE": device.removeprefix("x:"), "OMP_NUM_THREADS": "1"}
+
+    devices = tuple(f"x:{i}" for i in range(4))
+    found = environments_of(devices, 2, ("VISIBLE", "ELSEWHERE"), make)
+    assert [it["VISIBLE"] for it in found] == ["0,1", "1", "2,3", "3"]
+    assert [it["VISIBLE"] for it in environments_of(devices, 2, (), make)] == ["0", "1", "2", "3"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -49,9 +50,13 @@ def _refusals(
         return
     yield from engine_refusals(strategy, kind)
     yield from expert_refusals(strategy)
-    axis, degree = widest(strategy)
-    if kind == VLLM:  # which looks at its model itself
+    there = stage.network and model is not None and Path(model, "config.json").is_file()
+    network = _network(stage, Path(model)) if there and model is not None else None
+    if kind == VLLM:
+        if network is not None:  # what this project's own code cannot split is nothing to vLLM
+            yield from network_refusals(strategy, replace(network, why_not=()))
         return
+    axis, degree = widest(strategy)
     asked = f"{axis} parallel degree {degree}"
     if not stage.network:
         yield axis, f"{asked} is not supported by this stage's family; only degree 1 runs"
@@ -61,8 +66,8 @@ def _refusals(
         yield axis, f"{asked} needs the written-out layers: leave options.fused as it is"
     if not platform.collectives:
         yield axis, f"{asked}: platform '{platform.name}' has no collectives, so that a replica is one rank"
-    if stage.network and model is not None and Path(model, "config.json").is_file():
-        yield from network_refusals(strategy, _network(stage, Path(model)))
+    if network is not None:
+        yield from network_refusals(strategy, network)
 
 
 def _network(stage: Stage, folder: Path) -> Network:

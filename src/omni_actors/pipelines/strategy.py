@@ -44,7 +44,7 @@ VLLM = "vllm"
 
 ENGINE_AXES: dict[str, frozenset[str]] = {
     "autoregressive": frozenset({"tensor", "expert"}),
-    VLLM: frozenset({"tensor", "pipeline", "expert", "data"}),
+    VLLM: frozenset({"tensor", "pipeline", "expert"}),
 }
 """Engine kind → what it can be split along; nothing for one that is not named."""
 

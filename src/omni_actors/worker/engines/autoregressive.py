@@ -17,7 +17,7 @@ import torch
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.codec import frame
-from omni_actors.protocol.errors import invalid_request, overloaded
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, overloaded
 from omni_actors.protocol.frames import Hello, Ready
 from omni_actors.protocol.request import Usage
 from omni_actors.worker import kv
@@ -89,6 +89,8 @@ class AutoregressiveEngine(Engine):
         torch.set_num_threads(self.hello.threads)
         adapter: AutoregressiveAdapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
         followers = self.followers
+        if self.hello.ranks and followers is None:
+            raise OmniError(ErrorInfo(message="ranks are processes: they are led by a worker process", status=500))
         if followers is not None:
             progress("meeting the other ranks", None)
             adapter.group = self._group = ProcessGroup(self.hello, followers.rendezvous)

@@ -183,6 +183,9 @@ def _arguments(hello: Hello, options: VllmOptions) -> EngineArgs:
         "generation_config": "vllm",  # defaults are filled in before
         "seed": 0,
         "disable_log_stats": True,
+        "tensor_parallel_size": hello.strategy.get("tensor"),
+        "pipeline_parallel_size": hello.strategy.get("pipeline"),
+        "enable_expert_parallel": "expert" in hello.strategy or None,
     }
     if options.kv_blocks is not None:
         chosen["num_gpu_blocks_override"] = options.kv_blocks

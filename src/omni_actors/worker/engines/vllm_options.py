@@ -79,6 +79,8 @@ OWNED: Mapping[str, str] = {
     "enable_lora": "options.loras",
     "kv_events_config": "options.kv_events",
     "tensor_parallel_size": "strategy.tensor",
+    "pipeline_parallel_size": "strategy.pipeline",
+    "enable_expert_parallel": "strategy.expert",
     "data_parallel_size": "replicas",
     "disable_log_stats": "nothing: the worker has its own counters",
     "generation_config": "sampling",
