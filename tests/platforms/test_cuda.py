@@ -102,5 +102,20 @@ def test_a_device_with_a_fault_is_not_run_on(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
+def test_who_asks_for_devices_that_cannot_be_used_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machines.nvidia(tmp_path)
+    machines.driver(monkeypatch, tmp_path / "lib")
+    plan = plan_of()
+    monkeypatch.setattr(Deployment, "plan", lambda self: plan)
+    with pytest.raises(PlanError, match=r"to run on cuda:0: .* NVIDIA's driver library cannot be loaded .*--gpus all"):
+        ready_plan(Deployment("assistant", None, (), "cuda", None, None))
+    machines.driver(monkeypatch, tmp_path / "lib2", "libcuda.so.1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(PlanError, match="CUDA_VISIBLE_DEVICES='' hides the device"):
+        ready_plan(Deployment("assistant", None, (), "cuda", None, None))
+
+
 def test_a_machine_without_devices_is_not_claimed() -> None:
     assert select(plugins=[]).name == "cpu"

@@ -135,7 +135,7 @@ def two_nvidia(machine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         ("raises at import", True, "NVIDIA L0, NVIDIA L1 (without NVML: OSError: libvendor.so.1: undefined symbol: x)"),
         ("exits at import", True, "(without NVML: SystemExit: 3)"),
         ("crashes at import", True, "(without NVML: it died of SIGSEGV)"),
-        ("hangs at import", False, "NVIDIA's driver does not answer: NVML has said nothing for 0.5 s; see dmesg"),
+        ("hangs at import", False, "the NVIDIA driver does not answer: NVML has said nothing for 0.5 s; see dmesg"),
         ("floods its output", True, "(without NVML: it printed more than 1 MiB and did not come to an end)"),
     ],
 )
@@ -346,7 +346,7 @@ AMD = [
     ("raises at import", "", True, "(without amdsmi: OSError: libvendor.so.1: undefined symbol: x)"),
     ("exits at import", "", True, "(without amdsmi: SystemExit: 3)"),
     ("crashes at import", "", True, "(without amdsmi: it died of SIGSEGV)"),
-    ("hangs at import", "", False, "AMD's driver does not answer: amdsmi has said nothing for 0.5 s"),
+    ("hangs at import", "", False, "the AMD driver does not answer: amdsmi has said nothing for 0.5 s"),
     ("present", "def amdsmi_init(): raise RuntimeError('AMDSMI_STATUS_DRIVER_NOT_LOADED')", True, "DRIVER_NOT_LOADED"),
     ("present", "def amdsmi_get_processor_handles(): return [1]", True, "amdsmi counts 1 devices, the kernel lets"),
     ("present", "def amdsmi_get_processor_handles(): return []", True, "amdsmi counts 0 devices, the kernel lets"),
@@ -474,7 +474,7 @@ def npu_smi(folder: Path, text: str) -> None:
         (None, True, "2 x Ascend 910B (without npu-smi)"),
         ("raise SystemExit(255)", True, "without npu-smi: CalledProcessError"),
         ("print('no such option')", True, "npu-smi counts 0 devices, there are nodes of 2"),
-        (HANGS, False, "Ascend's driver does not answer: npu-smi has said nothing for 0.5 s"),
+        (HANGS, False, "the Ascend driver does not answer: npu-smi has said nothing for 0.5 s"),
     ],
 )
 def test_npu_smi_in_every_state(
@@ -583,7 +583,7 @@ def test_tiles_are_devices_unless_the_hierarchy_says_otherwise(machine: Path, mo
         (NVML + "def nvmlDeviceGetCount(): return 0\n", True, True, "without pymtml: it knows no device"),
         (NVML + "def nvmlInit(): raise OSError('x')\n", True, True, "without pymtml: OSError: x"),
         (NVML, False, False, "libmusa.so cannot be loaded"),
-        (HANGS, True, False, "Moore Threads's driver does not answer: pymtml has said nothing for 0.5 s"),
+        (HANGS, True, False, "the Moore Threads driver does not answer: pymtml has said nothing for 0.5 s"),
     ],
 )
 def test_machines_of_moore_threads(

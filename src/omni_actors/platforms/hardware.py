@@ -175,7 +175,7 @@ class Accelerator(OmniPlatform):
 
     def unanswered(self, library: str, units: tuple[Unit, ...]) -> Inventory:
         """The devices of a driver that does not answer."""
-        silence = f"{self.maker}'s driver does not answer: {library} has said nothing for {MANAGEMENT_S:g} s"
+        silence = f"the {self.maker} driver does not answer: {library} has said nothing for {MANAGEMENT_S:g} s"
         return Inventory(units, f"{silence}; see dmesg, reload the driver or restart the machine")
 
     def _seen(self) -> Sequence[Seen]:
