@@ -97,13 +97,14 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Library:
 
 def detected(kind: type[Accelerator], caplog: pytest.LogCaptureFixture) -> Detection:
     """What the platform detects; what every detection has in common holds."""
-    found = kind().detect()
+    platform = kind()
+    found = platform.detect()
     assert found.reason
     assert found.reason.isprintable()
     assert found.present or not found.usable
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        chosen = select(plugins=[])
+        chosen = select(plugins=[], builtins={kind.name: platform})
     said = [record for record in caplog.records if kind.name in record.getMessage()]
     if found.usable:
         assert chosen.name == kind.name
