@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.platforms import machines
 
 from omni_actors.entrypoints.cli import main
 from omni_actors.entrypoints.doctor import Report, examine, system
@@ -55,6 +56,11 @@ BROKEN = {
     "crashing": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
     "other": "Platform = dict",
 }
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machines.use(monkeypatch, tmp_path / "machine")
 
 
 @pytest.fixture
