@@ -256,9 +256,11 @@ def test_experts_are_grouped_where_that_is_one_kernel(monkeypatch: pytest.Monkey
     assert chosen(AMPERE).experts is plain.experts
     asked: list[str] = []
     monkeypatch.setattr(plain, "grouped_experts", lambda *args: asked.append("grouped"))
-    rows, counts = torch.randn(3, 4), torch.tensor([2, 1])
-    weights = torch.randn(2, 6, 4), torch.randn(2, 4, 3)
+    rows, counts = torch.randn(3, 8), torch.tensor([2, 1])
+    weights = torch.randn(2, 16, 8), torch.randn(2, 8, 8)
     assert experts(rows, counts, *weights).shape == rows.shape
+    narrow = torch.randn(2, 6, 8).bfloat16(), torch.randn(2, 8, 3).bfloat16()
+    assert experts(rows.bfloat16(), counts, *narrow).shape == rows.shape
     assert not asked
     experts(rows.bfloat16(), counts, *weights)
     assert asked == ["grouped"]

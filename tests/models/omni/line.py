@@ -32,6 +32,8 @@ ENGINES = {
     "generation": "omni_actors.worker.engines.generation:GenerationEngine",
 }
 
+CPU = "omni_actors.platforms.cpu:CpuPlatform"
+
 MAX_STEPS = 50_000
 
 Array = np.ndarray[Any, Any]
@@ -80,10 +82,14 @@ class Answer:
 
 
 class Line:
-    """The stages of ``pipeline``, loaded from ``folder``. ``options`` are by stage."""
+    """The stages of ``pipeline``, loaded from ``folder``. ``options`` are by stage; ``platform`` is a dotted name."""
 
     def __init__(
-        self, pipeline: Pipeline, folder: Path, options: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        pipeline: Pipeline,
+        folder: Path,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        platform: str = CPU,
     ) -> None:
         self.pipeline = pipeline
         self.stages = {stage.name: stage for stage in pipeline.stages}
@@ -91,7 +97,7 @@ class Line:
         for edge in pipeline.edges:
             self.targets[edge.source].append((edge.stage, edge.port))
         self.engines = {
-            name: _load(stage, self.targets[name], folder, (options or {}).get(name, {}))
+            name: _load(stage, self.targets[name], folder, (options or {}).get(name, {}), platform)
             for name, stage in self.stages.items()
         }
         self.answers: dict[int, Answer] = {}
@@ -290,7 +296,9 @@ class _Outbox:
         raise AssertionError("nobody asked")
 
 
-def _load(stage: Stage, targets: Iterable[tuple[str, str]], folder: Path, options: Mapping[str, Any]) -> Engine:
+def _load(
+    stage: Stage, targets: Iterable[tuple[str, str]], folder: Path, options: Mapping[str, Any], platform: str
+) -> Engine:
     base = AR_OPTIONS if stage.engine == "autoregressive" else {}
     outputs = tuple(
         EdgeSpec(index=number, source=stage.name, target=target, port=port, kind="", mode="chunk")
@@ -307,6 +315,7 @@ def _load(stage: Stage, targets: Iterable[tuple[str, str]], folder: Path, option
             model=str(folder),
             options={**base, **stage.defaults, **options},
             outputs=outputs,
+            platform=platform,
         )
     )
     engine.load(lambda text, fraction: None)

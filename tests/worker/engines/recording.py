@@ -2,8 +2,8 @@
 again on the same memory, whatever the step's Python would say by then.
 
 As there, a recording holds the operations, not what the code around them knew: a number that a step bakes in stays what
-it was. As there, a step that waits for a result of the device (to read a number, or to size a tensor by one) cannot be
-recorded.
+it was. As there, a step cannot be recorded that waits for a result of the device (to read a number, or to size a tensor
+by one), or that brings something from the host.
 """
 
 from __future__ import annotations
@@ -13,16 +13,24 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.platforms.cpu.runtime import CpuRuntime
-from omni_actors.platforms.kernels import Kernels, paged_decode
+from omni_actors.platforms.kernels import Kernels, grouped_experts, paged_decode
 from omni_actors.platforms.runtime import Graphs, T
 
 WAITING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::equal", "aten::unique", "aten::bincount")
+"""Operations whose result a device is waited for."""
+
+HOST = {
+    "torch": ("tensor", "as_tensor", "from_numpy", "frombuffer"),
+    "Tensor": ("tolist", "numpy", "item", "cpu", "__bool__", "__int__", "__float__", "__array__"),
+}
+"""What goes between a device and the host."""
 
 
 class TapeGraphs(Graphs):
@@ -35,7 +43,7 @@ class TapeGraphs(Graphs):
 
     def capture(self, run: Callable[[], T]) -> Callable[[], T]:
         run()  # warm up
-        with Tape() as tape:
+        with Strict(), Tape() as tape:
             result = run()
         self.captures += 1
 
@@ -45,6 +53,18 @@ class TapeGraphs(Graphs):
             return result
 
         return replay
+
+
+class Strict(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._forbidden = {getattr(torch, name) for name in HOST["torch"]}
+        self._forbidden |= {getattr(torch.Tensor, name) for name in HOST["Tensor"]}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._forbidden:
+            raise RuntimeError(f"operation not permitted while recording: {func}")
+        return func(*args, **(kwargs or {}))
 
 
 class Tape(TorchDispatchMode):
@@ -87,6 +107,11 @@ class RecordingPlatform(CpuPlatform):
 
 
 class RecordingRuntime(CpuRuntime):
+    @property
+    def kernels(self) -> Kernels:
+        """Experts' products wait for nothing."""
+        return replace(KERNELS, experts=grouped_experts)
+
     def graphs(self) -> TapeGraphs:
         return TapeGraphs(1, 2, 4, 8)
 

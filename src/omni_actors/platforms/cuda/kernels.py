@@ -64,8 +64,9 @@ def kernels(capability: tuple[int, int], device: torch.device, wanted: str, has:
 
 
 def experts(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """In groups, for the one dtype that there are grouped products for."""
-    chosen = plain.grouped_experts if rows.dtype == torch.bfloat16 else plain.experts
+    """In groups, for the one dtype that there are grouped products for, of rows that are whole multiples of 16 bytes."""
+    whole = gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
+    chosen = plain.grouped_experts if rows.dtype == torch.bfloat16 and whole else plain.experts
     return chosen(rows, counts, gate_up, down)
 
 
