@@ -137,7 +137,12 @@ class ModuleRuntime(DeviceRuntime):
 
 
 class ModuleGraphs(Graphs):
-    """Recordings by a vendor's module: a graph, a pool of memory that all of them share, a stream to record on."""
+    """Recordings by a vendor's module: a graph for each, a pool of memory that all of them share, a stream to record on.
+
+    Warming up and recording are on the same stream: libraries keep handles and workspaces by stream, and what they make
+    on first use (hipBLASLt's handle, say) must not be made in a recording. It is one stream for all, as sharing a pool
+    asks for.
+    """
 
     sizes = SIZES
 
@@ -145,10 +150,13 @@ class ModuleGraphs(Graphs):
         self._module = module
         self._graph_class = graph_class
         self._pool: Any = None
+        self._stream: Any = None
 
     def capture(self, run: Callable[[], T]) -> Callable[[], T]:
         module = self._module
-        aside = module.Stream()
+        if self._stream is None:
+            self._stream = module.Stream()
+        aside = self._stream
         aside.wait_stream(module.current_stream())
         with module.stream(aside):
             for _ in range(WARM_UP):
@@ -156,7 +164,7 @@ class ModuleGraphs(Graphs):
         module.current_stream().wait_stream(aside)
         module.synchronize()
         graph = getattr(module, self._graph_class)()
-        with module.graph(graph, pool=self._pool):
+        with module.graph(graph, pool=self._pool, stream=aside):
             result = run()
         if self._pool is None:
             self._pool = graph.pool()
