@@ -22,6 +22,7 @@ from omni_actors.platforms.probe import BUILTINS
 from omni_actors.platforms.runtime import Capability, DeviceTransport, Graphs, Memory, TransportError
 from omni_actors.platforms.select import load
 from omni_actors.platforms.testing import PlatformConformance, Result, check_platform, failures, kit
+from omni_actors.platforms.testing.__main__ import main as program
 from omni_actors.platforms.testing.checking import run
 from omni_actors.platforms.testing.kernel_checks import KernelChecks
 from omni_actors.platforms.testing.kit import _compared, serving_half
@@ -310,3 +311,11 @@ def test_tokens_are_held_to_the_reference(found: Answer, second: float, state: s
 def test_a_result_is_a_line() -> None:
     assert str(Result("memory", "failed", "none")) == "memory: failed (none)"
     assert str(Result("memory", "passed")) == "memory: passed"
+
+
+def test_the_kit_as_a_program(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kit, "_reference", lambda dtype: {})
+    assert program([f"{planted.__name__}:{planted.Deviceless.__name__}"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "contract: passed" in lines
+    assert any(line.startswith("devices: failed (devices() is no tuple, or empty") for line in lines)

