@@ -267,6 +267,21 @@ def test_what_an_asked_process_started_is_gone_with_it(tmp_path: Path) -> None:
             os.close(fd)
 
 
+def test_a_process_that_a_driver_does_not_let_end_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = machines.write(tmp_path, "script.py", "import time\ndef answer(argument):\n    time.sleep(3600)\n")
+    killed: list[int] = []
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))  # as if it had no effect
+    started = time.monotonic()
+    (answer,) = ask([Inquiry(script)], 0.5)
+    assert (answer.trouble, answer.silent) == ("it gave no answer in 0.5 s", True)
+    assert time.monotonic() - started < 10
+    kill(killed[0], signal.SIGKILL)
+    os.waitpid(killed[0], 0)
+
+
 def test_an_asked_process_does_not_outlive_the_one_that_asks(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = machines.write(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -27,6 +28,9 @@ from omni_actors.platforms import answering
 MOST_OUTPUT = 1 << 20
 """Bytes that a child may print; one that goes on is ended."""
 MOST_ANSWER = 1 << 20
+KILL_S = 2.0
+"""Seconds that a killed process has to be gone. It takes longer only in a call of a driver that hangs."""
+
 TAIL = 300
 """Bytes of its output that are told when it dies without an answer."""
 
@@ -59,14 +63,16 @@ class _Envelope(msgspec.Struct):
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    """A question that is being asked: the process, the pipe for its answer and the one for what it prints."""
+    """A question that is being asked: the process, its pidfd, a pipe for its answer and one for what it prints."""
 
     popen: subprocess.Popen[bytes]
+    life: int
     answers: int
     prints: int
     said: bytearray = field(default_factory=bytearray)
     printed: int = 0
     tail: bytes = b""
+    over: bool = False
 
     def read(self, descriptor: int) -> bool:
         """Take what came; whether more may come from there."""
@@ -86,11 +92,15 @@ class _Child:
     def answered(self) -> bool:
         return self.said.endswith(b"\n")
 
-    def end(self) -> int:
-        """Kill what is left of its process group; how the process ended (negative: by that signal)."""
+    def end(self) -> int | None:
+        """Kill what is left of its process group; how the process ended (negative: by that signal). ``None`` if it does
+        not end: a hanging driver holds it in the kernel, which reaps it whenever that lets go."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
-        return self.popen.wait()
+        end = select.poll()
+        end.register(self.life, select.POLLIN)
+        self.over = True
+        return self.popen.wait() if end.poll(KILL_S * 1000) else None
 
     def last_words(self) -> str:
         os.set_blocking(self.prints, False)
@@ -101,16 +111,17 @@ class _Child:
         return f" ({lines[-1].strip()})" if lines else ""
 
     def close(self) -> None:
-        if self.popen.returncode is None:
+        if not self.over:
             self.end()
-        os.close(self.answers)
-        os.close(self.prints)
+        for descriptor in (self.life, self.answers, self.prints):
+            os.close(descriptor)
 
 
 def ask(inquiries: Sequence[Inquiry], within_s: float) -> list[Answer]:
-    """Ask them all at once and return each one's answer, at the latest after ``within_s`` seconds.
+    """Ask them all at once and return each one's answer, at the latest after ``within_s`` seconds (and
+    :data:`KILL_S` for each that a driver does not let end).
 
-    Their process groups are gone when this returns, however it does; should this process be killed, they are too.
+    Their process groups are killed when this returns, however it does; should this process be killed, they are too.
     """
     with contextlib.ExitStack() as stack:
         children: list[_Child | Answer] = []
@@ -150,7 +161,7 @@ def _start(inquiry: Inquiry) -> _Child | Answer:
     finally:
         os.close(answering_end)
         os.close(printing_end)
-    return _Child(popen, answers, prints)
+    return _Child(popen, os.pidfd_open(popen.pid), answers, prints)
 
 
 def _listen(children: list[_Child], deadline: float) -> set[_Child]:
@@ -187,7 +198,7 @@ def _answer_of(child: _Child, silent: bool, within_s: float) -> Answer:
         return Answer(envelope.answer, one_line(envelope.error))
     if child.flooding:
         return Answer(trouble=f"it printed more than {MOST_OUTPUT >> 20} MiB and did not come to an end")
-    if silent:
+    if silent or status is None:
         return Answer(trouble=f"it gave no answer in {within_s:g} s", silent=True)
     how = f"died of {_signal_name(-status)}" if status < 0 else f"ended its process with status {status}"
     return Answer(trouble=one_line(f"it {how}{child.last_words()}"))
