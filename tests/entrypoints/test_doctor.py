@@ -180,6 +180,10 @@ def test_what_is_asked_for_and_not_there_is_a_problem(capsys: pytest.CaptureFixt
     assert "1 problem: this will not serve." in out
 
 
+def test_a_deadline_for_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "--deadline", "3")[0] == 2
+
+
 def test_the_variable_asks_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_ACTORS_PLATFORM", "abacus")
     assert call(capsys)[0] == 1

@@ -49,12 +49,14 @@ def doctor(
     Exit status: 0 if what was asked for can be served (a warning is none), 1 if something stands against it, 2 for a
     wrong option.
     """
+    if not deep and _typed(context, "deadline"):
+        raise click.UsageError("--deadline is for --deep")
     logs.configure("error")  # what choosing a platform warns of is among the findings
     report = examine(
         platform or os.environ.get(VARIABLE, "").strip() or None,
         host=host,
         port=port,
-        port_asked=context.get_parameter_source("port") is ParameterSource.COMMANDLINE,
+        port_asked=_typed(context, "port"),
         deep_within_s=deadline if deep else None,
     )
     if as_json:
@@ -63,3 +65,7 @@ def doctor(
         console = Console()
         (console if console.is_terminal else Console(width=PIPED_WIDTH)).print(report.as_text())
     return report.exit_code
+
+
+def _typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
