@@ -156,6 +156,15 @@ def check(log: Path, machine: Path, pid: int, opened: list[str], mapped: str) ->
     return who
 
 
+def test_the_witness_sees_who_touches_something(witnessed: Path, tmp_path: Path) -> None:
+    code = "import ctypes, importlib; importlib.import_module('pynvml'); ctypes.CDLL('libcuda.so.1')"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        assert process.wait(timeout=20) == 0
+    who = {tuple(line.split()[:2]) for line in witnessed.read_text().splitlines()}
+    events = ("import", "open", "ctypes.dlopen", *(["driver"] if shutil.which("cc") else []))
+    assert who == {(str(process.pid), event) for event in events}
+
+
 @pytest.mark.deadline(120)
 def test_devices_that_cannot_be_used_are_looked_at_and_not_touched(witnessed: Path, tmp_path: Path) -> None:
     """The installed torch is built for the processor. Every vendor is looked at in turn."""
