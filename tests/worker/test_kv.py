@@ -23,6 +23,7 @@ from omni_actors.protocol.frames import Chunk
 from omni_actors.worker import kv
 from omni_actors.worker.engines.decoder import KVShape
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention
+from omni_actors.worker.tensors import tensor_payload
 
 SHAPE = KVShape(layers=2, kv_heads=2, head_dim=4, dtype=torch.float32)
 LAYOUT = kv.Layout.of(replace(SHAPE, side=8), "model")
@@ -68,9 +69,9 @@ def transfers(draw: st.DrawFn) -> tuple[KVShape, tuple[int, list[int]], tuple[in
 
 
 @settings(max_examples=60, deadline=None)
-@given(transfers())
+@given(transfers(), st.booleans())
 def test_what_is_inserted_is_what_was_extracted(
-    case: tuple[KVShape, tuple[int, list[int]], tuple[int, list[int]], list[int]],
+    case: tuple[KVShape, tuple[int, list[int]], tuple[int, list[int]], list[int]], stays: bool
 ) -> None:
     shape, (source_size, source_blocks), (target_size, target_blocks), cuts = case
     source = noise(KVCache(shape, max(source_blocks) + 1, source_size, torch.device("cpu"), KERNELS), 1)
@@ -78,6 +79,9 @@ def test_what_is_inserted_is_what_was_extracted(
     untouched = [layer.clone() for layer in target.layers]
     for start, end in itertools.pairwise(cuts):
         payload = kv.extract(source, source_blocks, start, end - start)
+        if stays:
+            rows = kv.gather(source, source_blocks, start, end - start)
+            payload = tensor_payload(kv.KIND, payload.meta, rows)
         assert kv.insert(target, target_blocks, payload) == range(start, end)
     for token in range(cuts[-1]):
         assert bits(target, target_blocks, token) == bits(source, source_blocks, token)

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, numpy_dtype
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, held_tensors, numpy_dtype
 from omni_actors.worker.engines.decoder import KVShape
 from omni_actors.worker.engines.paged_attention import KVCache
+from omni_actors.worker.tensors import TorchTensor
 
 KIND = "kv"
 
@@ -90,12 +91,18 @@ def specs(shape: KVShape, count: int) -> TensorSpecs:
 def fill(cache: KVCache, blocks: Sequence[int], payload: Payload) -> None:
     """Write the rows of the sequence in these blocks that ``payload`` says (``start``, ``tokens``) into its tensors,
     which may be the memory that the consumer reads."""
-    shape = cache.shape
-    token_rows, page_rows = _rows(cache, blocks, payload.meta["start"], payload.meta["tokens"])
-    for source, target in zip(cache.rows, _view(payload, "rows", shape.dtype), strict=True):
-        _gather(source, page_rows, target.view(-1, shape.head_dim))
-    if cache.side is not None:
-        _gather(cache.side.view(-1, shape.side), token_rows, _view(payload, "side", shape.dtype))
+    tensors = {name: _view(payload, name, cache.shape.dtype) for name in specs(cache.shape, 0)}
+    _fill(cache, blocks, payload.meta["start"], payload.meta["tokens"], tensors)
+
+
+@torch.inference_mode()
+def gather(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> dict[str, torch.Tensor]:
+    """The same rows as tensors on the cache's device, for a payload that need not leave it."""
+    device = cache.layers[0].device
+    made = specs(cache.shape, count)
+    tensors = {name: torch.empty(size, dtype=cache.shape.dtype, device=device) for name, (size, _) in made.items()}
+    _fill(cache, blocks, start, count, tensors)
+    return tensors
 
 
 def extract(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> Payload:
@@ -116,9 +123,7 @@ def insert(cache: KVCache, blocks: Sequence[int], payload: Payload) -> range:
     if not 0 <= start <= start + count <= len(blocks) * cache.block_size:
         raise ValueError(f"tokens {start} to {start + count} do not fit {len(blocks)} blocks of {cache.block_size}")
     for name, (size, dtype) in specs(shape, count).items():
-        array = payload.tensors.get(name)
-        if array is None or array.shape != size or array.dtype != numpy_dtype(dtype):
-            found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+        if (found := _difference(payload, name, size, dtype)) is not None:
             raise ValueError(f"{name}: {found}, where {dtype} {list(size)} belongs")
     token_rows, page_rows = _rows(cache, blocks, start, count)
     for target, source in zip(cache.rows, _view(payload, "rows", shape.dtype).to(device), strict=True):
@@ -127,6 +132,27 @@ def insert(cache: KVCache, blocks: Sequence[int], payload: Payload) -> range:
         side = _view(payload, "side", shape.dtype).to(device)
         _scatter(side, token_rows, cache.side.view(-1, shape.side))
     return range(start, start + count)
+
+
+def _fill(cache: KVCache, blocks: Sequence[int], start: int, count: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    shape = cache.shape
+    token_rows, page_rows = _rows(cache, blocks, start, count)
+    for source, target in zip(cache.rows, tensors["rows"], strict=True):
+        _gather(source, page_rows, target.view(-1, shape.head_dim))
+    if cache.side is not None:
+        _gather(cache.side.view(-1, shape.side), token_rows, tensors["side"])
+
+
+def _difference(payload: Payload, name: str, size: tuple[int, ...], dtype: str) -> str | None:
+    """What a payload has under this name, if that is not such a tensor."""
+    held = held_tensors(payload).get(name)
+    if held is not None:
+        return None if (held.shape, held.dtype) == (size, dtype) else f"{held.dtype} {list(held.shape)}"
+    array = payload.tensors.get(name)
+    if array is None:
+        return "nothing"
+    fits = array.shape == size and array.dtype == numpy_dtype(dtype)
+    return None if fits else f"{array.dtype} {list(array.shape)}"
 
 
 def _rows(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,7 +184,10 @@ def _words(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _view(payload: Payload, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """A payload's tensor without a copy. If it lies in memory that is read-only it must not be written."""
+    """A payload's tensor without a copy, where it lies. If that is memory that is read-only it must not be written."""
+    held = held_tensors(payload).get(name)
+    if isinstance(held, TorchTensor):
+        return held.tensor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(payload.tensors[name]).view(dtype)

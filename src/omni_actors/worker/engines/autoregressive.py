@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from omni_actors.connectors.device import CONNECTOR as DEVICE
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, overloaded
@@ -140,7 +141,8 @@ class AutoregressiveEngine(Engine):
         if options.role:
             layout = kv.Layout.of(cache.shape, kv.model_identity(self.hello.model, self.hello.adapter))
             if options.role == "prefill":
-                self._exports = Exports(cache, layout)
+                by_device = any(it.kind == kv.KIND and it.connector == DEVICE for it in self.hello.outputs)
+                self._exports = Exports(cache, layout, on_device=by_device)
             else:
                 self._imports = Imports(cache, self._pool, self._scheduler, layout)
         # A sequence alone must always fit: that is what makes preemption end.

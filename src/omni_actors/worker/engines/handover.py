@@ -57,7 +57,7 @@ class Handover:
     def meta(self) -> dict[str, Any]:
         return {"handover": {"cached": self.cached, "continued": self.continued, "state": self.state.facts}}
 
-    def tensors(self) -> Payload:
+    def tensors(self) -> dict[str, torch.Tensor]:
         """What of it is more than a frame should carry beside a payload's tensors, as such."""
         tensors = {f"state.{name}": tensor for name, tensor in self.state.tensors.items()} | {"logits": self.logits}
         if self.hidden is not None:
@@ -66,7 +66,7 @@ class Handover:
         if self.prompt_logprobs:
             packed = msgspec.msgpack.encode(self.prompt_logprobs)
             tensors["prompt_logprobs"] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-        return tensor_payload(kv.KIND, {}, tensors)
+        return tensors
 
     @classmethod
     def of(cls, payload: Payload) -> Handover | None:
@@ -104,9 +104,11 @@ class Exports:
     part runs beside the computation of the next; computing waits for no credit.
     """
 
-    def __init__(self, cache: KVCache, layout: kv.Layout) -> None:
+    def __init__(self, cache: KVCache, layout: kv.Layout, *, on_device: bool = False) -> None:
+        """``on_device``: the other engine opens this device's memory."""
         self._cache = cache
         self._layout = layout
+        self._on_device = on_device
         self._tokens = max(1, PAYLOAD_BYTES // cache.shape.token_bytes)
         self._by_key: dict[int, _Export] = {}
         self._total = 0  # tokens sent
@@ -180,15 +182,19 @@ class Exports:
         self._total += count
         whole = export.sent == len(sequence.tokens)
         meta: dict[str, Any] = {"start": start, "tokens": count}
-        specs = dict(kv.specs(self._cache.shape, count))
-        more = Payload(kv.KIND)
+        last = dict[str, torch.Tensor]()
         if whole:
             assert export.last is not None
             meta |= export.last.meta
-            more = export.last.tensors()
-            specs |= {
-                name: (array.shape, more.dtypes.get(name, array.dtype.name)) for name, array in more.tensors.items()
-            }
+            last = export.last.tensors()
+        if self._on_device:
+            rows = kv.gather(self._cache, sequence.blocks, start, count)
+            out.emit(key, tensor_payload(kv.KIND, meta, rows | last))
+            return whole
+        more = tensor_payload(kv.KIND, {}, last)
+        specs = dict(kv.specs(self._cache.shape, count)) | {
+            name: (array.shape, more.dtypes.get(name, array.dtype.name)) for name, array in more.tensors.items()
+        }
         payload = out.allocate(key, kv.KIND, meta, specs)
         kv.fill(self._cache, sequence.blocks, payload)
         for name, array in more.tensors.items():
