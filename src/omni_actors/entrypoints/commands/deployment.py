@@ -76,7 +76,7 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "engines",
         multiple=True,
         metavar="STAGE=KIND",
-        help="What runs a stage: a kind of engine, or module:Class. Repeatable.",
+        help="What computes a stage: auto, torch, vllm, a kind of engine, or module:Class. Repeatable.",
     )
     @click.option("--pipeline", help="Pipeline to serve the model by.  [default: by the model's architecture]")
     @click.option("--served-model-name", metavar="NAME", help="The name clients know it by.")
