@@ -58,6 +58,10 @@ BROKEN = {
     "is of another kind": ("class Platform: name = 'odd'\n", "is no subclass of OmniPlatform"),
     "is not there": (HEAD, "it cannot be imported: AttributeError"),
     "says no contract": (changed("odd", ("    contract = 1\n", "")), "it does not say which platform contract"),
+    "has a builtin's contract": (
+        "from omni_actors.platforms.cuda import CudaPlatform\nclass Platform(CudaPlatform): name = 'odd'\n",
+        "it does not say which platform contract",
+    ),
     "is for another contract": (
         changed("odd", ("contract = 1", "contract = 2")),
         "it was written for version 2",
