@@ -36,7 +36,7 @@ def fractal_z(weight: torch.Tensor) -> torch.Tensor:
     return cast
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: a parameter takes no tensor of that
 def lay_out(modules: Iterable[torch.nn.Module]) -> int:
     """Give every product and ungrouped convolution within ``modules`` the layout that it is computed from; how many
     there were."""
