@@ -108,6 +108,8 @@ def test_a_vendors_machine_is_told_with_its_devices_and_engines(name: str, build
     (facts,) = [it for it in report.as_builtins()["platforms"] if it["name"] == name]
     assert (facts["state"], facts["selected"], len(facts["devices"])) == ("usable", True, len(machine.devices))
     assert f"{name} autoregressive" in findings(report, "engines")
+    build_of = findings(report, "packages")["torch build"].found
+    assert build_of.endswith(next((f"({version})" for version in machine.built_for.values()), "processors alone"))
     assert (report.problems, report.exit_code) == ((), 0)
     assert f"Stages that name no platform will run on '{name}'." in text(report)
 

@@ -27,9 +27,10 @@ def examine(
     reports = probe_plugins()
     found = hardware.find_hardware(reports)
     chosen, choice = hardware.choose(asked, found, reports)
+    needed = hardware.needed_packages(found, chosen or asked or "")
     sections = [
         Section("system", "System", (*system_findings(), port_finding(host, port, port_asked))),
-        Section("packages", "Packages", version_findings(hardware.needed_packages(found, chosen or asked or ""))),
+        Section("packages", "Packages", (*version_findings(needed), *hardware.build_findings())),
         Section("platforms", "Platforms", (choice, *hardware.platform_findings(found, asked, chosen))),
         Section("devices", "Devices", tuple(hardware.device_findings(found))),
         Section("engines", "Engines", tuple(hardware.engine_findings(found, chosen))),

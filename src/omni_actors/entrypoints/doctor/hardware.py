@@ -13,6 +13,7 @@ from omni_actors.pipelines import engines
 from omni_actors.pipelines.schema import CONNECTORS
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.pipelines.versions import PACKAGES
+from omni_actors.platforms.machine import torch_build
 from omni_actors.platforms.platform import Detection, Device, Finding, OmniPlatform, PlatformError, Verdict
 from omni_actors.platforms.probe import BUILTINS, PluginReport
 from omni_actors.platforms.select import load, select
@@ -167,6 +168,16 @@ def as_builtins(it: Hardware, chosen: str) -> dict[str, Any]:
             "options": dict(it.platform.options),
         }
     return facts
+
+
+def build_findings() -> Iterator[Finding]:
+    """What the installed torch was built for, which its version need not say."""
+    build = torch_build()
+    if build is None or not build.known:
+        return
+    kinds = (("CUDA", build.cuda), ("ROCm", build.hip), ("Intel GPUs", build.xpu))
+    named = " and ".join(f"{kind} ({version})" for kind, version in kinds if version)
+    yield Finding("torch build", Verdict.OK, f"{build.version}, for {named or 'processors alone'}")
 
 
 def needed_packages(found: tuple[Hardware, ...], chosen: str) -> Mapping[str, str]:
