@@ -101,6 +101,9 @@ def test_what_is_needed_and_not_there_is_a_problem_with_its_extra(site: Site) ->
         "torch-npu", Verdict.PROBLEM, "is not installed", "pip install --upgrade 'omni-actors[ascend]'"
     )
     assert site.findings().keys() == {"omni-actors"}
+    others = site.findings(torch_musa="musa", torch_mine="pip install torch-mine --index-url https://mine.example")
+    assert others["torch-musa"].remedy == "docs/platforms/musa.md says where it comes from"
+    assert others["torch-mine"].remedy == "pip install torch-mine --index-url https://mine.example"
 
 
 @pytest.mark.parametrize(

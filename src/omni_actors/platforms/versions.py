@@ -82,10 +82,14 @@ class Declared:
     ranges: Mapping[str, SpecifierSet]
     extras: Mapping[str, frozenset[str]]
 
-    def remedy(self, name: str, extra: str = "") -> str:
-        """The command that brings a fitting ``name``; of ``extra`` as a whole, where that has it."""
-        if name in self.extras.get(extra, ()):
-            return f"pip install --upgrade '{PACKAGE}[{extra}]'"
+    def remedy(self, name: str, asks: str = "") -> str:
+        """How to get a fitting ``name``: with the extra that ``asks`` names, or what that says in its own words."""
+        if name in self.extras.get(asks, ()):
+            return f"pip install --upgrade '{PACKAGE}[{asks}]'"
+        if asks in self.extras and name not in self.ranges:  # the vendor hands it out
+            return f"docs/platforms/{asks}.md says where it comes from"
+        if asks and asks not in self.extras:
+            return asks
         return f"pip install '{name}{self.ranges.get(name, '')}'"
 
 
