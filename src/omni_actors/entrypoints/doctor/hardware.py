@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from omni_actors.entrypoints.doctor.system import size
 from omni_actors.pipelines import engines
 from omni_actors.pipelines.schema import CONNECTORS
@@ -123,7 +125,8 @@ def vllm_missing(platform: OmniPlatform) -> str:
 
 
 def _package_troubles(needed: Mapping[str, str]) -> list[Finding]:
-    return [it for it in version_findings(needed) if it.subject in needed and it.verdict is not Verdict.OK]
+    names = set(map(canonicalize_name, needed))
+    return [it for it in version_findings(needed) if it.subject in names and it.verdict is not Verdict.OK]
 
 
 def transport_findings(found: tuple[Hardware, ...]) -> Iterator[Finding]:
