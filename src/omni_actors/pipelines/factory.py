@@ -44,6 +44,7 @@ from omni_actors.pipelines.plan import (
     stage_path,
 )
 from omni_actors.pipelines.platforms import STAGE_PLATFORMS, Platforms, find_platforms
+from omni_actors.pipelines.quantization import check_quantization
 from omni_actors.pipelines.refine import describe, refined, without
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
@@ -294,6 +295,7 @@ def _stage(
 
     model = _model(at, stage, folder, settings)
     stage, kind = choose_engine(stage, model, platform, settings)
+    check_quantization(stage.name, kind, model, platform)
     try:
         engine = kind if ":" in kind else platform.engine_for(kind)
     except PlatformError as error:

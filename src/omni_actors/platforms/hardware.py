@@ -23,6 +23,7 @@ from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.inquiry import Inquiry, ask, one_line
 from omni_actors.platforms.machine import torch_build
 from omni_actors.platforms.platform import Detection, Device, OmniPlatform, PlatformError
+from omni_actors.platforms.quantization import TORCH
 
 MANAGEMENT_S = 20.0
 """What a vendor's management library gets to answer. One that does not has a driver that does not."""
@@ -82,6 +83,7 @@ class Accelerator(OmniPlatform):
     device_type: ClassVar[str]
     """What torch calls such a device."""
     plannable: ClassVar[bool] = True
+    quantization: ClassVar[Mapping[str, str]] = TORCH
     root: ClassVar[Path] = Path("/")
 
     @abstractmethod

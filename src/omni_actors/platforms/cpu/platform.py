@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from omni_actors.platforms.cpu.files import groups, lines
 from omni_actors.platforms.cpu.topology import Node, features, nodes
 from omni_actors.platforms.platform import VLLM_ENGINE, Detection, Device, OmniPlatform, PlatformError
+from omni_actors.platforms.quantization import TORCH
 
 KEPT_BYTES = 1 << 30
 """Freed memory up to this size stays with the process (glibc)."""
@@ -29,6 +30,7 @@ class CpuPlatform(OmniPlatform):
     runtime = "omni_actors.platforms.cpu.runtime:CpuRuntime"
     engines: ClassVar[Mapping[str, str]] = {**OmniPlatform.engines, "vllm": VLLM_ENGINE}
     vllm_builds = ("cpu",)
+    quantization: ClassVar[Mapping[str, str]] = TORCH
     options: ClassVar[Mapping[str, Any]] = {"dtype": "float32", "numa": True}
     options_doc: ClassVar[Mapping[str, str]] = {
         "dtype": "Of stages that name none: float32, bfloat16, or auto: bfloat16 where the processor multiplies it.",
