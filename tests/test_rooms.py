@@ -36,6 +36,22 @@ heavy = {{"torch", "transformers", "onnxruntime", "diffusers", "vllm", "omni_act
 sys.exit(f"the serving process loaded {{sorted(heavy)}}" if heavy else 0)
 """
 
+PLAN_EVERY_PIPELINE = """
+import sys
+from omni_actors.pipelines.factory import resolve, settings_of
+from omni_actors.pipelines.registry import Registry
+from omni_actors.pipelines.versions import check_versions
+names = list(Registry.installed([]).targets)
+assert len(names) > 3, names
+for name in names:
+    plan = resolve(name)
+    settings_of(plan)
+    check_versions(plan)
+heavy = {"torch", "transformers", "onnxruntime", "diffusers", "vllm"} & set(sys.modules)
+sys.exit(f"who makes a plan has loaded {sorted(heavy)}" if heavy else 0)
+"""
+"""What an engine says of its options lies beside the engine, in a worker's room."""
+
 
 @pytest.mark.deadline(120)
 def test_import_contract_is_kept() -> None:
@@ -45,8 +61,9 @@ def test_import_contract_is_kept() -> None:
 
 
 @pytest.mark.deadline(120)
-def test_serving_process_never_loads_model_code() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORT_ALL_OF_SERVING], capture_output=True, text=True)
+@pytest.mark.parametrize("script", [IMPORT_ALL_OF_SERVING, PLAN_EVERY_PIPELINE], ids=["imports", "plans"])
+def test_serving_process_never_loads_model_code(script: str) -> None:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

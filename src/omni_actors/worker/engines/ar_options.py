@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.device import kernels_of
 
@@ -70,7 +68,7 @@ class EngineOptions:
     def of(cls, hello: Hello) -> EngineOptions:
         options = OPTIONS | hello.options
         kv_blocks = options["kv_blocks"]
-        block_size = options["block_size"] or kernels_of(hello).block_size(getattr(torch, hello.dtype))
+        block_size = options["block_size"] or _best_block_size(hello)
         max_tokens = options["max_tokens"]
         return cls(
             max_tokens=None if max_tokens is None else int(max_tokens),
@@ -90,3 +88,10 @@ class EngineOptions:
         if self.kv_blocks is not None:
             return self.kv_blocks
         return max(1, int(self.kv_memory_mib * (1 << 20)) // (token_bytes * self.block_size))
+
+
+def _best_block_size(hello: Hello) -> int:
+    """What the device's attention reads best."""
+    import torch  # not above: the serving process reads the options, and no torch
+
+    return kernels_of(hello).block_size(getattr(torch, hello.dtype))
