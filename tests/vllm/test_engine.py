@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.worker.engines.ar_driver import Collector, work
 
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello, Prefix, Query
+from omni_actors.protocol.params import Constraint
 from omni_actors.worker.engine import Engine, Work
 
 PROMPT = list(range(32, 64))
@@ -249,6 +251,40 @@ def test_a_resumed_answer_is_the_whole_one_and_nothing_is_told_twice(engine: Eng
         if sampling.get("logprobs") is not None:
             scores = [e.logprob for e in answers[0].logprobs[24 - len(out.answers[it.key][0].logprobs) :]]
             assert [e.logprob for e in out.answers[it.key][0].logprobs] == pytest.approx(scores, abs=1e-4)
+
+
+FORMS: dict[str, tuple[Constraint, str]] = {
+    "regex": (Constraint(regex="[a-f]{3}-[0-9]{4}"), r"[a-f]{3}-\d{4}"),
+    "choice": (Constraint(choice=["north", "south east"]), r"north|south east"),
+    "json": (
+        Constraint(
+            json='{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], '
+            '"additionalProperties": false}'
+        ),
+        r"\{\s*\"a\"\s*:\s*(true|false)\s*\}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_answer_is_of_the_form_that_is_asked_for_also_when_it_is_resumed(engine: Engine, name: str) -> None:
+    constraint, pattern = FORMS[name]
+    sampling = {"max_tokens": 120, "constraint": constraint, "temperature": 1.0, "seed": 5}
+    whole = new(PROMPT, **sampling)
+    answer = run(engine, [whole, new(LONG, max_tokens=10)]).answers[whole.key][0]
+    assert re.fullmatch(pattern, answer.text), answer.text
+    assert answer.finish_reason == "stop"
+    it = new(PROMPT, **sampling)
+    it.prefix = Prefix((tuple(answer.token_ids[:3]),))
+    out = run(engine, [it])
+    assert answer.token_ids[:3] + tokens(out, it) == answer.token_ids
+
+
+def test_a_form_that_cannot_be_is_the_clients_mistake(engine: Engine) -> None:
+    for broken in (Constraint(regex="(a"), Constraint(json='{"type": 3}'), Constraint(json="{")):
+        with pytest.raises(OmniError) as refused:
+            engine.admit(new(PROMPT, constraint=broken))
+        assert refused.value.info.status == 400
 
 
 def test_without_credit_nothing_leaves_and_with_it_everything_does(engine: Engine) -> None:

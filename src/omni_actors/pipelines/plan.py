@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from omni_actors.pipelines.declaration import Mode, Pipeline, Recovery, Stage, Task
 from omni_actors.pipelines.layout import Layout, lay_out
-from omni_actors.pipelines.strategy import Strategy
+from omni_actors.pipelines.strategy import VLLM, Strategy
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello, RankPlace
 
@@ -140,6 +140,11 @@ class StagePlan:
             return "replay"
         kind = self.declaration.engine
         return self.declaration.recovery or ("prefix" if kind == "autoregressive" else "replay")
+
+    @property
+    def constrains(self) -> bool:
+        """Whether its engine can hold an answer to a schema or a grammar."""
+        return self.declaration.engine == VLLM
 
     @property
     def device(self) -> str:

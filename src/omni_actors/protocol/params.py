@@ -30,6 +30,17 @@ class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
     media_kwargs: dict[str, Any] = {}
 
 
+class Constraint(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the whole of an answer must be. Exactly one is set: ``json``, a JSON schema as text; ``json_object``, any
+    JSON object; ``regex``; ``choice``, one of these texts; ``grammar``, in GBNF."""
+
+    json: str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Section ``sampling``: how an autoregressive stage chooses tokens and when it stops.
 
@@ -58,6 +69,7 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     n: int = 1
     echo: bool = False
     skip_special_tokens: bool = True
+    constraint: Constraint | None = None
 
 
 class Speech(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -15,6 +15,7 @@ import trio
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
 from omni_actors.entrypoints.openai.bodies import read_json
+from omni_actors.entrypoints.openai.constraints import constraint_of
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of
@@ -82,12 +83,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
     # A spoken answer has its transcript beside it, so the text is wanted in either case.
     outputs = ("text", "audio") if spoken else ("text",)
     services.task(TASK, inputs=inputs, outputs=outputs)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise invalid_request(
-            f"'response_format' of type '{body.response_format.type}' is not served yet.",
-            "response_format",
-            "unsupported_parameter",
-        )
+    constraint = constraint_of(services.plan, TASK, body.response_format, body.structured_outputs)
     if body.modalities is not None and (not body.modalities or len(set(body.modalities)) != len(body.modalities)):
         raise invalid_request("'modalities' names each wanted modality once.", "modalities")
     if not spoken:
@@ -125,7 +121,10 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
             media_kwargs=_media_kwargs(services, body),
         ),
         "sampling": sampling_of(
-            body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None
+            body,
+            max_tokens=max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            constraint=constraint,
         ),
     }
     if "audio" in inputs:

@@ -13,6 +13,7 @@ import trio
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.bodies import read_json
+from omni_actors.entrypoints.openai.constraints import constraint_of
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.sampling import finite, sampling_of, totals
 from omni_actors.entrypoints.openai.schemas import CompletionRequest
@@ -66,6 +67,7 @@ async def create(services: Services, call: Call) -> Reply:
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         echo=bool(body.echo),
+        constraint=constraint_of(services.plan, TASK, None, body.structured_outputs),
     )
     requests = [
         Request(

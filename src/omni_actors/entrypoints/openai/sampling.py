@@ -9,12 +9,17 @@ from omni_actors.entrypoints.openai.fields import refuse_unserved
 from omni_actors.entrypoints.openai.schemas import SamplingFields
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import invalid_request
-from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.params import Constraint, Sampling
 from omni_actors.protocol.request import TokenLogprob, Usage
 
 
 def sampling_of(
-    fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None, echo: bool = False
+    fields: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    echo: bool = False,
+    constraint: Constraint | None = None,
 ) -> Sampling:
     """The ``sampling`` section. Raises 400 for fields that contradict each other."""
     if fields.stream_options is not None:
@@ -44,6 +49,7 @@ def sampling_of(
         n=fields.n or 1,
         echo=echo,
         skip_special_tokens=fields.skip_special_tokens,
+        constraint=constraint,
     )
 
 

@@ -60,6 +60,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     priority: Priority | None = None
 
@@ -78,8 +79,28 @@ class VoiceId(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
-class ResponseFormat(msgspec.Struct):
-    type: str
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """``strict`` makes no difference: an answer is held to its schema either way."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's: exactly one is set. ``json`` is a schema, as an object or as text."""
+
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    grammar: str | None = None
 
 
 class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):

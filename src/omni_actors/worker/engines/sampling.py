@@ -89,8 +89,9 @@ def _seed_of(request_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def validate(sampling: Sampling, vocab_size: int) -> None:
-    """Raise :class:`OmniError` (400, with ``param``) for a value out of its range. ``None`` is always in range."""
+def validate(sampling: Sampling, vocab_size: int, *, constrained: bool = False) -> None:
+    """Raise :class:`OmniError` (400, with ``param``) for a value out of its range. ``None`` is always in range. An
+    engine that can hold an answer to a constraint says so (``constrained``)."""
 
     def within(name: str, low: float, high: float) -> None:
         value = getattr(sampling, name)
@@ -99,6 +100,8 @@ def validate(sampling: Sampling, vocab_size: int) -> None:
         bounds = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
         raise invalid_request(f"'{name}' must be {bounds}, not {value}.", param=name)
 
+    if sampling.constraint is not None and not constrained:
+        raise invalid_request("This stage's engine does not hold an answer to a schema.", param="response_format")
     top = 3.4e38  # the greatest float32: infinity is not a temperature
     within("temperature", 0, top)
     within("top_p", 0, 1)

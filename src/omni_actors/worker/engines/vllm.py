@@ -103,7 +103,7 @@ class VllmEngine(Engine):
             raise overloaded(f"Stage '{self.hello.stage}' holds {self.options.max_requests} requests already.")
         adapter = self._adapter
         sampling = adapter.sampling(work)
-        validate(sampling, adapter.vocab_size)
+        validate(sampling, adapter.vocab_size, constrained=True)
         defaults = self.options.sampling, adapter.sampling_defaults
         choosing = resolve(sampling, *defaults, request_id=work.request_id)
         first = Sequence(work.key, 0, 0, [], 0, sealed=False)
@@ -179,7 +179,7 @@ class VllmEngine(Engine):
         scored = bool(choice.sequence.score) or (request.scored and not choice.completion_tokens)
         params = sampling_params(request, choice, self._adapter.eos, scored)
         salt = request.first.root.hex() or None
-        self._core.add(name, choice.sequence.tokens.copy(), params, salt=salt)
+        self._core.add(name, choice.sequence.tokens.copy(), params, salt=salt, told=choice.completion_tokens)
         self._computed[name] = (request, choice)
 
     def _remove(self, key: int) -> None:

@@ -7,9 +7,9 @@ taken here, and only here.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ from omni_actors.worker.engines.vllm_options import ENVIRONMENT, OWNED, VllmOpti
 from omni_actors.worker.engines.vllm_told import ToldTokens
 from vllm import SamplingParams
 
-log = logging.getLogger(__name__)
+GRAMMAR_S = 30.0
+"""Longest that a resumed answer's constraint is waited for. (A first attempt's is compiled beside others' steps.)"""
 
 
 class Core:
@@ -98,9 +99,17 @@ class Core:
         return bool(self._names) and not self.asleep
 
     def add(
-        self, name: str, tokens: list[int], params: SamplingParams, *, salt: str | None = None, lora: str | None = None
+        self,
+        name: str,
+        tokens: list[int],
+        params: SamplingParams,
+        *,
+        salt: str | None = None,
+        lora: str | None = None,
+        told: int = 0,
     ) -> None:
-        """Take a request in. Raises :class:`OmniError` (400) for what vLLM does not take."""
+        """Take a request in, whose last ``told`` tokens are its answer's first. Raises :class:`OmniError` (400) for
+        what vLLM does not take."""
         adapter = None
         if lora is not None:
             adapter = self._loras.get(lora)
@@ -111,6 +120,17 @@ class Core:
             self._names[name] = self._llm.add_request(name, prompt, params, lora_request=adapter)
         except ValueError as error:  # vLLM's own kind of refusal is one
             raise invalid_request(str(error), param=getattr(error, "parameter", None)) from error
+        if told and params.structured_outputs is not None:
+            self._advance(name, tokens[-told:])
+
+    def _advance(self, name: str, tokens: list[int]) -> None:
+        """A resumed answer's constraint goes on behind its first tokens."""
+        structured = self._scheduler.requests[self._names[name]].structured_output_request
+        compiled = structured._grammar
+        grammar = compiled.result(GRAMMAR_S) if isinstance(compiled, Future) else compiled
+        if not grammar.accept_tokens(self._names[name], tokens):
+            self.abort(name)
+            raise ValueError("what was told of an answer breaks its constraint")
 
     def abort(self, name: str) -> None:
         """Forget a request at once; what it held is free on return."""

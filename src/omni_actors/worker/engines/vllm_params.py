@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from omni_actors.protocol.params import Constraint
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker.engines.ar_request import Request
 from omni_actors.worker.engines.choice import Choice
@@ -54,7 +55,18 @@ def sampling_params(request: Request, choice: Choice, eos: frozenset[int], score
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
         extra_args={TOLD: told} if told else None,
+        structured_outputs=None if sampling.constraint is None else structured_outputs(sampling.constraint),
         skip_reading_prefix_cache=None if request.first.reuse else True,
+    )
+
+
+def structured_outputs(constraint: Constraint) -> StructuredOutputsParams:
+    return StructuredOutputsParams(
+        json=constraint.json,
+        json_object=constraint.json_object or None,
+        regex=constraint.regex,
+        choice=constraint.choice,
+        grammar=constraint.grammar,
     )
 
 
