@@ -12,11 +12,13 @@ import pytest
 from packaging.version import Version
 from rich.console import Console
 from tests.platforms import machines
+from tests.platforms.fake_vendors import platforms as fakes
 from tests.platforms.test_detection import NVML, SMI
 
 from omni_actors.entrypoints.doctor import Report, examine
 from omni_actors.platforms import hardware
 from omni_actors.platforms.platform import Finding, Verdict
+from omni_actors.platforms.probe import BUILTINS
 
 
 @dataclass(frozen=True)
@@ -177,3 +179,13 @@ def test_a_machine_without_any_is_the_cpus(nothing: Path) -> None:
     report = examine()
     assert (report.platform, report.exit_code) == ("cpu", 0)
     assert {it["state"] for it in report.as_builtins()["platforms"]} == {"usable", "absent"}
+
+
+@pytest.mark.deadline(200)
+def test_deep_tells_what_a_worker_on_a_vendors_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILTINS, "ascend", fakes.BUILTINS["ascend"])
+    report = examine("ascend", deep_within_s=180)
+    opened = findings(report, "opened")["ascend: ascend:0"]
+    assert (opened.verdict, report.exit_code) == (Verdict.OK, 0)
+    for words in ("Ascend910B3 (A2) bf16", "8.0 GiB, 6.0 GiB free", "paged_decode", "patched: ascend-binary-operators"):
+        assert words in opened.found

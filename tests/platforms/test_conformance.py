@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.platforms import planted
+from tests.platforms.fake_vendors.platforms import FakeAscend
 
 from omni_actors.platforms import kernels as plain
 from omni_actors.platforms.cpu import CpuPlatform
@@ -34,6 +35,16 @@ from omni_actors.platforms.testing.workload import PROMPTS
 @pytest.mark.deadline(600)
 class TestCpu(PlatformConformance):
     platform = CpuPlatform
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(600)
+def test_both_halves_of_a_vendors_platform_conform_on_a_fake_device() -> None:
+    """The one with the most of its own. What the fake says of its memory is always the same, and that is found."""
+    results = check_platform(FakeAscend)
+    assert [result.name for result in results if result.state == "failed"] == ["memory"]
+    passed = {result.name for result in results if result.state == "passed"}
+    assert {"opens", "faults", "engines", "kernels_paged_decode", "kernels_prompt_attention", "tokens"} <= passed
 
 
 @pytest.mark.deadline(90)
