@@ -14,9 +14,9 @@ PLUGIN = ROOT / "examples" / "platform_plugin"
 NAME = "omni-actors-sim"
 
 
-def run(*command: object, cwd: Path, **environment: str) -> str:
+def run(*command: object, cwd: Path) -> str:
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=kept | environment, capture_output=True, text=True)
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=kept, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -54,10 +54,9 @@ def text_of(answer: tuple[int, Any]) -> str:
     return text
 
 
-def explain(python: Path, *arguments: str, **environment: str) -> dict[str, Any]:
-    plan: dict[str, Any] = json.loads(
-        run(python, "-m", "omni_actors", "explain", *arguments, "--json", cwd=python.parent, **environment)
-    )
+def explain(python: Path, *arguments: str) -> dict[str, Any]:
+    said = run(python, "-m", "omni_actors", "explain", *arguments, "--json", cwd=python.parent)
+    plan: dict[str, Any] = json.loads(said)
     return plan
 
 
@@ -85,8 +84,6 @@ def test_an_installed_plugin_serves_the_demo_and_uninstalled_it_is_the_cpu_again
     assert plan["platform"] == {"value": "sim", "origin": "platform", "where": "detected"}
     assert plan["stages.llm.engine"]["value"] == "omni_sim.engines:SimAutoregressiveEngine"
     assert plan["edges.vocoder.frames.connector"]["value"] == "device"
-    assert explain(python, "demo", "--platform", "cpu")["values"]["platform"]["value"] == "cpu"
-    assert explain(python, "demo", OMNI_SIM_DEVICES="0")["values"]["platform"]["value"] == "cpu"
 
     uninstall(python)
     plan = explain(python, "demo")["values"]

@@ -32,7 +32,7 @@ KIND = "cuda_ipc"
 MIN_CLASS = 64 << 10
 """Bytes of the smallest slot."""
 
-SLAB_BYTES = 32 << 20
+SLAB_BYTES = 16 << 20
 """Bytes of a slab, unless one slot is larger. CUDA shares whole allocations: to torch, this size is one of its own."""
 
 _TOKEN = 8
