@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.cpu.runtime import CpuRuntime
 from omni_actors.platforms.platform import Detection, Device, Finding, OmniPlatform
 
@@ -45,6 +46,10 @@ class Sound(OmniPlatform):
 class Unstated(OmniPlatform):
     name = "unstated"
     detect, devices, cores, worker_environment = Sound.detect, Sound.devices, Sound.cores, Sound.worker_environment
+
+
+class Inheriting(CpuPlatform):
+    name = "inheriting"
 
 
 class Old(Sound):
@@ -184,6 +189,7 @@ class LostRuntime(CpuRuntime):
 
 SERVING: Mapping[type[OmniPlatform], str] = {
     Unstated: "contract",
+    Inheriting: "contract",
     Old: "contract",
     Loud: "identity",
     Undotted: "identity",

@@ -31,12 +31,13 @@ SIM = "sim"
 
 
 class _Fake(Accelerator):
+    contract = 1
     packages: ClassVar[str]
     """The folder of its packages, which are not installed: only workers find them."""
     distributions: ClassVar[Mapping[str, str]] = {}
 
     def survey(self) -> Inventory:
-        return Inventory((Unit("a fake device", 8 << 30),), complete=True)
+        return Inventory((Unit("a fake device", 8 << 30),) * 2, complete=True)
 
     def software(self) -> str:
         return ""
