@@ -135,8 +135,9 @@ class TableAttention:
         self._lengths = lengths
         self._attend = attend
         last = lengths.to(torch.int64) - 1
-        block = table.gather(1, torch.div(last, cache.block_size, rounding_mode="floor")[:, None])[:, 0].to(torch.int64)
-        self._place = last % cache.block_size
+        number = torch.div(last, cache.block_size, rounding_mode="floor")
+        block = table.gather(1, number[:, None])[:, 0].to(torch.int64)
+        self._place = last - number * cache.block_size
         self._block = block
         pages = 2 * cache.shape.kv_heads
         page = torch.arange(pages, device=table.device)
