@@ -98,6 +98,15 @@ async def test_a_language_model_says_the_same(vendor: str, language_model: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("vendor", "collectives"), [("ascend", "hccl"), ("musa", "mccl")])
+async def test_two_ranks_say_the_same_by_the_vendors_collectives(
+    vendor: str, collectives: str, language_model: str, said: list[str], vendors: Path
+) -> None:
+    assert await complete(language_model, vendor, "stages.llm.strategy.tensor=2") == said
+    assert called(vendors) >= {f"{collectives}.allreduce", f"{collectives}.allgather"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("vendor", VENDORS)
 async def test_speech_is_the_same(vendor: str, tiny_model: Callable[[str], Path], vendors: Path) -> None:
     folder = str(tiny_model("pocket-tts"))

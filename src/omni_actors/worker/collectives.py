@@ -43,6 +43,8 @@ class ProcessGroup(Group):
         from torch import distributed
 
         self._distributed = distributed
+        # Of devices' libraries some (HCCL) know no gather, and others make one of a message for each rank.
+        self._to_one = hello.collectives == "gloo"
         self.rank, self.size = hello.rank, len(hello.ranks)
         store = distributed.FileStore(f"/proc/self/fd/{rendezvous}", self.size)
         distributed.init_process_group(
@@ -57,9 +59,13 @@ class ProcessGroup(Group):
         if not x.numel():
             return x.new_empty(x.shape[0], x.shape[1] * self.size)
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
-        self._distributed.gather(x, parts)
-        return x if parts is None else torch.cat(parts, 1)
+        mine = self.rank == 0 or not self._to_one
+        parts = [torch.empty_like(x) for _ in range(self.size)] if mine else None
+        if self._to_one:
+            self._distributed.gather(x, parts)
+        else:
+            self._distributed.all_gather(parts, x)
+        return torch.cat(parts, 1) if parts is not None and self.rank == 0 else x
 
     def close(self) -> None:
         self._distributed.destroy_process_group()

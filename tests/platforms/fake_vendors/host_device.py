@@ -13,10 +13,12 @@ import ctypes
 import os
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 CALLS = "FAKE_VENDOR_CALLS"
@@ -138,6 +140,37 @@ def _viewed(operator: Any) -> Any:
     """The first result of an operator that is a view of what it was given, if there is one."""
     aliases = (it.alias_info for it in operator._schema.returns)
     return next((it for it in aliases if it is not None and not it.is_write), None)
+
+
+def install_collectives(name: str) -> None:
+    """Make ``name`` a backend of torch.distributed, for tensors on the fake device: by gloo, on the same memory."""
+
+    def make(store: Any, rank: int, size: int, timeout: timedelta) -> _HostGroup:
+        return _HostGroup(name, store, rank, size, timeout)
+
+    distributed.Backend.register_backend(name, make)
+
+
+class _HostGroup(distributed.ProcessGroup):
+    def __init__(self, name: str, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._name = name
+        self._gloo = distributed.ProcessGroupGloo(store, rank, size, timeout)
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        record(f"{self._name}.allreduce")
+        return self._gloo.allreduce(list(map(to_host, tensors)), options)
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None) -> Any:
+        record(f"{self._name}.allgather")
+        hosts = [list(map(to_host, part)) for part in outputs]
+        return self._gloo.allgather(hosts, list(map(to_host, inputs)), options)
+
+    def gather(self, *args: Any) -> Any:
+        raise RuntimeError(f"{self._name} does not support gather")  # as HCCL
+
+    def getBackendName(self) -> str:
+        return self._name
 
 
 class HostModule(ModuleType):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tests.platforms.fake_vendors.host_device import HostModule, install, record
+from tests.platforms.fake_vendors.host_device import HostModule, install, install_collectives, record
 
 from . import profiler as profiler
 
@@ -34,6 +34,7 @@ class _Npu(HostModule):
 
 npu = _Npu("npu")
 install("npu", npu)
+install_collectives("hccl")
 
 
 def npu_format_cast(tensor: torch.Tensor, acl_format: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.platforms.fake_vendors.host_device import HostModule, install
+from tests.platforms.fake_vendors.host_device import HostModule, install, install_collectives
 
 
 class _Musa(HostModule):
@@ -16,3 +16,4 @@ class _Musa(HostModule):
 
 
 install("musa", _Musa("musa"))
+install_collectives("mccl")
