@@ -164,9 +164,8 @@ class ParentHalf:
     def requirements(self) -> None:
         for name in ("visibility", "transports", "vllm_builds"):
             found = getattr(self.kind, name)
-            expect(
-                isinstance(found, tuple) and all(isinstance(it, str) and it for it in found), f"{name} holds no texts"
-            )
+            texts = isinstance(found, tuple) and all(isinstance(it, str) for it in found)
+            expect(texts and (all(found) or name == "vllm_builds"), f"{name} is no tuple of names")
         expect(isinstance(self.kind.collectives, str), "collectives is no text")
         for package, asks in self.kind.distributions.items():
             expect(isinstance(package, str) and isinstance(asks, str), "distributions are no texts")
