@@ -336,6 +336,19 @@ def test_a_broken_plugin_is_one_warning_until_it_is_asked_for(caplog: pytest.Log
         resolve("odd", platform="cpu", registry=registry)
 
 
+def test_a_plugin_that_exits_is_broken_as_one_that_raises(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exits_at_import.py").write_text("raise SystemExit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = Registry.installed([EntryPoint("odd", "exits_at_import:PIPELINE", "omni_actors.pipelines")])
+    model = folder_with(tmp_path, "LlamaForCausalLM")
+    assert resolve(str(model), platform="cpu", registry=registry).name == "causal-lm"
+    assert "pipeline 'odd' (exits_at_import:PIPELINE) is broken and ignored: SystemExit(0)" in caplog.messages
+    with pytest.raises(PlanError, match=r"pipeline 'odd' .* is broken"):
+        resolve("odd", platform="cpu", registry=registry)
+
+
 def test_a_plugin_cannot_take_a_builtin_name(caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry.installed([EntryPoint("stub", "elsewhere:PIPELINE", "omni_actors.pipelines")])
     assert registry.load("stub").name == "stub"

@@ -3,18 +3,21 @@ and never a silent fall to the processor."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.platforms import machines
 
 from omni_actors.platforms import hardware, select
 from omni_actors.platforms.ascend import AscendPlatform
+from omni_actors.platforms.ascend import platform as ascend_platform
 from omni_actors.platforms.cuda import CudaPlatform
 from omni_actors.platforms.hardware import Accelerator
 from omni_actors.platforms.musa import MusaPlatform
@@ -657,6 +660,46 @@ def test_nodes_that_may_not_be_opened_are_told_with_the_group_that_may(
     made(machine)
     monkeypatch.setattr(os, "access", lambda path, mode: path != machine / node)  # root may use them all
     assert detected(kind, caplog).reason == f"this process may not use {machine / node}: join {groups}"
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "folder", "found"),
+    [
+        (machines.amd, RocmPlatform, "dev/dri", "this process has no nodes of the devices"),
+        (machines.amd, RocmPlatform, "sys/class/kfd", "no AMD device on this machine"),
+        (machines.intel, XpuPlatform, "dev/dri", "renderD140 is missing"),
+        (machines.ascend, AscendPlatform, "usr/local/Ascend", "CANN is not installed, or not in the environment"),
+        (machines.jetson, CudaPlatform, "dev", "no NVIDIA device on this machine"),
+    ],
+)
+def test_folders_that_may_not_be_entered_are_as_if_they_were_empty(
+    made: Callable[[Path], object],
+    kind: type[Accelerator],
+    folder: str,
+    found: str,
+    machine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made(machine)
+    monkeypatch.setattr(ascend_platform, "installed", lambda module: True)
+    stat = os.stat
+
+    def guarded(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if machine / folder in Path(os.fspath(path)).parents:  # root may enter them all
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", guarded)
+    assert found in detected(kind, caplog).reason
+
+
+def test_sizes_that_no_file_gives_sensibly_are_unknown(machine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    machines.intel(machine)
+    machines.write(machine, "sys/bus/pci/devices/0000:03:00.0/tile0/physical_vram_size_bytes", "0xzz\n")
+    machines.write(machine, "sys/bus/pci/devices/0000:03:00.0/drm/card0/lmem_total_bytes", "none\n")
+    detected(XpuPlatform, caplog)
+    assert [device.memory for device in XpuPlatform().devices()] == [None]
 
 
 def test_detection_changes_nothing_of_the_process(machine: Path, library: Library) -> None:

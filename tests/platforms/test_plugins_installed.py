@@ -55,6 +55,25 @@ def install_broken(site: Path) -> list[str]:
     return names
 
 
+def spoil(site: Path, distribution: str, entry_points: bytes) -> None:
+    """What an interrupted installation or a careless build leaves."""
+    metadata = site / f"{distribution}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_bytes(entry_points)
+
+
+@pytest.mark.parametrize("content", [b"\njust-a-word\n", "\nodd = café:P\n".encode("latin-1")])
+def test_one_that_does_not_say_what_it_offers_hides_no_other(tmp_path: Path, content: bytes) -> None:
+    spoil(tmp_path, "careless", b"[omni_actors.platforms]" + content)
+    spoil(tmp_path, "strangers", b"[console_scripts]" + content)
+    install(tmp_path, "sound")
+    done = explain(tmp_path)
+    assert platform_of(done) == ("sound", "platform")
+    (line,) = (line for line in done.stderr.splitlines() if "broken" in line)
+    assert "careless is broken and ignored: its entry_points.txt cannot be read" in line
+
+
 def test_broken_ones_are_one_line_each_and_the_rest_works(tmp_path: Path) -> None:
     names = install_broken(tmp_path)
     done = explain(tmp_path)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pkgutil import resolve_name
 
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.pipelines.validate import nearest
+from omni_actors.plugins import installed
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Registry:
     def installed(cls, plugins: Iterable[EntryPoint] | None = None) -> Registry:
         """The builtins and every installed plugin. A plugin that takes a name already given is one warning."""
         targets = dict(BUILTINS)
-        for plugin in entry_points(group=GROUP) if plugins is None else plugins:
+        for plugin in installed(GROUP) if plugins is None else plugins:
             taken = targets.setdefault(plugin.name, plugin.value)
             if taken != plugin.value:
                 log.warning(
@@ -66,7 +67,7 @@ class Registry:
             raise PlanError(f"there is no pipeline '{name}'; {nearest(name, self.targets)}")
         try:
             return _import(self.targets[name])
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PlanError(f"pipeline '{name}' ({self.targets[name]}) is broken: {error!r}") from error
 
     def for_architecture(self, architecture: str) -> Pipeline | None:
@@ -87,9 +88,11 @@ class Registry:
     def _working(self) -> Iterator[Pipeline]:
         for name, target in self.targets.items():
             try:
-                yield _import(target)
-            except Exception as error:
+                found = _import(target)
+            except (Exception, SystemExit) as error:
                 log.warning("pipeline '%s' (%s) is broken and ignored: %r", name, target, error)
+            else:
+                yield found
 
 
 def _only(claim: str, found: list[Pipeline]) -> Pipeline | None:

@@ -51,6 +51,11 @@ class TorchBuild:
         return "Intel GPUs" if self.xpu else "CPUs only"
 
 
+def there(path: Path) -> bool:
+    """Whether this process can see it: what is in a folder that it may not enter is not there for it."""
+    return os.path.exists(path)
+
+
 def line(path: Path) -> str:
     """The first line of a small file, stripped; empty where it cannot be read."""
     try:
@@ -58,6 +63,14 @@ def line(path: Path) -> str:
             return file.readline(4096).strip()
     except OSError:
         return ""
+
+
+def number(text: str) -> int | None:
+    """A number as files have them, ``12`` or ``0xc``; ``None`` for what is none."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        return None
 
 
 def nodes(folder: Path, prefix: str) -> list[Path]:
@@ -90,7 +103,7 @@ def _pci_devices(root: Path, vendor: str) -> Iterator[PciDevice]:
         it = folder / address
         if line(it / "vendor") == vendor and line(it / "class").startswith(COMPUTING):
             driver = it / "driver"
-            yield PciDevice(address, line(it / "device"), driver.resolve().name if driver.exists() else "")
+            yield PciDevice(address, line(it / "device"), driver.resolve().name if there(driver) else "")
 
 
 def installed(module: str) -> bool:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ import msgspec
 from omni_actors.platforms import plugin_check
 from omni_actors.platforms.inquiry import Answer, Inquiry, ask, one_line
 from omni_actors.platforms.platform import PlatformError
+from omni_actors.plugins import installed
 
 GROUP = "omni_actors.platforms"
 """Entry points ``name = package.module:PlatformClass``."""
@@ -73,7 +74,7 @@ class _Found(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def installed_plugins() -> list[EntryPoint]:
-    return list(entry_points(group=GROUP))
+    return list(installed(GROUP))
 
 
 def probe_plugins(

@@ -16,7 +16,7 @@ import msgspec
 
 from omni_actors.platforms.ascend import smi
 from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit
-from omni_actors.platforms.machine import installed, nodes, pci_devices, torch_build
+from omni_actors.platforms.machine import installed, nodes, pci_devices, there, torch_build
 from omni_actors.platforms.visibility import ORDINAL, hidden
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
@@ -63,7 +63,7 @@ class AscendPlatform(Accelerator):
             return Inventory((), why if chips else "")
         model = MODELS.get(chips[0].device, "Ascend NPU") if len({chip.device for chip in chips}) == 1 else "Ascend NPU"
         units = tuple(Unit(model) for _ in found)  # numbered anew in a container, whatever their nodes are called
-        if not (self.root / "dev/davinci_manager").exists():
+        if not there(self.root / "dev/davinci_manager"):
             return Inventory(units, f"/dev/davinci_manager is missing: {DEVICES}")
         for node in found:
             if not os.access(node, os.R_OK | os.W_OK):
@@ -101,7 +101,7 @@ class AscendPlatform(Accelerator):
         if any(os.environ.get(name) for name in HOMES):
             return ""
         for toolkit in TOOLKITS:
-            if (script := self.root / toolkit / "set_env.sh").exists():
+            if there(script := self.root / toolkit / "set_env.sh"):
                 return f"CANN is not in the environment: source {script}"
         return "CANN is not installed, or not in the environment: install its toolkit and source its set_env.sh"
 

@@ -17,7 +17,7 @@ import msgspec
 from omni_actors.platforms.cpu.platform import usable_memory
 from omni_actors.platforms.cuda import nvml
 from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
-from omni_actors.platforms.machine import line, nodes, number_of, pci_devices
+from omni_actors.platforms.machine import line, nodes, number_of, pci_devices, there
 from omni_actors.platforms.visibility import Chosen, by_id, choose
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -179,7 +179,7 @@ def _by_files(root: Path) -> Filed | None:
         return Filed(tuple(ordered if len(ordered) == len(found) else [Unit(MODEL) for _ in found]))
     if board := _jetson(root):
         return Filed((Unit(board, usable_memory(root)),))
-    if (root / "dev/dxg").exists():  # Windows' subsystem for Linux: one node for whatever Windows has
+    if there(root / "dev/dxg"):  # Windows' subsystem for Linux: one node for whatever Windows has
         return Filed((Unit("NVIDIA GPU of Windows"),), certain=False)
     return Filed(tuple(listed.values()), nodes=False) if listed else None
 
@@ -221,6 +221,6 @@ def _from_file(file: Path) -> Unit:
 def _jetson(root: Path) -> str:
     """The name of a board whose GPU is on the processor's chip; empty for any other machine."""
     dev = root / "dev"
-    if not any((dev / name).exists() for name in ("nvhost-gpu", "nvhost-ctrl-gpu", "nvgpu")):
+    if not any(there(dev / name) for name in ("nvhost-gpu", "nvhost-ctrl-gpu", "nvgpu")):
         return ""
     return line(root / "proc/device-tree/model").rstrip("\0") or "NVIDIA Jetson"

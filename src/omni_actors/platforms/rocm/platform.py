@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
-from omni_actors.platforms.machine import line, nodes, pci_devices
+from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
 from omni_actors.platforms.rocm import smi
 from omni_actors.platforms.visibility import by_id, choose
 
@@ -48,9 +48,9 @@ class RocmPlatform(Accelerator):
             return _without_driver(self.root)
         if not cards:
             return Inventory(())
-        reachable = [card for card in cards if (self.root / "dev/dri" / card.node).exists()]
+        reachable = [card for card in cards if there(self.root / "dev/dri" / card.node)]
         units = tuple(card.unit for card in reachable)
-        if not (kfd := self.root / "dev/kfd").exists() or not reachable:
+        if not there(kfd := self.root / "dev/kfd") or not reachable:
             return Inventory(tuple(card.unit for card in cards), f"this process has no nodes of the devices: {DEVICES}")
         for node in (kfd, *(self.root / "dev/dri" / card.node for card in reachable)):
             if not os.access(node, os.R_OK | os.W_OK):
@@ -107,7 +107,7 @@ class _SmiSaid(Said):
 def _topology(root: Path) -> list[Card] | None:
     """The GPUs that the kernel's driver knows, in its order; ``None`` without that driver."""
     folder = root / "sys/class/kfd/kfd/topology/nodes"
-    if not folder.is_dir():
+    if not there(folder):
         return None
     found = [_card(root, node) for node in nodes(folder, "")]
     return [card for card in found if card is not None]
@@ -123,11 +123,10 @@ def _card(root: Path, node: Path) -> Card | None:
         return None  # a processor
     render = f"renderD{said.get('drm_render_minor', 0)}"
     device = root / "sys/class/drm" / render / "device"
-    total = line(device / "mem_info_vram_total")
     unique = said.get("unique_id", 0)
     unit = Unit(
         line(device / "product_name") or f"AMD GPU {_architecture(said.get('gfx_target_version', 0))}".strip(),
-        int(total) if total.isascii() and total.isdecimal() else None,
+        number(line(device / "mem_info_vram_total")),
         f"GPU-{unique:016x}" if unique else None,
     )
     location = said.get("location_id", 0)
@@ -158,7 +157,7 @@ def _named(cards: list[Card], said: _SmiSaid) -> Inventory:
 
 def _without_driver(root: Path) -> Inventory:
     found = pci_devices(root, VENDOR)
-    if (root / "dev/dxg").exists() and any((root / "opt/rocm/lib").glob("librocdxg.so*")):
+    if there(root / "dev/dxg") and any((root / "opt/rocm/lib").glob("librocdxg.so*")):
         return Inventory((Unit("AMD GPU of Windows"),))
     if not found:
         return Inventory(())

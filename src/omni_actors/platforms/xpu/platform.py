@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit, lacks_torch
-from omni_actors.platforms.machine import line, nodes, pci_devices
+from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
 from omni_actors.platforms.xpu.selection import Mask, Selector, SelectorError
 
 MASK = "ZE_AFFINITY_MASK"
@@ -59,7 +59,7 @@ class XpuPlatform(Accelerator):
         units = tuple(unit for card in discrete for unit in _tiles(card))
         for card in discrete:
             node = self.root / "dev/dri" / card.node
-            if not node.exists():
+            if not there(node):
                 return Inventory(units, f"{node} is missing: give the container its devices (--device /dev/dri)")
             if not os.access(node, os.R_OK | os.W_OK):
                 return Inventory(units, f"this process may not use {node}: join the group render")
@@ -118,9 +118,8 @@ def _tiles(card: Card) -> list[Unit]:
     """A device of several tiles is one device for each, unless the hierarchy says otherwise."""
     drm = next(iter(sorted((card.folder / "drm").glob("card*"))), card.folder)
     count = len(nodes(card.folder, "tile")) or len(nodes(drm / "gt", "gt")) or 1
-    sizes = [line(card.folder / f"tile{index}" / "physical_vram_size_bytes") for index in range(count)]
-    known = [int(size, 0) for size in sizes if size.isascii() and size.isalnum() and size[:1].isdecimal()]
-    total = sum(known) or int(line(drm / "lmem_total_bytes") or 0) or None
+    sizes = [number(line(card.folder / f"tile{index}" / "physical_vram_size_bytes")) for index in range(count)]
+    total = sum(size or 0 for size in sizes) or number(line(drm / "lmem_total_bytes")) or None
     model = f"Intel GPU {line(card.folder / 'device').removeprefix('0x')}"
     if count == 1 or os.environ.get(HIERARCHY, "").upper() == "COMPOSITE":
         return [Unit(model, total, card.address)]
