@@ -18,6 +18,7 @@ from omni_actors.platforms.cpu.platform import usable_memory
 from omni_actors.platforms.cuda import nvml
 from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number_of, pci_devices, there
+from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.visibility import Chosen, by_id, choose
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -42,6 +43,8 @@ class CudaPlatform(Accelerator):
     visibility = (VISIBLE,)
     transports = ("cuda_ipc",)
     distributions: ClassVar[Mapping[str, str]] = {"torch": "cuda"}
+    engines: ClassVar[Mapping[str, str]] = {**Accelerator.engines, "vllm": VLLM_ENGINE}
+    vllm_builds = ("", r"cu\d+")
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
     options: ClassVar[Mapping[str, Any]] = {"tf32": False, "graphs": True, "attention": "auto"}

@@ -17,6 +17,7 @@ import msgspec
 
 from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
+from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.rocm import smi
 from omni_actors.platforms.visibility import by_id, choose
 
@@ -37,6 +38,8 @@ class RocmPlatform(Accelerator):
     collectives = "nccl"  # RCCL, which torch calls so
     visibility = (DRIVER_VISIBLE, VISIBLE, FALLBACK)
     distributions: ClassVar[Mapping[str, str]] = {"torch": "rocm"}
+    engines: ClassVar[Mapping[str, str]] = {**Accelerator.engines, "vllm": VLLM_ENGINE}
+    vllm_builds = (r"rocm.*",)
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
     options: ClassVar[Mapping[str, Any]] = {"graphs": False}

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
+from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.xpu.selection import Mask, Selector, SelectorError
 
 MASK = "ZE_AFFINITY_MASK"
@@ -38,7 +39,9 @@ class XpuPlatform(Accelerator):
     engines: ClassVar[Mapping[str, str]] = {
         "autoregressive": "omni_actors.platforms.xpu.engines:XpuAutoregressiveEngine",
         "generation": "omni_actors.platforms.xpu.engines:XpuGenerationEngine",
+        "vllm": VLLM_ENGINE,
     }
+    vllm_builds = (r"xpu.*",)
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
     options: ClassVar[Mapping[str, Any]] = {"graphs": False, "allocation_mib": None}
