@@ -159,6 +159,24 @@ def test_the_options_of_every_platform_in_use_can_be_set_and_of_no_other() -> No
         assistant("stages.llm.platform=abacus", "platforms.abacuss.beads=1")
 
 
+@pytest.mark.parametrize("options", ["platforms: {tpu: {chips: 4}, slide: {beads: 7}}", "platforms.tpu.chips: 4"])
+def test_a_file_for_another_machine_runs_where_the_command_line_says(
+    options: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(f"platform: tpu\nstages.llm.platform: slide\n{options}\n")
+    with caplog.at_level("INFO", "omni_actors.pipelines"):
+        plan = assistant("stages.llm.platform=abacus", deploy=deploy, platform="cpu")
+    assert (plan.platform, plan.stage("llm").platform, plan.stage("vocoder").platform) == ("cpu", "abacus", "cpu")
+    assert any("nothing runs there: 'platforms.tpu" in message for message in caplog.messages)
+    assert not any(fact.path.startswith(("platforms.tpu", "platforms.slide")) for fact in facts(plan))
+    with pytest.raises(PlanError, match="there is no platform 'tpu'"):
+        assistant(deploy=deploy)
+    deploy.write_text("platform: tpu\nplatforms: {slide: {beads: 7}}\n")
+    with pytest.raises(PlanError, match="unknown key 'slide'"):
+        assistant(deploy=deploy, platform="cpu")
+
+
 def test_devices_and_dtypes_are_checked_by_the_stages_own_platform() -> None:
     given = ("stages.llm.platform=abacus", "stages.llm.devices=[abacus:1, abacus:0]")
     assert assistant(*given).stage("llm").devices == ("abacus:1", "abacus:0")

@@ -116,10 +116,14 @@ def resolve(
     platforms = find_platforms(platform, early.get("platform"), own)
     if media is not None:
         platforms.get(MEDIA_PLATFORM, "the media process")
-    schema = settings_schema(_settable(family), platforms.all(), media)
+    schema = settings_schema(_settable(family), platforms.all(), media, platforms.overruled)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
-    if said.lacks:  # a deploy file is for a family, whichever of its checkpoints it is used with
-        listed = _within(listed, settings_schema(_settable(chosen), platforms.all(), media))
+    # A deploy file is for a family, whichever of its checkpoints it is used with, and wherever that runs for once.
+    if platforms.overruled:
+        listed = _within(listed, settings_schema(_settable(family), platforms.all(), media), "nothing runs there")
+    if said.lacks:
+        effective = settings_schema(_settable(chosen), platforms.all(), media)
+        listed = _within(listed, effective, "this checkpoint has no such part")
     given = {setting.path: setting for setting in listed}
     halved = split_stages(chosen, given)
     settings = Settings(inherited(given, halved), {}, _described(said, folder))
@@ -165,7 +169,7 @@ def _settable(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, stages=tuple(map(with_choices, pipeline.stages)))
 
 
-def _within(listed: list[Setting], schema: Group) -> list[Setting]:
+def _within(listed: list[Setting], schema: Group, why: str) -> list[Setting]:
     """Those settings that the schema has. The others are said to have no effect, loudly if they were typed."""
     kept = []
     for setting in listed:
@@ -173,7 +177,7 @@ def _within(listed: list[Setting], schema: Group) -> list[Setting]:
             schema_at(schema, tuple(setting.path.split(".")), (), "")
         except PlanError:
             level = logging.WARNING if setting.origin.kind == "command line" else logging.INFO
-            log.log(level, "%s: this checkpoint has no such part: '%s' has no effect", setting.origin, setting.path)
+            log.log(level, "%s: %s: '%s' has no effect", setting.origin, why, setting.path)
         else:
             kept.append(setting)
     return kept

@@ -101,6 +101,8 @@ def schema_at(schema: Group, keys: tuple[str, ...], above: tuple[str, ...], wher
     for key in keys:
         place = f"{where}: " + (f"{'.'.join(above)}: " if above else "")
         if isinstance(node, Leaf):
+            if node.whole:
+                break
             raise PlanError(f"{place}takes a value and has no key '{key}'")
         if key not in node.keys:
             raise PlanError(f"{place}unknown key '{key}'; {nearest(key, node.keys)}")

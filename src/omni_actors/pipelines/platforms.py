@@ -23,11 +23,13 @@ STAGE_PLATFORMS = ("stages.*.platform", "stages.*.prefill.platform")
 
 @dataclass(slots=True)
 class Platforms:
-    """The platforms of one deployment, each found once. ``origin`` is whose word the default is."""
+    """The platforms of one deployment, each found once. ``origin`` is whose word the default is; ``overruled`` are
+    those that nothing runs on because a stronger word than theirs was said."""
 
     default: OmniPlatform
     origin: Origin
     named: dict[str, OmniPlatform] = field(default_factory=dict)
+    overruled: frozenset[str] = frozenset()
 
     def get(self, name: str, where: str) -> OmniPlatform:
         """The platform called ``name``. Raises :class:`PlanError` that begins with ``where``, the place that asks."""
@@ -42,7 +44,9 @@ class Platforms:
 
 
 def find_platforms(asked: str | None, placed: Setting | None, stages: Iterable[Setting]) -> Platforms:
-    """``asked`` is the command line's word, ``placed`` the deploy file's, ``stages`` are what names stages' own."""
+    """``asked`` is the command line's word, ``placed`` the deploy file's, ``stages`` are what names stages' own, the
+    last word on each last."""
+    stages = list(stages)
     if asked:
         origin = Origin("command line", f"--platform {asked}")
         found = Platforms(_found(asked, str(origin)), origin)
@@ -53,9 +57,11 @@ def find_platforms(asked: str | None, placed: Setting | None, stages: Iterable[S
         found = Platforms(_found(placed.value, str(placed.origin)), placed.origin)
     else:
         found = Platforms(select(), Origin("platform", "detected"))
-    for setting in stages:
+    for setting in {setting.path: setting for setting in stages}.values():
         stage = setting.path.split(".")[1]
         found.get(setting.value, f"{setting.origin}: stage '{stage}'")
+    said = {setting.value for setting in (*stages, *([placed] if placed else ()))}
+    found.overruled = frozenset(said - {platform.name for platform in found.all()})
     return found
 
 

@@ -44,6 +44,8 @@ class Leaf:
 
     check: Callable[[Any], Any]
     doc: str = ""
+    whole: bool = False
+    """Whether keys below it are part of the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,11 @@ class Group:
     doc: str = ""
 
 
-def settings_schema(pipeline: Pipeline, platforms: Iterable[OmniPlatform], media: Stage | None) -> Group:
-    """Every key that a deploy file for this pipeline may have. ``media`` is the implicit stage, if there is one."""
+def settings_schema(
+    pipeline: Pipeline, platforms: Iterable[OmniPlatform], media: Stage | None, unused: Iterable[str] = ()
+) -> Group:
+    """Every key that a deploy file for this pipeline may have. ``media`` is the implicit stage, if there is one;
+    ``unused`` are platforms whose options may be there and are not looked at."""
     stages = (*pipeline.stages, *([media] if media else []))
     ports: dict[str, dict[str, Leaf | Group]] = {}
     for edge in pipeline.edges:
@@ -65,7 +70,8 @@ def settings_schema(pipeline: Pipeline, platforms: Iterable[OmniPlatform], media
         if stage.separable:
             between: dict[str, Leaf | Group] = {"connector": _CONNECTOR}
             ports.setdefault(stage.name, {})["kv"] = Group(between, f"From the prefill pool of stage {stage.name}.")
-    options: dict[str, Leaf | Group] = {platform.name: _platform(platform) for platform in platforms}
+    options: dict[str, Leaf | Group] = {name: Leaf(lambda value: value, whole=True) for name in unused}
+    options |= {platform.name: _platform(platform) for platform in platforms}
     edges: dict[str, Leaf | Group] = {stage: Group(keys) for stage, keys in ports.items()}
     return Group(
         {
@@ -111,7 +117,9 @@ def _stage(stage: Stage) -> Group:
         "model": Leaf(text, "Folder or file of this stage's weights, instead of its place in the model's folder."),
         "platform": Leaf(text, "Platform of this stage."),
         "device": Leaf(text, "Device of every replica."),
-        "devices": Leaf(strings, "Devices, in the order of replicas and their ranks; replicas of one rank are counted around."),
+        "devices": Leaf(
+            strings, "Devices, in the order of replicas and their ranks; replicas of one rank are counted around."
+        ),
         "dtype": Leaf(text, "What the engine computes in."),
         "threads": Leaf(integer(1, 1024), "CPU threads of each replica."),
         "replicas": Leaf(integer(1, 256), "Worker processes of this stage."),
