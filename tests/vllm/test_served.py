@@ -17,11 +17,12 @@ from tests.vllm.conftest import Direct
 
 from omni_actors.pipelines.factory import resolve
 
-pytestmark = [pytest.mark.deadline(400), pytest.mark.weights]
+pytestmark = [pytest.mark.deadline(600), pytest.mark.weights]
 
 QUICK = (
     *("--set", "stages.llm.options.arguments={enforce_eager: true}"),
     *("--set", "stages.llm.options.max_model_len=512"),
+    *("--set", "limits.resume_wait_s=280"),  # vLLM's start takes its time
     *("--set", "stages.llm.threads=1"),  # beside other tests a second one is waited for longer than it helps
 )
 QUESTION = [{"role": "user", "content": "Write three sentences about rivers."}]
@@ -132,4 +133,4 @@ def test_an_answer_goes_on_when_its_worker_is_killed(server: Server, sampling: d
     pids = re.findall(r"llm#0@\d+ is ready \(pid (\d+)\)", server.log.read_text())
     os.kill(int(pids[-1]), signal.SIGKILL)
     assert begun + text_of(events) == whole
-    server.wait_for(server.healthy, 60)
+    server.wait_for(server.healthy, 280)
