@@ -118,6 +118,7 @@ def test_a_limit_of_keys_is_a_setting() -> None:
 def test_a_deadline_is_a_setting() -> None:
     plan = Deployment("stub", None, (), "cpu", None, "echo", deadline=2.5).plan()
     assert (plan.limits.deadline_s, plan.served_model_name) == (2.5, "echo")
+    assert str(plan.provenance["limits.deadline_s"]) == "command line --deadline 2.5"
 
 
 def test_a_plan_without_weights_is_ready() -> None:

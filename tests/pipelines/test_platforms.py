@@ -213,5 +213,6 @@ def test_the_engine_of_a_stage_is_the_command_lines_word_before_the_files(tmp_pa
 def test_an_engine_on_the_command_line() -> None:
     plan = Deployment("stub", None, (), "cpu", None, None, engines=("a=generation",)).plan()
     assert plan.stage("a").engine == CpuPlatform.engines["generation"]
-    with pytest.raises(PlanError, match="unknown key 'z'"):
+    assert origin(plan, "stages.a.engine") == ("command line", "--engine a=generation")
+    with pytest.raises(PlanError, match="--engine z=generation: stages: unknown key 'z'"):
         Deployment("stub", None, (), "cpu", None, None, engines=("z=generation",)).plan()

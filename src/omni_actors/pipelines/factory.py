@@ -25,6 +25,7 @@ from omni_actors.pipelines.limits import (
     with_engine_options,
 )
 from omni_actors.pipelines.overlay import (
+    Override,
     Setting,
     peek_overlay,
     peek_overrides,
@@ -85,7 +86,7 @@ def resolve(
     model: str | None = None,
     *,
     overlay: Path | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str | Override] = (),
     platform: str | None = None,
     served_name: str | None = None,
     pipeline: str | None = None,
@@ -100,9 +101,9 @@ def resolve(
     model code. Raises :class:`PlanError` (or another :class:`OmniError`) that says what is wrong and where.
     """
     registry = registry or Registry.installed()
-    for option in overrides:
-        if (key := option.partition("=")[0].strip()) in EARLY:
-            raise PlanError(f"--set {option}: use {EARLY[key]} instead")
+    for override in map(Override.of, overrides):
+        if (key := override.assignment.partition("=")[0].strip()) in EARLY:
+            raise PlanError(f"{override.typed}: use {EARLY[key]} instead")
     early = {one.path: one for one in peek_overlay(overlay, *EARLY)} if overlay else {}
     choice = choose(model, pipeline, {path: one.value for path, one in early.items()}, overlay, registry)
     folder, model_origin = choice.folder, choice.origin

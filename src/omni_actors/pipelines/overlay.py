@@ -25,6 +25,19 @@ class Setting:
     origin: Origin
 
 
+@dataclass(frozen=True, slots=True)
+class Override:
+    """``path=value`` that stands over the deploy file's, as ``typed`` on the command line. A text is what was given to
+    ``--set``."""
+
+    assignment: str
+    typed: str
+
+    @classmethod
+    def of(cls, given: str | Override) -> Override:
+        return given if isinstance(given, Override) else cls(given, f"--set {given}")
+
+
 def read_overlay(path: Path, schema: Group) -> list[Setting]:
     """The settings of a deploy file, in its order. Raises :class:`PlanError` with file and line."""
     document = _compose(path)
@@ -39,16 +52,16 @@ def peek_overlay(path: Path, *paths: str) -> list[Setting]:
     return [] if document is None else list(_scalars(document, (), wanted, f"{path}:1"))
 
 
-def peek_overrides(options: Sequence[str], *paths: str) -> list[Setting]:
-    """The same of ``--set path=value`` options."""
+def peek_overrides(overrides: Sequence[str | Override], *paths: str) -> list[Setting]:
+    """The same of overrides."""
     wanted = [tuple(one.split(".")) for one in paths]
     found = []
-    for option in options:
-        path, _, source = option.partition("=")
+    for override in map(Override.of, overrides):
+        path, _, source = override.assignment.partition("=")
         if any(_fits(tuple(path.strip().split(".")), keys) for keys in wanted):
-            node = _composed(source, f"--set {option}")
+            node = _composed(source, override.typed)
             if isinstance(node, yaml.ScalarNode):
-                found.append(Setting(path.strip(), node.value, Origin("command line", f"--set {option}")))
+                found.append(Setting(path.strip(), node.value, Origin("command line", override.typed)))
     return found
 
 
@@ -69,12 +82,12 @@ def _fits(path: tuple[str, ...], keys: tuple[str, ...]) -> bool:
     return len(path) == len(keys) and all(wanted in ("*", key) for key, wanted in zip(path, keys, strict=True))
 
 
-def read_overrides(options: Sequence[str], schema: Group) -> list[Setting]:
-    """The settings of ``--set path=value`` options. The value is YAML, so ``[cuda:0, cuda:1]`` is a list."""
+def read_overrides(overrides: Sequence[str | Override], schema: Group) -> list[Setting]:
+    """The settings of overrides. The value is YAML, so ``[cuda:0, cuda:1]`` is a list."""
     found = []
-    for option in options:
-        origin = Origin("command line", f"--set {option}")
-        path, separator, source = option.partition("=")
+    for override in map(Override.of, overrides):
+        origin = Origin("command line", override.typed)
+        path, separator, source = override.assignment.partition("=")
         if not separator:
             raise PlanError(f"{origin.where}: takes path=value, such as stages.llm.replicas=2")
         node = schema_at(schema, tuple(path.strip().split(".")), (), origin.where)

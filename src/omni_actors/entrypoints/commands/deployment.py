@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from omni_actors.pipelines.factory import missing_devices, missing_weights, resolve
+from omni_actors.pipelines.overlay import Override
 from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.pipelines.versions import check_versions
 
@@ -34,11 +35,13 @@ class Deployment:
 
     def plan(self) -> Plan:
         """The plan of it. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
-        overrides = (*self.settings, *(f"stages.{stage}.engine={kind}" for stage, kind in self._engines()))
+        overrides = [*map(Override.of, self.settings), *self._engines()]
         if self.deadline is not None:
-            overrides = (*overrides, f"limits.deadline_s={self.deadline}")
+            overrides.append(Override(f"limits.deadline_s={self.deadline}", f"--deadline {self.deadline:g}"))
         if self.api_key_limit is not None:
-            overrides = (*overrides, f"limits.max_per_key={self.api_key_limit}")
+            overrides.append(
+                Override(f"limits.max_per_key={self.api_key_limit}", f"--api-key-limit {self.api_key_limit}")
+            )
         return resolve(
             self.model,
             overlay=self.deploy,
@@ -48,12 +51,12 @@ class Deployment:
             pipeline=self.pipeline,
         )
 
-    def _engines(self) -> Iterator[tuple[str, str]]:
+    def _engines(self) -> Iterator[Override]:
         for one in self.engines:
             stage, _, kind = one.partition("=")
             if not stage or not kind:
-                raise click.UsageError(f"--engine {one}: takes STAGE=KIND, such as llm=autoregressive")
-            yield stage, kind
+                raise click.UsageError(f"--engine {one}: takes STAGE=KIND, such as llm=torch")
+            yield Override(f"stages.{stage}.engine={kind}", f"--engine {one}")
 
 
 def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
