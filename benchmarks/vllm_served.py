@@ -26,7 +26,7 @@ from typing import Any
 
 from report import Aim, Report, arguments
 
-CONTEXT, CACHE_MIB, BATCH = 1024, 512, 64
+CONTEXT, CACHE_MIB, BATCH = 512, 512, 64
 START_S = 900.0
 
 TTFT_AIM, THROUGHPUT_AIM = 1.05, 0.95

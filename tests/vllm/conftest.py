@@ -43,9 +43,29 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def accent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA adapter of the tiny Qwen3 that changes what it says."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder, random = tmp_path_factory.mktemp("accent"), torch.Generator().manual_seed(0)
+    width, rank, heads = SHAPE["hidden_size"], 8, SHAPE["num_attention_heads"] * SHAPE["head_dim"]
+    weights = {}
+    for layer in range(3):
+        at = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        weights[f"{at}.lora_A.weight"] = torch.randn(rank, width, generator=random)
+        weights[f"{at}.lora_B.weight"] = torch.randn(heads, rank, generator=random)
+    save_file(weights, folder / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ["q_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**about, "task_type": "CAUSAL_LM"}))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def direct() -> Direct:
-    """What vLLM says by itself, in a process of its own: ``LLM.generate`` for requests of ``tokens`` and ``sampling``
-    (fields of ``SamplingParams``), each with ``tokens``, ``text`` and ``logprobs`` (of the tokens that were chosen)."""
+    """What vLLM says by itself, in a process of its own: ``LLM.generate`` for requests of ``tokens``, ``sampling``
+    (fields of ``SamplingParams``) and maybe the folder of a ``lora``, each with ``tokens``, ``text`` and ``logprobs``
+    (of the tokens that were chosen)."""
 
     def ask(folder: Path, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         done = subprocess.run(

@@ -10,14 +10,26 @@ from typing import Any
 
 def main(folder: str) -> None:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    from vllm.lora.request import LoRARequest
+
     from vllm import LLM, SamplingParams
 
-    model = LLM(folder, dtype="float32", max_model_len=512, kv_cache_memory_bytes=64 << 20, enforce_eager=True, seed=0)
     requests: list[dict[str, Any]] = json.load(sys.stdin)
+    loras = [request.get("lora") for request in requests]
+    model = LLM(
+        folder,
+        dtype="float32",
+        max_model_len=512,
+        kv_cache_memory_bytes=64 << 20,
+        enforce_eager=True,
+        seed=0,
+        enable_lora=any(loras),
+    )
     made = model.generate(
         [{"prompt_token_ids": request["tokens"]} for request in requests],
         [SamplingParams(**request["sampling"]) for request in requests],
         use_tqdm=False,
+        lora_request=[LoRARequest("it", 1, lora) if lora else None for lora in loras],
     )
     answers = []
     for output in made:

@@ -165,19 +165,25 @@ class Services:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        return (self.plan.served_model_name, *self.options.model_aliases)
+        return (self.plan.served_model_name, *self.options.model_aliases, *self.plan.adapters)
 
-    def model(self, name: str | None) -> str:
-        """The name to answer under. Raises 404 for a model that is not served; ``None`` is the one that is."""
+    def model(self, name: str | None, *, adapted: bool = True) -> str:
+        """The name to answer under. Raises 404 for a model that is not served; ``None`` is the one that is. Where
+        nothing is ``adapted``, a LoRA adapter is none."""
         if name is None:
             return self.plan.served_model_name
-        if name not in self.model_names:
+        names = [it for it in self.model_names if adapted or it not in self.plan.adapters]
+        if name not in names:
             raise not_found(
-                f"The model '{name}' does not exist; this server has: {', '.join(self.model_names)}.",
+                f"The model '{name}' does not exist; this server has: {', '.join(names)}.",
                 "model",
                 "model_not_found",
             )
         return name
+
+    def adapter(self, name: str | None) -> str | None:
+        """The LoRA adapter that a request asks for as its model, if it is one."""
+        return name if name in self.plan.adapters else None
 
     def task(self, name: str, *, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
         """Raises 400 when the model has no such task, or not with these modalities."""

@@ -246,6 +246,11 @@ class Plan:
     checkpoint: str | None = None
     """The public name that the model was asked for by; :attr:`model` is then its place in the Hugging Face cache."""
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters that its stages have, by which requests ask for them."""
+        return tuple(dict.fromkeys(name for stage in self.stages for name in stage.options.get("loras") or ()))
+
     def stage(self, name: str) -> StagePlan:
         """The stage of that name; ``KeyError`` if there is none."""
         for stage in self.stages:

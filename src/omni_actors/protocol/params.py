@@ -47,7 +47,7 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     ``None`` for ``max_tokens`` means up to the model's context; for ``temperature``, ``top_p``, ``top_k``, ``min_p``
     and ``repetition_penalty`` it means the stage's default from the deploy overlay, else the model's generation
     config, else the neutral value. ``seed=None`` draws a fresh seed per request. ``logprobs`` is the number of
-    alternatives per token (0: only the chosen one, ``None``: off).
+    alternatives per token (0: only the chosen one, ``None``: off). ``lora`` names an adapter of the stage's.
     """
 
     max_tokens: int | None = None
@@ -70,6 +70,7 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     echo: bool = False
     skip_special_tokens: bool = True
     constraint: Constraint | None = None
+    lora: str | None = None
 
 
 class Speech(msgspec.Struct, kw_only=True, omit_defaults=True):

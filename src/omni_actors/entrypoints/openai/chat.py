@@ -125,6 +125,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
             max_tokens=max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             constraint=constraint,
+            lora=services.adapter(body.model),
         ),
     }
     if "audio" in inputs:

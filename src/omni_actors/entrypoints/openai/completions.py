@@ -68,6 +68,7 @@ async def create(services: Services, call: Call) -> Reply:
         logprobs=body.logprobs,
         echo=bool(body.echo),
         constraint=constraint_of(services.plan, TASK, None, body.structured_outputs),
+        lora=services.adapter(body.model),
     )
     requests = [
         Request(

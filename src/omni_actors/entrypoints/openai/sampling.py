@@ -20,6 +20,7 @@ def sampling_of(
     logprobs: int | None,
     echo: bool = False,
     constraint: Constraint | None = None,
+    lora: str | None = None,
 ) -> Sampling:
     """The ``sampling`` section. Raises 400 for fields that contradict each other."""
     if fields.stream_options is not None:
@@ -50,6 +51,7 @@ def sampling_of(
         echo=echo,
         skip_special_tokens=fields.skip_special_tokens,
         constraint=constraint,
+        lora=lora,
     )
 
 

@@ -25,7 +25,7 @@ async def create(services: Services, call: Call) -> Reply:
     clip = "ref_audio" if may_clone(services) else None
     data, clips = await read_json(services, call, _REFERENCE, (), clip)
     body = decode(data, SpeechRequest)
-    services.model(body.model)
+    services.model(body.model, adapted=False)
     services.task(TASK, inputs=("text",), outputs=("audio",))
     check_text(body.input)
     if body.stream is False and body.stream_format == "sse":

@@ -65,7 +65,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     """The reply waits for the first event, so that a failure before it still has its status."""
     services.task(task, inputs=("audio",), outputs=("text",))
     body, clip = await _read(services, call, kind)
-    services.model(body.model)
+    services.model(body.model, adapted=False)
     format = body.response_format or "json"
     language = getattr(body, "language", None)
     if language is not None and services.plan.languages and _code(language) not in services.plan.languages:

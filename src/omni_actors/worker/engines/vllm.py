@@ -179,7 +179,14 @@ class VllmEngine(Engine):
         scored = bool(choice.sequence.score) or (request.scored and not choice.completion_tokens)
         params = sampling_params(request, choice, self._adapter.eos, scored)
         salt = request.first.root.hex() or None
-        self._core.add(name, choice.sequence.tokens.copy(), params, salt=salt, told=choice.completion_tokens)
+        self._core.add(
+            name,
+            choice.sequence.tokens.copy(),
+            params,
+            salt=salt,
+            lora=request.sampling.lora,
+            told=choice.completion_tokens,
+        )
         self._computed[name] = (request, choice)
 
     def _remove(self, key: int) -> None:
