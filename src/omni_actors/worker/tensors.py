@@ -84,19 +84,23 @@ class TorchMemory:
         self._transport.release(handle)
 
     def probe(self) -> bytes:
-        return self._transport.export(torch.arange(_PROBE, dtype=torch.int64, device=self._device))
+        try:
+            numbers = torch.arange(_PROBE, dtype=torch.int64, device=self._device)
+        except RuntimeError as error:  # no memory
+            raise TransportError(str(error)) from error
+        return self._transport.export(numbers)
 
     def reaches(self, handle: bytes) -> bool:
         try:
             values = self._transport.open(handle)
-        except TransportError as error:
-            log.debug("a probe cannot be opened: %s", error)
+            try:
+                return bool(values.tolist() == list(range(_PROBE)))
+            finally:
+                del values
+                self._transport.close(handle)
+        except RuntimeError as error:  # also what reading raises: a mapping that cannot be read is none
+            log.warning("device memory of another worker cannot be read here: %s", error)
             return False
-        try:
-            return bool(values.tolist() == list(range(_PROBE)))
-        finally:
-            del values
-            self._transport.close(handle)
 
     def open(self, handle: bytes) -> TorchTensor:
         return TorchTensor(self._transport.open(handle))
