@@ -101,6 +101,14 @@ async def test_with_keys_a_key_is_needed_and_enough() -> None:
         assert (await server.client.get(PATH, headers=key)).status_code == 200
 
 
+async def test_an_engine_that_cannot_sleep_says_so_and_goes_on() -> None:
+    async with deployment() as (_, client):
+        refused = await client.post(PATH, json={"action": "sleep", "stage": "b", "index": 0})
+        assert refused.status_code == 400
+        listed = (await client.get(PATH)).json()["replicas"]
+        assert [it["state"] for it in listed if it["stage"] == "b"] == ["ready"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -109,6 +117,7 @@ async def test_with_keys_a_key_is_needed_and_enough() -> None:
         ({"action": "restart", "index": 0}, "index"),
         ({"action": "drain", "stage": "b", "index": 0, "grace_s": 1}, "grace_s"),
         ({"action": "replace", "stage": "b", "index": 0, "grace_s": -1}, "grace_s"),
+        ({"action": "wake", "stage": "b", "index": 0, "level": 1}, "level"),
         ({"action": "explode"}, None),
         ({"action": "drain", "stage": "b", "index": 0, "more": 1}, None),
         ([], None),

@@ -318,12 +318,14 @@ def test_asleep_it_holds_what_it_has_and_goes_on_when_it_wakes(engine: Engine) -
     engine.query(Query(1, "sleep", {"level": 0}), out)
     assert out.value == {"asleep": True}
     assert not engine.runnable
-    later = new(LONG, max_tokens=3, ignore_eos=True)
     with pytest.raises(OmniError, match="enable_sleep_mode"):
         engine.query(Query(3, "sleep", {"level": 1}), out)
-    engine.admit(later)
-    assert not engine.runnable
     engine.query(Query(2, "wake"), out)
+    run(engine, [], steps=4, out=out)
+    engine.query(Query(4, "sleep"), out)
+    later = new(LONG, max_tokens=3, ignore_eos=True)
+    engine.admit(later)
+    assert engine.runnable, "a request wakes it"
     run(engine, [], out=out)
     assert tokens(out, it) == expected
     assert len(tokens(out, later)) == 3

@@ -124,6 +124,29 @@ def test_a_client_that_leaves_takes_its_blocks_along(server: Server) -> None:
     assert gauge(server, "requests") == 0
 
 
+def test_it_sleeps_and_wakes_by_command(server: Server) -> None:
+    def command(**body: Any) -> tuple[int, Any]:
+        return server.post("/admin/replicas", {"stage": "llm", "index": 0, **body})
+
+    expected = ask(server)["choices"]
+    assert command(action="sleep", level=1)[0] == 400, "there is no device memory to give back"
+    status, answer = command(action="sleep")
+    assert (status, answer["replicas"][0]["state"]) == (200, "drained")
+    assert command(action="wake")[1]["replicas"][0]["state"] == "ready"
+    assert ask(server)["choices"] == expected
+
+
+def test_an_answer_has_the_form_that_is_asked_for(server: Server) -> None:
+    schema = {"type": "object", "properties": {"river": {"type": "string", "maxLength": 12}}, "required": ["river"]}
+    form = {"type": "json_schema", "json_schema": {"name": "river", "schema": schema | {"additionalProperties": False}}}
+    answer = ask(server, response_format=form, max_tokens=64)["choices"][0]
+    assert list(json.loads(answer["message"]["content"])) == ["river"]
+    chosen = ask(server, structured_outputs={"choice": ["Rhine", "Danube"]})["choices"][0]
+    assert chosen["message"]["content"] in ("Rhine", "Danube")
+    broken = {"messages": QUESTION, "structured_outputs": {"regex": "(a"}}
+    assert server.post("/v1/chat/completions", broken)[0] == 400
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "seed": 11, "presence_penalty": 0.5}])
 def test_an_answer_goes_on_when_its_worker_is_killed(server: Server, sampling: dict[str, Any]) -> None:
     body = {"max_tokens": 64, "ignore_eos": True, **sampling}

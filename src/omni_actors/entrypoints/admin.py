@@ -33,12 +33,14 @@ machine's address: it is of the same origin then, and a GET has no Origin."""
 class Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """``drain``: take no new requests, until ``undrain``. ``replace``: drain, then another worker. ``kill``: end the
     worker now. ``restart``: replace all replicas of a stage (without ``stage``: of every stage), one at a time.
-    ``grace_s``: what requests in a replica get to finish before they go on in another worker."""
+    ``grace_s``: what requests in a replica get to finish before they go on in another worker. ``sleep``: take no new
+    requests and stand still, with a ``level`` of 1 without the device's memory, until ``wake`` (engines that can)."""
 
-    action: Literal["drain", "undrain", "replace", "kill", "restart"]
+    action: Literal["drain", "undrain", "replace", "kill", "restart", "sleep", "wake"]
     stage: str | None = None
     index: int | None = None
     grace_s: float | None = None
+    level: int | None = None
 
 
 async def replicas(services: Services, call: Call) -> Reply:
@@ -60,6 +62,10 @@ async def command(services: Services, call: Call) -> Reply:
         raise invalid_request(f"'{it.action}' takes a stage and an index: '{name}' is missing.", name)
     if it.action == "replace":
         return _listed([await control.replace(it.stage, it.index, it.grace_s)])
+    if it.action == "sleep":
+        return _listed([await control.sleep(it.stage, it.index, it.level or 0)])
+    if it.action == "wake":
+        return _listed([await control.wake(it.stage, it.index)])
     act = {"drain": control.drain, "undrain": control.undrain, "kill": control.kill}[it.action]
     return _listed([act(it.stage, it.index)])
 
@@ -105,6 +111,8 @@ async def _read(call: Call) -> Command:
         raise invalid_request(f"The command is not understood: {error}.") from None
     if it.action == "restart" and it.index is not None:
         raise invalid_request("'restart' is for all replicas of a stage; 'replace' is for one.", "index")
+    if it.level is not None and it.action != "sleep":
+        raise invalid_request(f"'{it.action}' has no level.", "level")
     if it.grace_s is not None:
         if it.action not in ("replace", "restart"):
             raise invalid_request(f"'{it.action}' takes no time: grace_s has no effect.", "grace_s")

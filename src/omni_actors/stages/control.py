@@ -98,6 +98,26 @@ class Control:
             self._returned(replica)
         return _status(replica)
 
+    async def sleep(self, stage: str, index: int, level: int = 0) -> ReplicaStatus:
+        """Let a replica take no new requests and stand still with those in it, until :meth:`wake`; of ``level`` 1 it
+        also gives back its device's memory. Raises 400 for an engine that cannot, or not to that level; the replica is
+        then as it was."""
+        replica = self._free(stage, index)
+        before = replica.drained
+        replica.drain(True)
+        try:
+            await replica.query("sleep", {"level": level})
+        except BaseException:
+            replica.drain(before)
+            raise
+        log.info("%s sleeps", replica.name)
+        return _status(replica)
+
+    async def wake(self, stage: str, index: int) -> ReplicaStatus:
+        """Let a replica that sleeps go on, and take requests again."""
+        await self._free(stage, index).query("wake")
+        return self.undrain(stage, index)
+
     def kill(self, stage: str, index: int) -> ReplicaStatus:
         """End a replica's worker at once, as a crash does: its requests go on elsewhere or later, as after any death,
         but none is suspected of it."""

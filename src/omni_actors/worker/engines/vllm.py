@@ -109,6 +109,7 @@ class VllmEngine(Engine):
         first = Sequence(work.key, 0, 0, [], 0, sealed=False)
         request = Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
         request.scored = scores_prompt(work, sampling)
+        self._core.wake()  # who sends requests wants answers
         self._requests[work.key] = request
         try:
             self._extend(request, adapter.open(work))
