@@ -45,6 +45,9 @@ MAX_FRAME = 1 << 30
 GREETING_S = 120.0
 """What a follower may take from its start to its first word, the import of torch before it."""
 
+SETTLE_S = 0.5
+"""A rank's connections to the others close as it dies, its own socket perhaps a moment later."""
+
 GRACE_S = 2.0
 """After a follower's death the leader has so long to say it."""
 
@@ -98,9 +101,11 @@ class _Follower:
 class Followers:
     """The other ranks of this process's replica. Made by the leader, in its main thread, which owns them."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, control: socket.socket | None = None) -> None:
         """Start one for each of ``hello.ranks`` but the first, and greet it. Raises :class:`OSError` when one cannot be
         started; nothing is left then."""
+        self.control = control
+        """While this process loads, the socket (blocking) at which the serving process hears why it ends."""
         self._hello = hello
         self._followers: list[_Follower] = []
         self._rendezvous = os.memfd_create("omni-rendezvous", os.MFD_CLOEXEC)
@@ -157,6 +162,19 @@ class Followers:
         for follower in self._followers:
             if follower.sock.fileno() in readable:
                 raise RankLost(self._epitaph(follower))
+
+    def part(self, error: Exception) -> RankLost | RanksApart:
+        """What a step's failure means that others had begun, too: that one of them has ended, which a collective may
+        see first, or else that nobody knows how far each has come."""
+        poll = select.poll()
+        for follower in self._followers:
+            poll.register(follower.sock, select.POLLIN)
+        if ended := {fd for fd, _ in poll.poll(SETTLE_S * 1000)}:
+            try:
+                self.check(ended)
+            except RankLost as lost:
+                return lost
+        return RanksApart(f"a step that other ranks take part in failed: {error}")
 
     def close(self) -> None:
         """End the followers, which have nothing that anybody needs, and wait for that."""
@@ -223,7 +241,7 @@ class Followers:
     def _epitaph(self, follower: _Follower) -> str:
         """What became of a follower whose socket says something."""
         with contextlib.suppress(TimeoutError, RankLost, msgspec.DecodeError):
-            follower.sock.settimeout(GRACE_S)
+            follower.sock.settimeout(SETTLE_S)
             while (body := receive(follower.sock)) is not None:
                 message = msgspec.msgpack.decode(body, type=Welcome | Progress | Ready | Fatal)
                 if isinstance(message, Fatal):
@@ -236,10 +254,15 @@ class Followers:
         poll.register(self._closing, select.POLLIN)
         for follower in self._followers:
             poll.register(follower.pidfd, select.POLLIN)
-        if self._closing in {fd for fd, _ in poll.poll()}:
+        ended = {fd for fd, _ in poll.poll()}
+        if self._closing in ended:
             return
         last = select.poll()
         last.register(self._closing, select.POLLIN)
         if not last.poll(GRACE_S * 1000):
-            log.error("a rank has ended, and this one stands in a collective with it")
+            lost = self._epitaph(next(it for it in self._followers if it.pidfd in ended))
+            log.error("%s, and this rank loads, or stands in a collective with it", lost)
+            if self.control is not None:
+                with contextlib.suppress(OSError):
+                    self.control.sendall(frame(Fatal(ErrorInfo(message=lost, stage=self._hello.stage))))
             os.kill(os.getpid(), signal.SIGKILL)

@@ -18,7 +18,7 @@ from omni_actors.worker.engines.paged_cache import BlockPool
 from omni_actors.worker.engines.recorded import RecordedSteps
 from omni_actors.worker.engines.sequence import Chunk
 from omni_actors.worker.engines.sequence import Sequence as TokenSequence
-from omni_actors.worker.ranks import Followers, RanksApart
+from omni_actors.worker.ranks import Followers
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class ModelRunner:
         """Compute the chunks in one pass. Returns float32 logits [n, vocab_size] (and hidden states, if the decoder
         gives them): ``chunk.rows`` rows for each, in order. The sequences themselves are not advanced.
 
-        Raises what the decoder raises. Where followers had begun the pass too that is :class:`RanksApart`: nobody knows
-        how far each of them has come."""
+        Raises what the decoder raises; where followers had begun the pass too, what their part in it means
+        (:meth:`Followers.part`): it cannot be tried again."""
         if self.recorded is not None and (replayed := self.recorded.run(chunks)) is not None:
             return replayed
         extents = [Extent(c.start, c.count, c.sequence.blocks) for c in chunks]
@@ -110,7 +110,7 @@ class ModelRunner:
         try:
             return self.compute(inputs, ordered)
         except Exception as error:
-            raise RanksApart(f"a step that other ranks take part in failed: {error}") from error
+            raise self._followers.part(error) from error
 
     def inputs(
         self, tokens: list[int], rows: list[int], extents: Sequence[Extent], spans: Sequence[Span]

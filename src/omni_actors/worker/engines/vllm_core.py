@@ -52,7 +52,9 @@ class Core:
         self.cached_blocks = CachedBlocks() if options.kv_events else None
         if self.cached_blocks is not None:
             self._scheduler.kv_event_publisher = self.cached_blocks
-        runner = getattr(core.model_executor.driver_worker.worker, "model_runner", None)
+        # With several ranks the model runners are in processes of vLLM's own.
+        driver = getattr(core.model_executor, "driver_worker", None)
+        runner = getattr(getattr(driver, "worker", None), "model_runner", None)
         self._states: Mapping[str, Any] = getattr(runner, "requests", {})
         self._loras = {
             name: LoRARequest(name, number, path) for number, (name, path) in enumerate(options.loras.items(), 1)
@@ -140,7 +142,7 @@ class Core:
 
     def reseed(self, name: str, seed: int) -> None:
         """The next token of a request is drawn by this seed. Nothing happens before its first step, whose seed is that
-        of its parameters."""
+        of its parameters, and with several ranks: their generators are out of reach."""
         state = self._states.get(self._names[name])
         generator = None if state is None else getattr(state, "generator", None)
         if generator is not None:
