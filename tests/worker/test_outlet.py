@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.connectors.fake_device import Memory, Tensor
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.device import DeviceLink, Exports
+from omni_actors.connectors.payload import DeviceTensors, Payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.connectors.unix import UnixLink
 from omni_actors.pipelines.declaration import Mode
@@ -171,6 +173,32 @@ def test_a_payload_that_finds_no_memory_fails_its_request_alone(bench: Bench, mo
     assert [(it.key, it.error.code, it.error.stage) for it in step.failed] == [(1, "out_of_memory", "a")]
     assert [it.key for it in step.done] == [2]
     assert bench.aborted == [1]
+
+
+def test_what_is_lent_on_the_device_comes_back_when_the_copy_for_the_others_finds_no_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory({})
+    exports = bench.outlet.exports = Exports(memory, 1 << 20)
+    mine, theirs = socket.socketpair()
+    bench.sockets += [mine, theirs]
+    direct = DeviceLink(8, "c#0@1", mine, "a", memory)
+    direct.direct = True
+    edges = [EdgeSpec(index=i, source="a", target="b", port=f"in{i}", kind="x", mode="chunk") for i in range(2)]
+    routes = (Route(edges[0], direct), Route(edges[1], bench.link))
+    bench.outlet.jobs[3] = Job(3, "r3", True, routes, set())
+    lent = set(memory.lent)  # the link's own probe
+
+    def full(nbytes: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(bench.outlet.arena, "allocate", full)
+    bench.outlet.emit(3, Payload("x", {}, DeviceTensors({"a": Tensor(np.zeros(1 << 20, np.float32))})))
+    (step,) = bench.turn()
+    assert isinstance(step, Step)
+    assert [(it.key, it.error.code) for it in step.failed] == [(3, "out_of_memory")]
+    assert step.released == [3]
+    assert (set(memory.lent), exports.used_bytes) == (lent, 0)
 
 
 def test_deltas_that_are_too_much_for_one_frame_together_all_arrive(bench: Bench) -> None:

@@ -325,14 +325,14 @@ class Outlet:
             return
         routes = {route: route.link for route in job.routes if route.link is not None}
         copied = direct = None
-        if emit.payload is not None:
-            readers = len(routes)
-            if self.exports is not None and (there := sum(link.direct for link in routes.values())):
-                direct = self.exports.pack(emit.payload, self.arena, there)
-                readers -= 0 if direct is None else there
-            copied = self._pack(job, emit.payload, readers)
         waiting = list(routes)
         try:
+            if emit.payload is not None:
+                readers = len(routes)
+                if self.exports is not None and (there := sum(link.direct for link in routes.values())):
+                    direct = self.exports.pack(emit.payload, self.arena, there)
+                    readers -= 0 if direct is None else there
+                copied = self._pack(job, emit.payload, readers)
             for route, link in routes.items():
                 touched.add(link)
                 packed = copied if direct is None or not link.direct else direct
