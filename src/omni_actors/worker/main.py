@@ -54,7 +54,7 @@ def serve(control: socket.socket, hello: Hello) -> int:
     followers: Followers | None = None
     try:
         listener = Listener(hello.host) if any(edge.connector == "tcp" for edge in hello.inputs) else None
-        followers = Followers(hello) if hello.ranks else None
+        followers = Followers(hello, control) if hello.ranks else None
         engine, bridges, info = load(control, hello, followers)
         memory = device_memory(hello)
         # What loading left lives as long as the process: no collection need ever walk over it.
@@ -66,6 +66,8 @@ def serve(control: socket.socket, hello: Hello) -> int:
         if followers is not None:
             followers.close()
         return 1
+    if followers is not None:
+        followers.control = None  # it is the loop's
     worker = Worker(control, hello, engine, bridges, listener, Liveness.inherited(), memory)
     try:
         worker.run()
