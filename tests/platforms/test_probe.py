@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,11 @@ HEAD = "from omni_actors.platforms.platform import Detection, Device, OmniPlatfo
 def first(line: str) -> str:
     """A sound platform whose module does that first."""
     return changed("odd", (HEAD, f"{line}\n{HEAD}"))
+
+
+def more(line: str) -> str:
+    """One that has that besides."""
+    return f"{changed('odd')}\n    {line}\n"
 
 
 def detects(line: str) -> str:
@@ -88,6 +94,32 @@ BROKEN = {
         changed("odd", ("str(threads)", 'options["link"]')),
         "it cannot make a worker's environment: KeyError: 'link'",
     ),
+    "has a list of engines": (
+        more("engines = ['generation']"),
+        "what it states as engines is of another type",
+    ),
+    "has no visibility": (more("visibility = None"), "what it states as visibility is of another type"),
+    "computes in nothing": (more("dtypes = ()"), "its default dtype 'float32' is none of its dtypes ()"),
+    "has options of its own kind": (more("options = {'a': object()}"), "it has options that no worker can be told"),
+    "has words for memory": (
+        changed("odd", (DEVICES, '        return (Device("odd:0", "1 GiB"),)\n')),
+        "the memory of its device 'odd:0' is no number of bytes: '1 GiB'",
+    ),
+    "has a device twice": (
+        changed("odd", (DEVICES, '        return (Device("odd:0", 1), Device("odd:0", 1))\n')),
+        "two of its devices have one name",
+    ),
+    "has no usual device": (
+        more("def usual_devices(self, stage, threads, options): return ()"),
+        "its usual_devices() are (), which are none of its devices",
+    ),
+    "has no usual dtype": (
+        more("def usual_dtype(self, options): raise KeyError('a')"),
+        "it cannot say its usual dtype: KeyError: 'a'",
+    ),
+    "has no word for its device in workers": (more("def worker_device(self, device): return None"), "is no text"),
+    "raises in diagnose": (more("def diagnose(self): raise OSError('x')"), "it cannot diagnose itself: OSError: x"),
+    "has nothing to say": (more("def diagnose(self): return ()"), "its diagnose() is no tuple of Finding"),
     "imports torch": (first("import torch"), "it imports torch in the serving process, which only its workers may"),
     "imports torch late": (detects("import torch; return Detection(True, True, '')"), "it imports torch"),
     "opens a device": (first("device = open('/dev/ptmx')"), "it opens /dev/ptmx in the serving process"),
@@ -177,6 +209,21 @@ def test_two_that_claim_the_machine_are_named(site: Path) -> None:
     with pytest.raises(PlatformError, match="'left' and 'right' both claim this machine; choose one with --platform"):
         select(reports=sorted(ours(), key=lambda report: report.name))
     assert not {"left_hardware", "right_hardware"} & sys.modules.keys()
+
+
+@pytest.mark.parametrize("name", ["my.accel", "an accel", "accel:0", "*", ""])
+def test_a_name_that_settings_cannot_have_is_none(name: str) -> None:
+    (report,) = probe_plugins([EntryPoint(name, "accel_hardware:Platform", probe.GROUP)])
+    assert report.state == "broken"
+    assert "a platform's name is letters, digits, - and _" in report.reason
+
+
+def test_one_that_exits_here_only_is_an_error(site: Path) -> None:
+    install(site, "accel", f"import sys\nif 'pytest' in sys.modules: sys.exit()\n{changed('accel')}")
+    (report,) = ours()
+    assert report.state == "usable"
+    with pytest.raises(PlatformError, match="cannot be imported, though it could a moment ago: SystemExit"):
+        select(reports=[report])
 
 
 def test_a_builtins_name_is_taken(site: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Iterable
 from pkgutil import resolve_name
 from typing import Any
+
+import msgspec
 
 from omni_actors.platforms.answering import said
 
@@ -32,6 +36,23 @@ HEAVY = (
 """Modules that open devices or take seconds: a platform's class imports none of them."""
 
 HARMLESS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts", "/dev/shm")
+
+
+FACTS: dict[str, Any] = {
+    "runtime": str,
+    "default_dtype": str,
+    "dtypes": tuple[str, ...],
+    "engines": dict[str, str],
+    "options": dict[str, Any],
+    "options_doc": dict[str, str],
+    "distributions": dict[str, str],
+    "visibility": tuple[str, ...],
+    "collectives": str,
+    "vllm_builds": tuple[str, ...],
+    "transports": tuple[str, ...],
+    "quantization": dict[str, str],
+}
+"""What a platform's class states beside its name and contract, and of which type that is."""
 
 
 def answer(argument: dict[str, str]) -> dict[str, Any]:
@@ -64,12 +85,15 @@ def _look(name: str, value: str) -> dict[str, Any]:
     if getattr(kind, "name", None) != name:
         raise _Broken(f"its entry point is called '{name}', and the platform itself {getattr(kind, 'name', None)!r}")
     platform = _try("cannot be made", kind)
+    _check_facts(platform)
     detection = _try("cannot detect its device", platform.detect)
     if not isinstance(detection, Detection):
         raise _Broken(f"its detect() returns {type(detection).__name__}, not a Detection")
     if detection.usable:
-        _check_devices(_try("cannot list its devices", platform.devices))
-        _check_environment(platform)
+        devices = _try("cannot list its devices", platform.devices)
+        _check_devices(devices)
+        _check_plan(platform, [device.name for device in devices])
+        _check_diagnosis(_try("cannot diagnose itself", platform.diagnose))
     return {
         "usable": bool(detection.usable),
         "present": bool(detection.present or detection.usable),
@@ -85,6 +109,17 @@ def _try(what: str, function: Any, *arguments: Any) -> Any:
         raise _Broken(f"it {what}: {said(error)}") from error
 
 
+def _check_facts(platform: Any) -> None:
+    for name, kind in FACTS.items():
+        try:
+            msgspec.convert(getattr(platform, name), kind)
+        except msgspec.ValidationError as error:
+            raise _Broken(f"what it states as {name} is of another type: {error}") from error
+    if platform.default_dtype not in platform.dtypes:
+        raise _Broken(f"its default dtype {platform.default_dtype!r} is none of its dtypes {platform.dtypes!r}")
+    _try("has options that no worker can be told", json.dumps, dict(platform.options))
+
+
 def _check_devices(devices: Any) -> None:
     from omni_actors.platforms.platform import Device
 
@@ -92,16 +127,39 @@ def _check_devices(devices: Any) -> None:
         raise _Broken("its devices() are no tuple of Device")
     if not devices:
         raise _Broken("it says that it can be used and has no device")
+    for device in devices:
+        texts = (device.name, device.description, device.trouble, device.id or "")
+        if not device.name or not all(isinstance(text, str) for text in texts):
+            raise _Broken(f"it describes a device by something else than texts: {device!r}")
+        if device.memory is not None and not isinstance(device.memory, int):
+            raise _Broken(f"the memory of its device '{device.name}' is no number of bytes: {device.memory!r}")
+    if len({device.name for device in devices}) < len(devices):
+        raise _Broken("two of its devices have one name")
 
 
-def _check_environment(platform: Any) -> None:
+def _check_diagnosis(findings: Any) -> None:
+    from omni_actors.platforms.platform import Finding
+
+    if not isinstance(findings, tuple) or not findings or not all(isinstance(it, Finding) for it in findings):
+        raise _Broken("its diagnose() is no tuple of Finding with at least one")
+
+
+def _check_plan(platform: Any, devices: Iterable[str]) -> None:
     """What is asked of it when a stage is placed."""
     cores = _try("cannot count its cores", platform.cores)
     if not isinstance(cores, int) or cores < 1:
         raise _Broken(f"it counts {cores!r} cores")
-    device = platform.devices()[0].name
-    _try(f"does not know its own device '{device}'", platform.check_device, device)
     options = dict(platform.options)
+    dtype = _try("cannot say its usual dtype", platform.usual_dtype, options)
+    if dtype not in platform.dtypes:
+        raise _Broken(f"its usual dtype {dtype!r} is none of its own")
+    usual = _try("cannot say where a stage goes", platform.usual_devices, 0, 1, options)
+    if not isinstance(usual, tuple) or not usual or not set(usual) <= set(devices):
+        raise _Broken(f"its usual_devices() are {usual!r}, which are none of its devices")
+    device = usual[0]
+    _try(f"does not know its own device '{device}'", platform.check_device, device)
+    if not isinstance(inside := _try("does not know a device in a worker", platform.worker_device, device), str):
+        raise _Broken(f"its worker_device() is {inside!r}, which is no text")
     made = _try("cannot make a worker's environment", platform.worker_environment, device, 1, options)
     if not isinstance(made, dict) or not all(isinstance(it, str) for pair in made.items() for it in pair):
         raise _Broken("its worker_environment() is no dict of texts")

@@ -8,6 +8,7 @@ sentence about it.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ BUILTINS: dict[str, str] = {
     "musa": "omni_actors.platforms.musa:MusaPlatform",
 }
 """Accelerators of this package in order of detection: name → dotted name. The cpu is what is left when none answers."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 DEADLINE_S = 20.0
 DEADLINE_VARIABLE = "OMNI_ACTORS_PROBE_TIMEOUT_S"
@@ -114,6 +117,8 @@ def deadline_s() -> float:
 
 def _refusal(plugin: EntryPoint, all_of_them: list[EntryPoint]) -> str:
     """Why a plugin is not even asked."""
+    if not NAME.fullmatch(plugin.name):
+        return "a platform's name is letters, digits, - and _: settings and devices are called by it"
     if plugin.name == "cpu" or plugin.name in BUILTINS:
         return "a builtin platform has that name; the plugin has to be called something else"
     if Counter(it.name for it in all_of_them)[plugin.name] > 1:

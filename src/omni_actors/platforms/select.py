@@ -113,5 +113,5 @@ def _by_name(
 def _import(report: PluginReport) -> OmniPlatform:
     try:
         return load(report.value)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PlatformError(f"{report} cannot be imported, though it could a moment ago: {error!r}") from error

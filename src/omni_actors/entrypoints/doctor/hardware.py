@@ -205,7 +205,7 @@ def _plugin(report: PluginReport) -> Hardware:
     try:
         platform = load(report.value)
         return Hardware(report.name, detection, platform, platform.devices(), report)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"it was sound when it was looked at, and is not here: {error!r}"
         broken = replace(report, state="broken", reason=reason)
         return Hardware(report.name, Detection(False, False, reason), None, plugin=broken)
@@ -225,9 +225,12 @@ def _about_plugin(report: PluginReport, needed: bool) -> Finding:
 
 
 def _diagnosis(platform: OmniPlatform) -> tuple[Finding, ...]:
-    """Without its devices, which are told of by themselves."""
-    first, *others = platform.diagnose()
-    devices = {device.name for device in platform.devices()} if platform.detect() else set()
+    """Without its devices, which are told of by themselves. A vendor's own code: it may fail."""
+    try:
+        first, *others = platform.diagnose()
+        devices = {device.name for device in platform.devices()} if platform.detect() else set()
+    except Exception as error:
+        return (Finding(platform.name, Verdict.PROBLEM, f"its own diagnosis fails: {error!r}"),)
     return (first, *(finding for finding in others if finding.subject not in devices))
 
 
