@@ -243,6 +243,18 @@ def test_a_plugin_that_hangs_is_waited_for_so_long_and_no_longer(
     assert (said.verdict, "no answer in 0.5 s" in said.found, report.exit_code) == (Verdict.WARNING, True, 0)
 
 
+def test_a_plugin_whose_own_diagnosis_fails_is_told(plugins: list[EntryPoint], tmp_path: Path) -> None:
+    (tmp_path / "moody_plugin.py").write_text(
+        f"{SOUND}\nclass Moody(Sound):\n    contract = 1\n    name = 'moody'\n"
+        "    def diagnose(self):\n        raise OSError('no such file')\n"
+    )
+    plugins.append(plugin("moody", "moody_plugin:Moody"))
+    report = examine("cpu")
+    said = findings(report, "platforms")["moody"]
+    assert (said.verdict, "no such file" in said.found, report.exit_code) == (Verdict.WARNING, True, 0)
+    assert examine("moody").exit_code == 1
+
+
 def test_two_that_claim_the_machine_are_a_problem_that_names_both(plugins: list[EntryPoint], tmp_path: Path) -> None:
     (tmp_path / "twin_plugin.py").write_text(f"{SOUND}\nclass Twin(Sound):\n    contract = 1\n    name = 'twin'\n")
     plugins += [plugin("sound", "sound_plugin:Sound"), plugin("twin", "twin_plugin:Twin")]
