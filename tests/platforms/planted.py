@@ -7,6 +7,8 @@ import ctypes
 import itertools
 import os
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -157,6 +159,21 @@ class Importing(Sound):
         return super().detect()
 
 
+class Looking(Sound):
+    """No fault: it asks whether there is a torch, and imports none."""
+
+    def detect(self) -> Detection:
+        assert find_spec("torch") is not None
+        return super().detect()
+
+
+class ImportingByName(Sound):
+    def detect(self) -> Detection:
+        with contextlib.suppress(ImportError):
+            import_module("torch")
+        return super().detect()
+
+
 class Opening(Sound):
     def detect(self) -> Detection:
         with contextlib.suppress(OSError):
@@ -212,6 +229,7 @@ SERVING: Mapping[type[OmniPlatform], str] = {
     Speechless: "diagnosis",
     Forgiving: "refusals",
     Importing: "nothing_imported",
+    ImportingByName: "nothing_imported",
     Opening: "nothing_opened",
     Loading: "nothing_opened",
     Ending: "detection",

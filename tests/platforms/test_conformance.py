@@ -64,7 +64,7 @@ def test_a_platform_without_a_fault_passes_every_check_of_the_serving_half() -> 
     assert {name: why for name, (state, why) in examined(planted.Sound).items() if state != "passed"} == {}
 
 
-NOTICED: tuple[type[OmniPlatform], ...] = (planted.Importing, planted.Opening, planted.Loading)
+NOTICED: tuple[type[OmniPlatform], ...] = (planted.Importing, planted.ImportingByName, planted.Opening, planted.Loading)
 """What only a process that watches itself notices."""
 
 
@@ -83,10 +83,17 @@ def test_what_is_a_workers_to_do_is_noticed(kind: type[OmniPlatform]) -> None:
     assert found.startswith(f"{planted.SERVING[kind]}: failed")
     words: dict[type[OmniPlatform], str] = {
         planted.Importing: "torch",
+        planted.ImportingByName: "torch",
         planted.Opening: "/dev/sound0",
         planted.Loading: "libsound.so.1",
     }
     assert words[kind] in found
+
+
+@pytest.mark.deadline(90)
+def test_who_only_looks_whether_there_is_a_torch_imports_none() -> None:
+    results, facts = serving_half(planted.Looking)
+    assert (failures(results), facts["usable"]) == ([], True)
 
 
 @pytest.mark.deadline(90)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from pkgutil import resolve_name
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from omni_actors.platforms.platform import (
@@ -46,7 +47,7 @@ class Watch(MetaPathFinder):
     opened: list[str] = field(default_factory=list)
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> None:
-        if name in self.heavy:
+        if name in self.heavy and not _looked_up():
             self.imported.append(name)
             raise ModuleNotFoundError(f"{name} is for workers", name=name)
 
@@ -252,6 +253,16 @@ class ParentHalf:
     def nothing_opened(self) -> None:
         found = sorted(set(self.watch.opened))
         expect(not found, f"it opens {', '.join(found)} in the serving process, which only its workers may")
+
+
+def _looked_up() -> bool:
+    """Whether somebody asks only if there is such a module (``importlib.util.find_spec``)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        "importlib._bootstrap" in frame.f_code.co_filename or frame.f_code.co_filename == __file__
+    ):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is find_spec.__code__
 
 
 def _dotted(name: object) -> bool:
