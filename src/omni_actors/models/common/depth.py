@@ -17,7 +17,12 @@ import torch.nn.functional as F
 from omni_actors.models.common.layers import Layers
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.platforms.kernels import Linear
+from omni_actors.platforms.runtime import Graphs
 from omni_actors.worker.checks import OutputError
+from omni_actors.worker.engines.recorded import RecordedRows
+
+_ALL = 1 << 24
+"""More codes than any head has; a float32 counts to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,23 @@ class DepthDecoder:
         self._heads = heads
         self._project = project
         self._cos, self._sin = rotary.at(torch.arange(len(heads) + 1, device=layers.device))
+        self._recorded: dict[bool, RecordedRows] = {}  # by whether codes are drawn
+
+    @torch.inference_mode()
+    def record(self, graphs: Graphs, most: int) -> None:
+        """Record what is computed for up to ``most`` frames, greedily and not. Raises RuntimeError where that cannot
+        be."""
+        frame = self._embeddings[0].new_zeros(1, self._embeddings[0].shape[1])
+        columns = self._columns([Draw(DepthSampling(), 0, 0)], frame.device)
+        assert columns is not None
+        greedy = RecordedRows(graphs, most, lambda hidden, first: self._compute(hidden, first, None), (frame, frame))
+        drawn = RecordedRows(
+            graphs,
+            most,
+            lambda hidden, first, *columns: self._compute(hidden, first, columns),
+            (frame, frame, *columns),
+        )
+        self._recorded = {False: greedy, True: drawn}
 
     @torch.inference_mode()
     def __call__(
@@ -69,10 +91,21 @@ class DepthDecoder:
         """``hidden`` [frames, width] of the talker and ``first`` [frames, width], the embeddings of the first codes →
         residual codes int64 [frames, residuals] and the sum [frames, width] of their embeddings. Raises
         :class:`OutputError` for states that are not finite, of which any code could come."""
+        columns = self._columns(draws, hidden.device)
+        recorded = self._recorded.get(columns is not None)
+        made = None if recorded is None else recorded(hidden, first, *(columns or ()))
+        codes, total, sums = self._compute(hidden, first, columns) if made is None else made
+        if not sums.isfinite().all():  # one number that is none makes its row's sum none
+            raise OutputError("the code predictor's states are not finite")
+        return codes, total
+
+    def _compute(
+        self, hidden: torch.Tensor, first: torch.Tensor, columns: tuple[torch.Tensor, ...] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """Codes, the sum of their embeddings, and a sum of all states by frame. Waits for nothing."""
         count = len(hidden)
         layers = self._layers
         attention = _FrameAttention(layers, count, len(self._heads) + 1)
-        uniform = self._uniform(draws, hidden.device)
         codes: list[torch.Tensor] = []
         total = torch.zeros_like(first)
         sums = torch.zeros(count, device=hidden.device)
@@ -84,15 +117,13 @@ class DepthDecoder:
             x = x.view(count, -1, layers.width)[:, -1]
             sums += x.sum(-1)
             logits = head(torch.rms_norm(x, (layers.width,), self._norm, layers.eps))
-            code = logits.argmax(-1) if uniform is None else _draw(logits.float(), draws, uniform[:, i])
+            code = logits.argmax(-1) if columns is None else _draw(logits.float(), i, *columns)
             codes.append(code)
             x = F.embedding(code, self._embeddings[i])
             total += x
             if i + 1 < len(self._heads):
                 cos, sin = (table[i + 2 : i + 3] for table in (self._cos, self._sin))
-        if not sums.isfinite().all():  # one number that is none makes its row's sum none
-            raise OutputError("the code predictor's states are not finite")
-        return torch.stack(codes, 1), total
+        return torch.stack(codes, 1), total, sums
 
     def embed(self, residuals: torch.Tensor) -> torch.Tensor:
         """The sum [frames, width] of the embeddings of residual codes int64 [frames, residuals], as they are summed
@@ -102,15 +133,15 @@ class DepthDecoder:
             total += F.embedding(residuals[:, i], embeddings)
         return total
 
-    def _uniform(self, draws: Sequence[Draw], device: torch.device) -> torch.Tensor | None:
-        """The numbers in [0, 1) that decide the residual codes of each frame; none if all are greedy."""
+    def _columns(self, draws: Sequence[Draw], device: torch.device) -> tuple[torch.Tensor, ...] | None:
+        """What :func:`_draw` reads of each frame; none if all are greedy."""
         if all(draw.sampling.greedy for draw in draws):
             return None
-        rows = [
+        uniform = [
             np.random.Generator(np.random.Philox(key=[draw.seed % (1 << 64), draw.position])).random(len(self._heads))
             for draw in draws
         ]
-        return torch.from_numpy(np.array(rows, np.float32)).to(device)
+        return columns_of(np.array(uniform, np.float32), [draw.sampling for draw in draws], device)
 
 
 class _FrameAttention:
@@ -151,10 +182,27 @@ class _FrameAttention:
         raise NotImplementedError("a code predictor hands nothing on")
 
 
-def _draw(logits: torch.Tensor, draws: Sequence[Draw], uniform: torch.Tensor) -> torch.Tensor:
-    """One code per row, by inverting the cumulative distribution over codes from the likeliest down."""
-    column = [(d.sampling.temperature, d.sampling.top_k or logits.shape[1], d.sampling.top_p) for d in draws]
-    temperature, top_k, top_p = torch.tensor(column, device=logits.device).unsqueeze(-1).unbind(1)
+def columns_of(
+    uniform: np.ndarray, settings: Sequence[DepthSampling], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """``uniform`` float32 [frames, residuals] are the numbers in [0, 1) that decide each frame's codes. Beside them:
+    temperatures, counts and masses [frames, 1], and which frames are greedy."""
+    settled = [(it.temperature, it.top_k or _ALL, it.top_p) for it in settings]
+    temperature, top_k, top_p = torch.tensor(settled, device=device).unsqueeze(-1).unbind(1)
+    greedy = torch.tensor([it.greedy for it in settings], device=device).unsqueeze(-1)
+    return torch.from_numpy(uniform).to(device), temperature, top_k, top_p, greedy
+
+
+def _draw(
+    logits: torch.Tensor,
+    place: int,
+    uniform: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    greedy: torch.Tensor,
+) -> torch.Tensor:
+    """The ``place``-th code per row, by inverting the cumulative distribution over codes from the likeliest down."""
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = torch.softmax(ranked / temperature.clamp_min(1e-5), -1)
     probabilities = probabilities * (torch.arange(logits.shape[1], device=logits.device) < top_k)
@@ -162,6 +210,5 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw], uniform: torch.Tensor) ->
     before = probabilities.cumsum(-1) - probabilities
     probabilities = probabilities * (before < top_p)
     total = probabilities.cumsum(-1)
-    place = (total <= uniform.unsqueeze(-1) * total[:, -1:]).sum(-1, keepdim=True).clamp_max(logits.shape[1] - 1)
-    greedy = torch.tensor([d.sampling.greedy for d in draws], device=logits.device).unsqueeze(-1)
-    return order.gather(1, place.masked_fill_(greedy, 0)).squeeze(1)
+    drawn = (total <= uniform[:, place, None] * total[:, -1:]).sum(-1, keepdim=True).clamp_max(logits.shape[1] - 1)
+    return order.gather(1, drawn.masked_fill_(greedy, 0)).squeeze(1)

@@ -21,6 +21,7 @@ from omni_actors.models.common.features import Features, multi_axis_positions
 from omni_actors.models.common.layers import Layers, join
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.platforms.kernels import Kernels, Linear
+from omni_actors.platforms.runtime import Graphs
 from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.worker.engine import Work
@@ -233,6 +234,10 @@ class Talker(AutoregressiveAdapter):
 
     def ready(self, key: int) -> bool:
         return self.requests[key].ready
+
+    def capture(self, graphs: Graphs, most: int) -> None:
+        if self.depth is not None:
+            self.depth.record(graphs, most)
 
     def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
         frames = [it for it in drawn if not it.ends]

@@ -165,6 +165,10 @@ class AutoregressiveEngine(Engine):
             progress("recording decode steps", None)
             count = self._runner.record(graphs, self.options.max_batch, self._max_len)
             log.info("%d decode steps are recorded", count)
+            try:
+                self._adapter.capture(graphs, self.options.max_batch)
+            except RuntimeError as error:
+                log.warning("what follows a decode step is not recorded: %s", error)
 
     # ---- requests
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 
 from omni_actors.connectors.payload import Payload, text_payload
+from omni_actors.platforms.runtime import Graphs
 from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TextDelta
@@ -242,6 +243,10 @@ class PromptAdapter(ABC):
     def sampling(self, work: Work) -> Sampling:
         """How this request's tokens are chosen. It is validated against the vocabulary's size."""
         return work.params.get("sampling") or Sampling()
+
+    def capture(self, graphs: Graphs, most: int) -> None:
+        """Record what :meth:`sampled` computes for up to ``most`` tokens, if that is much. Called once, after
+        :meth:`load`, where the device records steps. Raises RuntimeError when it cannot be."""
 
     def record(self, key: int) -> bytes:
         """What must be known, beside their tokens, of what was drawn of a request since the last call, to go on behind

@@ -15,6 +15,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -162,6 +163,36 @@ class TableAttention:
         assert cache.side is not None
         rows = self._block * cache.block_size + self._place
         cache.side.view(-1, cache.shape.side).index_copy_(0, rows, side)
+
+
+class RecordedRows:
+    """A function of tensors [rows, …], recorded for up to ``most`` rows: ``run`` computes each row by itself and waits
+    for nothing. ``row`` are inputs of one row. Raises what the recording raises."""
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        most: int,
+        run: Callable[..., tuple[torch.Tensor, ...]],
+        row: tuple[torch.Tensor, ...],
+    ) -> None:
+        sizes = sorted(graphs.sizes)
+        self._sizes = sizes[: bisect_left(sizes, most) + 1]
+        self._inputs = tuple(it.expand(self._sizes[-1], *it.shape[1:]).clone() for it in row)
+        self._replays: dict[int, Callable[[], tuple[torch.Tensor, ...]]] = {}
+        for size in reversed(self._sizes):  # the largest first: the others find its memory
+            part = tuple(it[:size] for it in self._inputs)
+            self._replays[size] = graphs.capture(partial(run, *part))
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """The results, in memory of their own; ``None`` for more rows than are recorded."""
+        count = len(inputs[0])
+        replay = self._replays.get(_at_least(self._sizes, count))
+        if replay is None:
+            return None
+        for buffer, part in zip(self._inputs, inputs, strict=True):
+            buffer[:count].copy_(part)
+        return tuple(it[:count].clone() for it in replay())
 
 
 def _at_least(ascending: list[int], least: int) -> int:
