@@ -9,16 +9,23 @@ from typing import Any
 import numpy as np
 from tests.worker.engines.ar_driver import MAX_STEPS, Collector, assert_idle, hello
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.payload import DeviceTensors, Payload
 from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.frames import EdgeSpec
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter
 
 
-def half(adapter: AutoregressiveAdapter, role: str, **options: Any) -> AutoregressiveEngine:
-    engine = AutoregressiveEngine(hello("", **{**options, "role": role}))
+def half(
+    adapter: AutoregressiveAdapter, role: str, connector: str = "shared_memory", **options: Any
+) -> AutoregressiveEngine:
+    said = hello("", **{**options, "role": role})
+    if role == "prefill":
+        edge = EdgeSpec(index=0, source="llm-prefill", target="llm", port="kv", kind="kv", connector=connector)
+        said.outputs = (edge,)
+    engine = AutoregressiveEngine(said)
     engine.attach(adapter)
     return engine
 
@@ -38,7 +45,10 @@ class _First(Collector):
     def emit(self, key: int, payload: Payload) -> None:
         assert self.ready(key), "sent without a credit"
         self.sent[key] += 1
-        # As over a link: a copy that is read-only.
+        if isinstance(payload.tensors, DeviceTensors):  # as over a link by device: a copy there
+            self.queue.append((key, payload.copy(), False))
+            return
+        # As over any other link: a copy that is read-only.
         tensors = {name: array.copy() for name, array in payload.tensors.items()}
         for array in tensors.values():
             array.flags.writeable = False

@@ -13,6 +13,7 @@ from tests.worker.engines import tiny_models
 from tests.worker.engines.ar_driver import MAX_STEPS, Answer, Collector, engine_of, load_adapter, run, work
 from tests.worker.engines.ar_pair import Pair, half, rows_of
 
+from omni_actors.connectors.payload import held_tensors
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
@@ -104,6 +105,14 @@ def test_two_engines_answer_as_one_does(adapter: CausalLM, sampling: dict[str, A
         )
     assert two.prefill.counters()["completion_tokens_total"] == 0
     assert two.prefill.counters()["computed_tokens_total"] == sum(map(len, PROMPTS))
+
+
+def test_keys_and_values_may_stay_on_the_device(adapter: CausalLM) -> None:
+    two = pair(adapter, {"connector": "device"})
+    assert_same(two.run(works()), alone(adapter, works()))
+    rows = [it for payloads in two.payloads.values() for it in payloads if "tokens" in it.meta]
+    assert sum(it.meta["tokens"] for it in rows) == sum(map(len, PROMPTS))
+    assert all("rows" in held_tensors(it) for it in rows)
 
 
 def test_the_keys_and_values_are_those_of_the_first_engine_bit_for_bit(adapter: CausalLM) -> None:
