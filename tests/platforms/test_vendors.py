@@ -7,21 +7,35 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pkgutil import resolve_name
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.platforms.fake_vendors import HERE
 from tests.platforms.fake_vendors.exercise import GENERATION
+from tests.worker.engines.ar_driver import hello
 
 from omni_actors.platforms.accelerator import ModuleRuntime
+from omni_actors.platforms.ascend.engines import in_large_blocks
 from omni_actors.platforms.ascend.runtime import AscendRuntime
+from omni_actors.platforms.kernels import CacheLayout
+from omni_actors.platforms.musa.kernels import kernels as musa_kernels
 from omni_actors.platforms.musa.runtime import MusaRuntime
 from omni_actors.platforms.platform import Fault, PlatformError
+from omni_actors.platforms.rocm.kernels import kernels as rocm_kernels
 from omni_actors.platforms.rocm.runtime import RocmRuntime
+from omni_actors.platforms.runtime import Capability
+from omni_actors.platforms.xpu.engines import blocks_within
+from omni_actors.platforms.xpu.kernels import kernels as xpu_kernels
 from omni_actors.platforms.xpu.runtime import XpuRuntime
+from omni_actors.worker.engines.ar_options import EngineOptions
+from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+from omni_actors.worker.engines.decoder import KVShape
+from omni_actors.worker.engines.generation import GenerationEngine
 
 pytestmark = pytest.mark.deadline(120)
 
@@ -98,6 +112,10 @@ def test_a_network_computes_what_the_processor_does(vendor: str) -> None:
     """In bfloat16, whose steps are 0.4 percent."""
     seen = exercise(vendor)
     assert seen["error"] < 0.03 < 0.3 < seen["spread"]
+
+
+def test_attention_is_plain_torchs_whatever_the_window_and_the_cap(vendor: str) -> None:
+    assert exercise(vendor)["attention"] < 0.01
 
 
 HOOKS = ("linear", "experts", "paged_decode", "prompt_attention", "fused_decode_limit")
@@ -209,6 +227,64 @@ def test_without_its_package_or_device_a_runtime_says_what_to_do(vendor: str) ->
 def test_a_platform_names_its_runtime_and_engines(vendor: str) -> None:
     platform = resolve_name(f"omni_actors.platforms.{vendor}:{vendor.capitalize()}Platform")
     assert resolve_name(platform.runtime) is RUNTIMES[vendor]
-    for engine in platform.engines.values():
-        assert resolve_name(engine)
+    assert issubclass(resolve_name(platform.engines["autoregressive"]), AutoregressiveEngine)
+    assert issubclass(resolve_name(platform.engines["generation"]), GenerationEngine)
     assert platform.collectives == {"ascend": "hccl", "musa": "mccl", "rocm": "nccl", "xpu": "xccl"}[vendor]
+
+
+def test_blocks_of_an_npus_cache_have_what_its_attention_is_made_for() -> None:
+    options = EngineOptions.of(hello("", block_size=16, kv_blocks=33))
+    larger = in_large_blocks(options)
+    assert (larger.block_size, larger.kv_blocks) == (128, 5)
+    by_memory = in_large_blocks(EngineOptions.of(hello("", block_size=16, kv_memory_mib=1)))
+    assert (by_memory.blocks(token_bytes=64), by_memory.kv_blocks) == (128, None)
+    assert in_large_blocks(EngineOptions.of(hello("", block_size=256))).block_size == 256
+
+
+def test_a_layer_of_an_intel_gpus_cache_stays_within_one_allocation() -> None:
+    shape = KVShape(layers=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16)
+    block = 2 * 4 * 16 * 64 * 2
+    assert blocks_within(10 * block, shape, 16) == 9  # and one that pads
+    assert blocks_within(1, shape, 16) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "option", "chosen"), [(222, False, False), (222, True, True), (202, False, True), (999, False, False)]
+)
+def test_weights_are_nz_where_it_is_asked_for_and_on_the_310p(version: int, option: bool, chosen: bool) -> None:
+    runtime = AscendRuntime("npu:0", {"nz": option})
+    runtime.module = SimpleNamespace(get_soc_version=lambda: version)
+    assert runtime.nz_weights is chosen
+
+
+@pytest.mark.parametrize(
+    ("architecture", "triton", "size", "chosen"),
+    [
+        ("gfx942", True, 16, True),
+        ("gfx942", False, 16, False),
+        ("gfx906", True, 16, False),
+        ("gfx1100", True, 24, False),
+    ],
+)
+def test_tritons_attention_is_for_devices_and_blocks_that_it_can(
+    architecture: str, triton: bool, size: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = ModuleType("triton_attention")
+    stand_in.paged_decode = object()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "omni_actors.platforms.triton_attention", stand_in)
+    kernels = rocm_kernels(Capability(architecture), triton)
+    found = kernels.paged_decode(CacheLayout(2, 64, size, torch.bfloat16))
+    assert (found is not None) is chosen
+
+
+@pytest.mark.parametrize("features", [frozenset(), frozenset({"fused_attention"})])
+def test_the_max_series_has_no_fused_attention(features: frozenset[str]) -> None:
+    assert bool(xpu_kernels(Capability("an Intel GPU", features)).fused_decode_limit) is bool(features)
+
+
+def test_mates_attention_is_for_devices_and_dtypes_that_it_can() -> None:
+    layout = CacheLayout(2, 64, 16, torch.bfloat16)
+    assert musa_kernels((3, 1), True).paged_decode(layout) is not None
+    assert musa_kernels((2, 2), True).paged_decode(layout) is None
+    assert musa_kernels((3, 1), False).paged_decode(layout) is None
+    assert musa_kernels((3, 1), True).paged_decode(replace(layout, dtype=torch.float32)) is None

@@ -52,6 +52,7 @@ def main(vendor: str) -> dict[str, Any]:
     seen["memory"] = dataclasses.asdict(memory)
     seen["device"] = str(runtime.torch_device)
     seen |= compute(runtime)
+    seen["attention"] = attention(runtime)
     seen["engines"] = {name: prepared(hello, name) for name in (platform.engines["generation"], GENERATION)}
     return seen
 
@@ -134,6 +135,53 @@ def compute(runtime: Any) -> dict[str, Any]:
             logits(device, dataclasses.replace(chosen, **{hook: getattr(plain, hook)}))
         seen["without"][hook] = sorted(calls - left)
     return seen
+
+
+def attention(runtime: Any) -> float:
+    """The greatest difference between what the device's attention gives and plain torch's, over windows, soft caps,
+    groups of heads and sizes of blocks; in float16, of numbers about one."""
+    import torch
+
+    from omni_actors.platforms.kernels import CacheLayout, paged_decode
+
+    device, dtype, worst = runtime.torch_device, torch.float16, [0.0]
+
+    def compare(found: torch.Tensor, expected: torch.Tensor) -> None:
+        worst.append(float((found.cpu().float() - expected.float()).abs().max()))
+
+    torch.manual_seed(0)
+    for heads, kv_heads, head_dim, size in ((4, 2, 16, 16), (6, 6, 32, 128), (8, 1, 64, 32)):
+        layout = CacheLayout(kv_heads, head_dim, size, dtype)
+        decode, prompt = runtime.kernels.paged_decode(layout), runtime.kernels.prompt_attention(layout)
+        cache, query = (
+            torch.randn(*shape).to(dtype) for shape in ((9, 2 * kv_heads, size, head_dim), (3, heads, head_dim))
+        )
+        table = torch.tensor([[5, 2, 7], [1, 0, 0], [8, 0, 0]], dtype=torch.int32)
+        lengths = torch.tensor([2 * size + 3, 1, size], dtype=torch.int32)
+        there = [it.to(device) for it in (query, cache, table, lengths)]
+        for window in (None, 5, 1 << 20):
+            for softcap in (None, 2.0):
+                if decode is None:
+                    continue
+                q, both, blocks, counts = there
+                halves = both[:, :kv_heads], both[:, kv_heads:]
+                found = decode(q, *halves, blocks, counts, head_dim**-0.5, window, softcap)
+                halves = cache[:, :kv_heads], cache[:, kv_heads:]
+                compare(found, paged_decode(query, *halves, table, lengths, head_dim**-0.5, window, softcap))
+            if prompt is None:
+                continue
+            keys = torch.randn(2, kv_heads, 2 * size, head_dim).to(dtype)
+            asked = torch.randn(size, heads, head_dim).to(dtype)
+            found = prompt(asked.to(device), *keys.to(device), head_dim**-0.5, window)
+            last = torch.arange(size, 2 * size)[:, None]
+            place = torch.arange(2 * size)[None]
+            mask = (place <= last) & (place > last - (window or 1 << 20))
+            scores = (
+                torch.einsum("qhd,hkd->hqk", asked, keys[0].repeat_interleave(heads // kv_heads, 0)) * head_dim**-0.5
+            )
+            weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+            compare(found, torch.einsum("hqk,hkd->qhd", weights, keys[1].repeat_interleave(heads // kv_heads, 0)))
+    return max(worst)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, text_payload
+from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
@@ -300,3 +301,23 @@ def test_requests_without_input_leave_it_out() -> None:
     out = drain(chain)
     assert (out.said, out.taken) == ({1: ["0", "1"]}, [])
     assert_idle(chain)
+
+
+class OwnEngines(CpuPlatform):
+    engines: ClassVar[Mapping[str, str]] = {"counting": f"{HERE}:Counting"}
+
+
+BY_KIND = (Link("count", "counting", "c"),)
+
+
+def test_a_kind_is_computed_by_the_platforms_own_engine() -> None:
+    hello = Hello(
+        version=PROTOCOL_VERSION,
+        stage="chain",
+        replica=0,
+        incarnation=1,
+        engine="",
+        adapter=f"{HERE}:BY_KIND",
+        platform=f"{HERE}:OwnEngines",
+    )
+    assert ChainedEngine(hello).load(lambda text, fraction: None)["first"] == "count"

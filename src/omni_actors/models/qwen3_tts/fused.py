@@ -3,11 +3,8 @@
 from omni_actors.models.qwen3_tts.pipeline import CODEC, TALKER, VOICE
 from omni_actors.worker.engines.chained import Link
 
-_AUTOREGRESSIVE = "omni_actors.worker.engines.autoregressive:AutoregressiveEngine"
-_GENERATION = "omni_actors.worker.engines.generation:GenerationEngine"
-
 LINKS = (
-    Link(VOICE.name, _GENERATION, VOICE.adapter, optional=True),
-    Link(TALKER.name, _AUTOREGRESSIVE, TALKER.adapter, TALKER.ports[0].name),
-    Link(CODEC.name, _GENERATION, CODEC.adapter, CODEC.ports[0].name),
+    Link(VOICE.name, "generation", VOICE.adapter, optional=True),
+    Link(TALKER.name, "autoregressive", TALKER.adapter, TALKER.ports[0].name),
+    Link(CODEC.name, "generation", CODEC.adapter, CODEC.ports[0].name),
 )

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
+from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
@@ -31,8 +32,9 @@ CAPACITY = 64
 @dataclass(frozen=True, slots=True)
 class Link:
     """One engine of a chain. ``name`` is what it takes for its stage's name: draws with a seed depend on it. ``engine``
-    and ``adapter`` are dotted names. The first engine of a request has the stage's own ports; ``port`` of each other
-    one takes what the one before emits. Requests without input on a port leave out those that are ``optional``.
+    is a kind, of which the worker's platform has its own, or a dotted name, as ``adapter`` is. The first engine of a
+    request has the stage's own ports; ``port`` of each other one takes what the one before emits. Requests without
+    input on a port leave out those that are ``optional``.
     """
 
     name: str
@@ -61,9 +63,11 @@ class ChainedEngine(Engine):
         super().__init__(hello)
         self._links: tuple[Link, ...] = tuple(pkgutil.resolve_name(hello.adapter))
         self._engines: list[Engine] = []
+        platform: OmniPlatform = pkgutil.resolve_name(hello.platform)()
         for link in self._links:
-            own = msgspec.structs.replace(hello, stage=link.name, engine=link.engine, adapter=link.adapter)
-            self._engines.append(pkgutil.resolve_name(link.engine)(own))
+            engine = link.engine if ":" in link.engine else platform.engine_for(link.engine)
+            own = msgspec.structs.replace(hello, stage=link.name, engine=engine, adapter=link.adapter)
+            self._engines.append(pkgutil.resolve_name(engine)(own))
         self._faults = Faults(hello)
         self._requests: dict[int, _Request] = {}
         self._failed: dict[int, ErrorInfo] = {}
