@@ -97,6 +97,9 @@ def test_what_is_asked_of_other_layers_is_refused(tmp_path: Path) -> None:
         pass
 
 
+CASES = ("text", "video with sound", "image, video, audio")
+
+
 @pytest.mark.slow
 @pytest.mark.deadline(180)
 @pytest.mark.parametrize(
@@ -110,20 +113,27 @@ def test_what_is_asked_of_other_layers_is_refused(tmp_path: Path) -> None:
 def test_a_thinker_in_parts_says_and_hands_on_the_same(
     compared: Callable[[str], Comparison], family: str, strategy: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With images, sound and video among the prompts: what follows knows nothing of them but what it is told."""
+    """Text, and prompts with images, sound and video, at once: who follows knows nothing of them but what it is told.
+    And the comparison sees it when that is not all."""
     comparison = compared(family)
     engine: Any = comparison.line.engines["thinker"]
     whole = engine._adapter
     said = msgspec.structs.replace(engine.hello, strategy=strategy)
+    cases = [comparison.case(name) for name in CASES]
     with in_threads(lambda: type(whole)(said), 2, KERNELS) as (adapter, followers):
         assert adapter.decoder.kv_shape.kv_heads * 2 == whole.decoder.kv_shape.kv_heads
         monkeypatch.setattr(engine, "followers", followers)
         engine.attach(adapter)
         comparison.line._record("thinker", engine)
+        decoder: Any = adapter.decoder
         try:
-            for case in comparison.cases:
-                (answer,) = comparison.line.run([case.ask()])
+            answers = comparison.line.run([case.ask() for case in cases], len(cases))
+            for case, answer in zip(cases, answers, strict=True):
                 comparison.check(case, answer)
+            known = decoder.known
+            decoder.known = lambda inputs: {k: v for k, v in known(inputs).items() if k != "rows"}
+            engine.attach(adapter)  # nothing of what was computed is found again
+            assert comparison.fault(CASES[1])["logits"] > 0
         finally:
             monkeypatch.undo()
             engine.attach(whole)
