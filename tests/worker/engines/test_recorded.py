@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -16,11 +16,13 @@ import pytest
 import torch
 from tests.worker.engines import tiny_models
 from tests.worker.engines.ar_driver import Collector, assert_idle, hello, run, work
-from tests.worker.engines.recording import PagedPlatform, RecordingPlatform, TapeGraphs
+from tests.worker.engines.recording import PagedPlatform, RecordingPlatform, RecordingRuntime, TapeGraphs
 
 from omni_actors.models.causal_lm.fused import FusedDecoder
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.cpu.kernels import KERNELS
+from omni_actors.platforms.platform import Fault
+from omni_actors.platforms.runtime import T
 from omni_actors.worker.engines import recorded
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.decoder import Attention, StepOutput
@@ -153,16 +155,43 @@ class Waiting(FusedDecoder):
         return StepOutput(output.logits * (2.0 if output.logits.sum().item() == 1.5 else 1.0))
 
 
-def test_a_decoder_that_waits_for_the_device_runs_as_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_decoder_that_waits_for_the_device_runs_as_it_is_written() -> None:
     model = tiny_models.build("qwen3")
     runner, pool = ModelRunner(Waiting(copy.deepcopy(model), 64, KERNELS), 16, BLOCK, KERNELS), BlockPool(16, BLOCK)
-    with caplog.at_level(logging.WARNING):
-        assert runner.record(TapeGraphs(2), 2, 64) == 0
-    assert "Waiting" in caplog.text
+    with pytest.raises(RuntimeError, match="not permitted while recording"):
+        runner.record(TapeGraphs(2), 2, 64)
     sequence = Sequence(0, 0, 0, [65], 1, blocks=pool.allocate(1))
     logits = runner.run([Chunk(sequence, 0, 1, True)]).logits
     other = ModelRunner(FusedDecoder(model, 64, KERNELS), 16, BLOCK, KERNELS)
     assert torch.equal(logits, other.run([Chunk(sequence, 0, 1, True)]).logits)
+
+
+class Breaking(TapeGraphs):
+    """A device that is lost while it records, or whose memory is short."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(1)
+        self.error = error
+
+    def capture(self, run: Callable[[], T]) -> Callable[[], T]:
+        raise self.error
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_device_that_is_lost_while_it_records_ends_the_worker(
+    folder: str, lost: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = Breaking(torch.OutOfMemoryError("CUDA out of memory"))
+    fault = Fault.DEVICE if lost else Fault.MEMORY
+    monkeypatch.setattr(RecordingRuntime, "graphs", lambda self: graphs)
+    monkeypatch.setattr(RecordingRuntime, "fault", lambda self, error: fault)
+    if lost:
+        with pytest.raises(torch.OutOfMemoryError):
+            engine_on(RecordingPlatform, folder)
+        return
+    engine = engine_on(RecordingPlatform, folder)
+    assert "decode steps are not recorded (CausalLM): CUDA out of memory" in caplog.text
+    assert answers(engine, 3)
 
 
 def test_a_number_that_a_step_bakes_in_stays_what_it_was() -> None:

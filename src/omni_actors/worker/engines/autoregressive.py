@@ -157,18 +157,23 @@ class AutoregressiveEngine(Engine):
             self._runner.warm_up(count, self._pool)
 
     def _record(self, progress: Callable[[str, float | None], None]) -> None:
-        """Let the device replay decode steps, where it can."""
+        """Let the device replay decode steps, and what follows them, where it can. Raises what says that the device is
+        lost; anything else that keeps it from that is said, and they run as they are written."""
         graphs = self._faults.runtime.graphs()
-        if graphs is not None and self.followers is not None:
+        if graphs is None:
+            return
+        if self.followers is not None:
             log.info("decode steps run as they are written: other ranks take part in them")
-        elif graphs is not None:
-            progress("recording decode steps", None)
+            return
+        progress("recording decode steps", None)
+        try:
             count = self._runner.record(graphs, self.options.max_batch, self._max_len)
             log.info("%d decode steps are recorded", count)
-            try:
-                self._adapter.capture(graphs, self.options.max_batch)
-            except RuntimeError as error:
-                log.warning("what follows a decode step is not recorded: %s", error)
+            self._adapter.capture(graphs, self.options.max_batch)
+        except RuntimeError as error:
+            self._faults.weigh(error)
+            what = "decode steps are" if self._runner.recorded is None else "what follows a decode step is"
+            log.warning("%s not recorded (%s): %s", what, type(self._adapter).__name__, error)
 
     # ---- requests
 

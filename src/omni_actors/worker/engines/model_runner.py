@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,8 +18,6 @@ from omni_actors.worker.engines.recorded import RecordedSteps
 from omni_actors.worker.engines.sequence import Chunk
 from omni_actors.worker.engines.sequence import Sequence as TokenSequence
 from omni_actors.worker.ranks import Followers
-
-log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -61,18 +58,13 @@ class ModelRunner:
 
     def record(self, graphs: Graphs, max_batch: int, max_len: int) -> int:
         """Record steps of up to ``max_batch`` decodes of sequences of up to ``max_len`` tokens; how many recordings
-        there are. Where the decoder, or something in it, cannot be recorded, that is said and there are none: steps run
-        as they are written."""
+        there are. Raises RuntimeError where the decoder, or something in it, cannot be recorded: steps run as they are
+        written then."""
         name = type(self.decoder).__name__
         if not isinstance(self.decoder, RecordableDecoder):
-            log.warning("decode steps are not recorded: %s does not part what it prepares from what it computes", name)
-            return 0
+            raise RuntimeError(f"{name} does not part what it prepares from what it computes")
         steps = RecordedSteps(self.decoder, self.cache, graphs, max_batch, max_len)
-        try:
-            count: int = steps.record(graphs)
-        except RuntimeError as error:
-            log.warning("decode steps are not recorded: %s cannot be: %s", name, error)
-            return 0
+        count: int = steps.record(graphs)
         self.recorded = steps
         return count
 
