@@ -118,8 +118,6 @@ BROKEN = {
         "it cannot say its usual dtype: KeyError: 'a'",
     ),
     "has no word for its device in workers": (more("def worker_device(self, device): return None"), "is no text"),
-    "raises in diagnose": (more("def diagnose(self): raise OSError('x')"), "it cannot diagnose itself: OSError: x"),
-    "has nothing to say": (more("def diagnose(self): return ()"), "its diagnose() is no tuple of Finding"),
     "imports torch": (first("import torch"), "it imports torch in the serving process, which only its workers may"),
     "imports torch late": (detects("import torch; return Detection(True, True, '')"), "it imports torch"),
     "opens a device": (first("device = open('/dev/ptmx')"), "it opens /dev/ptmx in the serving process"),

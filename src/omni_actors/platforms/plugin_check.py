@@ -93,7 +93,6 @@ def _look(name: str, value: str) -> dict[str, Any]:
         devices = _try("cannot list its devices", platform.devices)
         _check_devices(devices)
         _check_plan(platform, [device.name for device in devices])
-        _check_diagnosis(_try("cannot diagnose itself", platform.diagnose))
     return {
         "usable": bool(detection.usable),
         "present": bool(detection.present or detection.usable),
@@ -135,13 +134,6 @@ def _check_devices(devices: Any) -> None:
             raise _Broken(f"the memory of its device '{device.name}' is no number of bytes: {device.memory!r}")
     if len({device.name for device in devices}) < len(devices):
         raise _Broken("two of its devices have one name")
-
-
-def _check_diagnosis(findings: Any) -> None:
-    from omni_actors.platforms.platform import Finding
-
-    if not isinstance(findings, tuple) or not findings or not all(isinstance(it, Finding) for it in findings):
-        raise _Broken("its diagnose() is no tuple of Finding with at least one")
 
 
 def _check_plan(platform: Any, devices: Iterable[str]) -> None:

@@ -18,13 +18,17 @@ SCRIPT = Path(inquiry.__file__).with_name("device_check.py")
 
 
 def open_devices(found: tuple[Hardware, ...], chosen: str, within_s: float) -> Iterator[Finding]:
-    """The first device of each platform that can be used. What does not open is a problem of the ``chosen`` one, and a
-    warning of any other."""
-    usable = [(it, it.platform) for it in found if it.detection and it.platform is not None and it.devices]
-    answers = ask([_inquiry(platform, it.devices[0].name) for it, platform in usable], within_s)
-    for (it, _), answer in zip(usable, answers, strict=True):
+    """A device of each platform that can be used: the first that nothing is known to be wrong with. What does not open
+    is a problem of the ``chosen`` one, and a warning of any other."""
+    usable = [(it, it.platform, _sound(it)) for it in found if it.detection and it.platform is not None and it.devices]
+    answers = ask([_inquiry(platform, device) for _, platform, device in usable], within_s)
+    for (it, _, device), answer in zip(usable, answers, strict=True):
         bad = Verdict.PROBLEM if it.name == chosen else Verdict.WARNING
-        yield from _findings(f"{it.name}: {it.devices[0].name}", answer, bad)
+        yield from _findings(f"{it.name}: {device}", answer, bad)
+
+
+def _sound(it: Hardware) -> str:
+    return next((device.name for device in it.devices if not device.trouble), it.devices[0].name)
 
 
 def _inquiry(platform: OmniPlatform, device: str) -> Inquiry:

@@ -225,12 +225,9 @@ def _about_plugin(report: PluginReport, needed: bool) -> Finding:
 
 
 def _diagnosis(platform: OmniPlatform) -> tuple[Finding, ...]:
-    """Without its devices, which are told of by themselves. A vendor's own code: it may fail."""
-    try:
-        first, *others = platform.diagnose()
-        devices = {device.name for device in platform.devices()} if platform.detect() else set()
-    except Exception as error:
-        return (Finding(platform.name, Verdict.PROBLEM, f"its own diagnosis fails: {error!r}"),)
+    """Without its devices, which are told of by themselves."""
+    first, *others = platform.diagnose()
+    devices = {device.name for device in platform.devices()} if platform.detect() else set()
     return (first, *(finding for finding in others if finding.subject not in devices))
 
 
