@@ -11,7 +11,11 @@ from omni_actors.pipelines.settings import Settings
 from omni_actors.pipelines.strategy import Strategy
 from omni_actors.platforms.platform import OmniPlatform
 
-RANKS_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+RANKS_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it wants a NUMA node for each of its ranks otherwise
+}
 """Of processes that are ranks of one replica, which is within one machine: they meet where nobody else is."""
 
 
