@@ -36,8 +36,8 @@ def choose(
                 return [], hidden(units, variable, setting, entry)
             break
         found.append((entry, unit))
-    entries = [entry for entry, _ in found]
-    if len(set(entries)) < len(entries):
+    # By the device, which goes by many names; one that nothing is known of goes by its own.
+    if len({unit.id or entry.lstrip("0") for entry, unit in found}) < len(found):
         return [], f"{variable}={setting!r} names a device twice, which shows none"
     return found, ""
 
