@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from omni_actors.platforms.cuda import transport
-from omni_actors.platforms.cuda.transport import CudaTransport
+from omni_actors.platforms.cuda.transport import CudaTransport, TorchSharing
 from omni_actors.platforms.runtime import TransportError
 
 CPU = torch.device("cpu")
@@ -21,6 +23,7 @@ class Sharing:
 
     storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     attached: list[int] = field(default_factory=list)
+    buried: list[int] = field(default_factory=list)
     synchronized: int = 0
 
     def share(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
@@ -35,6 +38,9 @@ class Sharing:
             raise RuntimeError("CUDA error: invalid resource handle")
         self.attached.append(number)
         return self.storages[number]
+
+    def bury(self, shared: tuple[Any, ...]) -> None:
+        self.buried.append(shared[0])
 
     def synchronize(self) -> None:
         self.synchronized += 1
@@ -123,3 +129,14 @@ def test_slabs_of_processes_that_ended_are_let_go(ends: Ends, monkeypatch: pytes
     third = CudaTransport(CPU, ends.sharing)
     ends.consumer.open(third.export(torch.ones(4)))
     assert [it.readers for it in ends.consumer._attached.values()] == [1, 1]
+    assert ends.sharing.buried == [0]
+
+
+def test_the_file_in_which_torch_counts_readers_goes_with_its_process() -> None:
+    """torch names it as shared memory: ``/name``."""
+    counter = Path("/dev/shm") / f"torch_test_{secrets.token_hex(8)}"
+    counter.touch()
+    shared = (0, b"", 0, 0, f"/{counter.name}".encode(), 0, b"", False)
+    TorchSharing().bury(shared)
+    assert not counter.exists()
+    TorchSharing().bury(shared)  # another reader was first

@@ -7,7 +7,8 @@ What is lent lies in slabs of this transport's own, cut into slots of one power-
 (:mod:`omni_actors.connectors.shared_memory`): a copy on the device when it is exported, none when it is opened. So the
 memory that others have mapped is never torch's to give away. A slab is shared once, opened once by each process that
 reads from it, and kept as long as the process: torch counts the readers of what it has shared in files of its own,
-a count that a reader's ``kill -9`` would leave too high for ever.
+a count that a reader's ``kill -9`` would leave too high for ever. Such a file outlives a producer that is killed: who
+read from it removes it.
 
 A handle is opened on the reader's own device, whichever the producer's is: the driver maps another GPU's memory if the
 two have peer access, also one that ``CUDA_VISIBLE_DEVICES`` hides (since CUDA 10.1), and refuses otherwise. Who relies
@@ -20,6 +21,7 @@ import os
 import secrets
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -49,6 +51,10 @@ class Sharing(Protocol):
         """On this process's device of that number. Raises RuntimeError."""
         ...
 
+    def bury(self, shared: tuple[Any, ...]) -> None:
+        """The process that shared this has ended, and this one reads it no more: remove what it may have left."""
+        ...
+
     def synchronize(self) -> None:
         """Return when what was queued on the current stream is done."""
         ...
@@ -66,6 +72,10 @@ class TorchSharing:
     def attach(self, index: int, shared: tuple[Any, ...]) -> torch.UntypedStorage:
         _device, *rest = shared
         return torch.UntypedStorage._new_shared_cuda(index, *rest)
+
+    def bury(self, shared: tuple[Any, ...]) -> None:
+        counter = Path("/dev/shm", os.path.basename(os.fsdecode(shared[4])))
+        counter.unlink(missing_ok=True)
 
     def synchronize(self) -> None:
         torch.cuda.current_stream().synchronize()
@@ -102,6 +112,7 @@ class _Slot:
 @dataclass(slots=True, eq=False)
 class _Attached:
     pid: int
+    shared: tuple[Any, ...]
     storage: torch.UntypedStorage
     readers: int = 0
 
@@ -197,7 +208,7 @@ class CudaTransport(DeviceTransport):
         if attached is None:
             self._detach()
             storage = self._sharing.attach(self._device.index or 0, handle.shared)
-            attached = self._attached[key] = _Attached(handle.pid, storage)
+            attached = self._attached[key] = _Attached(handle.pid, handle.shared, storage)
         return attached
 
     def _detach(self) -> None:
@@ -205,3 +216,4 @@ class CudaTransport(DeviceTransport):
         for key, attached in list(self._attached.items()):
             if not attached.readers and not os.path.exists(f"/proc/{attached.pid}"):
                 del self._attached[key]
+                self._sharing.bury(attached.shared)
