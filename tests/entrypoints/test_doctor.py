@@ -245,6 +245,23 @@ def test_a_plugin_that_hangs_is_waited_for_so_long_and_no_longer(
     assert (said.verdict, "no answer in 0.5 s" in said.found, report.exit_code) == (Verdict.WARNING, True, 0)
 
 
+@pytest.mark.parametrize("said", ["raise OSError('no such file')", "return ('it works',)"])
+def test_a_plugin_whose_own_diagnosis_fails_serves_all_the_same(
+    plugins: list[EntryPoint], tmp_path: Path, said: str
+) -> None:
+    # A name of its own for each: a module is imported once.
+    name = f"moody{len(said)}"
+    (tmp_path / f"{name}_plugin.py").write_text(
+        f"{SOUND}\nclass Moody(Sound):\n    contract = 1\n    name = '{name}'\n"
+        f"    def diagnose(self):\n        {said}\n"
+    )
+    plugins.append(plugin(name, f"{name}_plugin:Moody"))
+    report = examine(name)
+    told = findings(report, "platforms")[name]
+    assert (told.verdict, "its own diagnosis fails" in told.found) == (Verdict.WARNING, True)
+    assert (report.platform, report.exit_code) == (name, 0)
+
+
 def test_two_that_claim_the_machine_are_a_problem_that_names_both(plugins: list[EntryPoint], tmp_path: Path) -> None:
     (tmp_path / "twin_plugin.py").write_text(f"{SOUND}\nclass Twin(Sound):\n    contract = 1\n    name = 'twin'\n")
     plugins += [plugin("sound", "sound_plugin:Sound"), plugin("twin", "twin_plugin:Twin")]

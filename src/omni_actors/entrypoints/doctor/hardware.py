@@ -225,10 +225,16 @@ def _about_plugin(report: PluginReport, needed: bool) -> Finding:
 
 
 def _diagnosis(platform: OmniPlatform) -> tuple[Finding, ...]:
-    """Without its devices, which are told of by themselves."""
-    first, *others = platform.diagnose()
-    devices = {device.name for device in platform.devices()} if platform.detect() else set()
-    return (first, *(finding for finding in others if finding.subject not in devices))
+    """Without its devices, which are told of by themselves. A vendor's own code: it may fail, and serving does not need
+    it."""
+    try:
+        found = platform.diagnose()
+        if not all(isinstance(it, Finding) for it in found):
+            raise TypeError("what it gives are no findings")
+        devices = {device.name for device in platform.devices()} if platform.detect() else set()
+        return tuple(it for place, it in enumerate(found) if not place or it.subject not in devices)
+    except Exception as error:
+        return (Finding(platform.name, Verdict.WARNING, f"its own diagnosis fails: {error!r}"),)
 
 
 def _remedy_of_choice(asked: str | None) -> str:
