@@ -104,7 +104,7 @@ class WorkerHalf:
 
     def memory(self) -> None:
         self._memory()
-        held = self._product(2048)
+        held = self._product(1024)
         found = self._memory()
         size = held.numel() * held.element_size()
         if found.used is not None:
