@@ -20,10 +20,12 @@ from torch.nn.attention import SDPBackend
 
 from omni_actors.platforms import kernels as plain
 from omni_actors.platforms.cuda import CudaPlatform, attention
-from omni_actors.platforms.cuda.kernels import experts, kernels
+from omni_actors.platforms.cuda.kernels import kernels
 from omni_actors.platforms.cuda.runtime import CudaRuntime
 from omni_actors.platforms.kernels import CacheLayout, Kernels
 from omni_actors.platforms.platform import PlatformError
+from omni_actors.platforms.rocm.kernels import kernels as on_rocm
+from omni_actors.platforms.runtime import Capability
 
 CPU = torch.device("cpu")
 SMALL = CacheLayout(kv_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16)
@@ -179,19 +181,32 @@ def test_a_choice_is_made_once(flash: FlashAttn) -> None:
     assert flash.calls.count("flash_attn_with_kvcache") == 2, "with and without a window"
 
 
-def test_experts_are_grouped_where_that_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(HOPPER).experts is experts
+def test_experts_are_grouped_where_that_is_one_kernel() -> None:
+    assert chosen(HOPPER).experts is plain.experts_in_groups
     assert chosen(AMPERE).experts is plain.experts
+    assert on_rocm(Capability("gfx942"), triton=False).experts is plain.experts_in_groups
+
+
+def test_experts_are_grouped_where_grouped_products_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(plain, "grouped_experts", lambda *args: asked.append("grouped"))
     rows, counts = torch.randn(3, 8), torch.tensor([2, 1])
     weights = torch.randn(2, 16, 8), torch.randn(2, 8, 8)
-    assert experts(rows, counts, *weights).shape == rows.shape
-    narrow = torch.randn(2, 6, 8).bfloat16(), torch.randn(2, 8, 3).bfloat16()
-    assert experts(rows.bfloat16(), counts, *narrow).shape == rows.shape
+    assert plain.experts_in_groups(rows, counts, *weights).shape == rows.shape
+    odd = torch.randn(2, 24, 8).bfloat16(), torch.randn(2, 8, 12).bfloat16()  # rows of 24 bytes
+    assert plain.experts_in_groups(rows.bfloat16(), counts, *odd).shape == rows.shape
     assert not asked
-    experts(rows.bfloat16(), counts, *weights)
+    plain.experts_in_groups(rows.bfloat16(), counts, *weights)
     assert asked == ["grouped"]
+
+
+@pytest.mark.parametrize("inner", [8, 3])
+def test_grouped_products_are_those_of_one_expert_after_the_other(inner: int) -> None:
+    """Also of rows that they do not take."""
+    torch.manual_seed(0)
+    weights = torch.randn(3, 2 * inner, 8).bfloat16(), torch.randn(3, 8, inner).bfloat16()
+    given = torch.randn(5, 8).bfloat16(), torch.tensor([2, 0, 3])
+    torch.testing.assert_close(plain.grouped_experts(*given, *weights), plain.experts(*given, *weights))
 
 
 def runtime(capability: tuple[int, int] = HOPPER, **options: Any) -> CudaRuntime:

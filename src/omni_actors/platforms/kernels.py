@@ -85,10 +85,23 @@ def experts(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, dow
 def grouped_experts(
     rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """The same in two grouped products, for bfloat16 on devices that have them: nothing waits for ``counts``."""
+    """The same in two grouped products, for bfloat16 on devices that have them: nothing waits for ``counts``. They take
+    rows of multiples of 16 bytes; others go through one expert after the other."""
+    if any(it.shape[2] * it.dtype.itemsize % 16 for it in (gate_up, down)):
+        return experts(rows, counts, gate_up, down)
     ends = counts.cumsum(0).to(torch.int32)
     gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
     return F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
+
+
+def experts_in_groups(
+    rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """:func:`grouped_experts` of what those products take: bfloat16, in rows that are whole multiples of 16 bytes. One
+    expert after the other for anything else."""
+    whole = gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
+    chosen = grouped_experts if rows.dtype == torch.bfloat16 and whole else experts
+    return chosen(rows, counts, gate_up, down)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

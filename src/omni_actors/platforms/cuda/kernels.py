@@ -56,18 +56,11 @@ def kernels(capability: tuple[int, int], device: torch.device, wanted: str, has:
 
     return Kernels(
         # Grouped products are one kernel from compute capability 9.0 on; below, torch waits for the counts itself.
-        experts=experts if capability >= (9, 0) else plain.experts,
+        experts=plain.experts_in_groups if capability >= (9, 0) else plain.experts,
         block_size=block_size,
         paged_decode=paged_decode,
         prompt_attention=prompt_attention,
     )
-
-
-def experts(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """In groups, for the one dtype that there are grouped products for, of rows that are whole multiples of 16 bytes."""
-    whole = gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
-    chosen = plain.grouped_experts if rows.dtype == torch.bfloat16 and whole else plain.experts
-    return chosen(rows, counts, gate_up, down)
 
 
 def _pages(capability: tuple[int, int], layout: CacheLayout) -> bool:

@@ -6,8 +6,6 @@ experts are multiplied in groups where the device computes in bfloat16 and torch
 
 from __future__ import annotations
 
-import torch
-
 from omni_actors.platforms import kernels as plain
 from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode
 from omni_actors.platforms.runtime import Capability
@@ -31,12 +29,6 @@ def kernels(capability: Capability, triton: bool) -> Kernels:
         return chosen
 
     return Kernels(
-        experts=experts if capability.name in _GROUPED else plain.experts,
+        experts=plain.experts_in_groups if capability.name in _GROUPED else plain.experts,
         paged_decode=paged_decode,
     )
-
-
-def experts(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """In groups, for the one dtype that there are grouped products for."""
-    chosen = plain.grouped_experts if rows.dtype == torch.bfloat16 else plain.experts
-    return chosen(rows, counts, gate_up, down)
