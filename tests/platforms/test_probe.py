@@ -316,6 +316,15 @@ def test_what_an_asked_process_started_is_gone_with_it(tmp_path: Path) -> None:
             os.close(fd)
 
 
+def test_a_program_that_has_more_than_texts_in_its_path_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = machines.write(tmp_path, "script.py", "import sys\ndef answer(argument):\n    return sys.path\n")
+    monkeypatch.setattr(sys, "path", ["first", tmp_path, *sys.path])  # imports pass over what is no text
+    (answer,) = ask([Inquiry(script)], 10)
+    assert answer.value[:2] == ["first", sys.path[2]]
+
+
 def test_a_process_that_a_driver_does_not_let_end_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,7 @@ class Accelerator(OmniPlatform):
         return self.visible(self.inventory)[0] if units else ()
 
     def _index(self, device: str) -> int:
-        match = re.fullmatch(rf"{re.escape(self.name)}:([0-9]{{1,4}})", device)
+        match = re.fullmatch(rf"{re.escape(self.name)}:(0|[1-9][0-9]{{0,3}})", device)
         if match is None:
             names = f"they are called {self.name}:0, {self.name}:1, …"
             raise PlatformError(f"platform '{self.name}' has no device '{device}'; {names}")

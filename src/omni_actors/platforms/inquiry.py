@@ -142,7 +142,8 @@ def _start(inquiry: Inquiry) -> _Child | Answer:
     answers, answering_end = os.pipe()
     prints, printing_end = os.pipe()
     first = [entry for entry in inquiry.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    said = json.dumps({"path": [*first, *sys.path], "argument": inquiry.argument})
+    path = [entry for entry in sys.path if isinstance(entry, str)]  # imports pass over whatever else is in it
+    said = json.dumps({"path": [*first, *path], "argument": inquiry.argument})
     arguments = [str(answering_end), str(os.getpid()), str(inquiry.script), said]
     try:
         popen = subprocess.Popen(
