@@ -1,45 +1,129 @@
-"""The leader of a replica's ranks: what it says of a follower that ends."""
+"""A leader and its followers as processes, without a network between them: how they begin, and end together."""
 
 from __future__ import annotations
 
 import os
-import socket
-import threading
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from omni_actors.protocol.codec import up_reader
-from omni_actors.protocol.frames import PROTOCOL_VERSION, Fatal, Hello, RankPlace
-from omni_actors.worker import ranks
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello, RankPlace
+from omni_actors.worker.ranks import Followers, RankLost, RanksApart
+
+WAITING = "tests.worker.rank_engines:WaitingEngine"
+LEADER = """
+import sys, time
+from tests.worker.test_ranks import hello, WAITING
 from omni_actors.worker.ranks import Followers
+followers = Followers(hello(WAITING))
+followers.greet()
+followers.wait_loaded()
+print(*followers.pids, flush=True)
+time.sleep(60)  # as in a collective that does not return
+"""
 
-PATIENCE_S = 60
 
-
-@pytest.mark.deadline(PATIENCE_S)
-def test_why_a_follower_cannot_load_is_said_though_its_leader_loads_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = threading.Event()
-    kill = os.kill
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.set() if pid == os.getpid() else kill(pid, number))
-    monkeypatch.setattr(ranks, "GRACE_S", 0.0)
-    hello = Hello(
+def hello(engine: str, ranks: int = 2) -> Hello:
+    return Hello(
         version=PROTOCOL_VERSION,
         stage="llm",
         replica=0,
         incarnation=1,
-        engine="",
+        engine=engine,
         adapter="",
-        platform="no.such.package:Platform",
-        ranks=(RankPlace("cpu", {}), RankPlace("cpu", {})),
+        ranks=tuple(RankPlace("cpu", {"PLACE": str(rank)}) for rank in range(ranks)),
+        collectives="gloo",
     )
-    serving, control = socket.socketpair()
-    with serving, control:
-        followers = Followers(hello, control)
-        try:
-            assert killed.wait(PATIENCE_S), "the leader would load on, without one of its ranks"
-        finally:
-            followers.close()
-        (said,) = up_reader().feed(serving.recv(1 << 16))
-    assert isinstance(said, Fatal)
-    assert said.error.stage == "llm"
-    assert said.error.message.startswith("rank 1: ModuleNotFoundError: No module named 'no'")
+
+
+def ended(pid: int, within_s: float = 10) -> bool:
+    """Whether a process that may not be ours ends in time."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], within_s)[0])
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process leads in some tests, and is not to end when it is slow to say that it has lost a follower."""
+    monkeypatch.setattr("omni_actors.worker.ranks.GRACE_S", 60.0)
+
+
+@pytest.fixture
+def leader() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", LEADER], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
+
+
+def follower_of(leader: subprocess.Popen[str]) -> int:
+    assert leader.stdout is not None
+    return int(leader.stdout.readline())
+
+
+def test_a_leader_that_stands_in_a_collective_ends_with_its_follower(leader: subprocess.Popen[str]) -> None:
+    with leader:
+        os.kill(follower_of(leader), signal.SIGKILL)
+        assert leader.wait(20) == -signal.SIGKILL
+
+
+def test_a_follower_ends_with_its_leader(leader: subprocess.Popen[str]) -> None:
+    with leader:
+        follower = follower_of(leader)
+        assert os.getpgid(follower) == os.getpgid(leader.pid)
+        leader.kill()
+        leader.wait(20)
+        assert ended(follower)
+
+
+def test_each_follower_has_its_own_place_and_is_let_go() -> None:
+    followers = Followers(hello(WAITING, ranks=3))
+    try:
+        followers.greet()
+        followers.wait_loaded()
+        places = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in followers.pids]
+        assert [b"PLACE=1" in places[0], b"PLACE=2" in places[1]] == [True, True]
+        assert len(set(followers.filenos())) == 2
+        assert isinstance(followers.part(ValueError("x")), RanksApart)
+        followers.check(set())
+    finally:
+        pids = followers.pids
+        followers.close()
+        followers.close()
+    assert all(ended(pid, 0) for pid in pids)
+
+
+def test_whose_end_a_step_has_felt_is_named() -> None:
+    followers = Followers(hello(WAITING))
+    try:
+        followers.greet()
+        followers.wait_loaded()
+        (pid,) = followers.pids
+        os.kill(pid, signal.SIGSTOP)
+        assert isinstance(followers.part(ValueError("x")), RanksApart)
+        os.kill(pid, signal.SIGKILL)
+        lost = followers.part(ValueError("a connection broke"))
+        assert isinstance(lost, RankLost)
+        assert str(lost) == f"rank 1 (pid {pid}) has ended"
+    finally:
+        followers.close()
+
+
+def test_an_engine_that_runs_on_one_device_says_so() -> None:
+    followers = Followers(hello("omni_actors.worker.engines.stub:StubEngine"))
+    try:
+        followers.greet()
+        with pytest.raises(OmniError, match="StubEngine runs on one device"):
+            followers.wait_loaded()
+    finally:
+        followers.close()
