@@ -137,7 +137,7 @@ class ModuleRuntime(DeviceRuntime):
 
 
 class ModuleGraphs(Graphs):
-    """Recordings by a vendor's module: a graph for each, a pool of memory that all of them share, a stream to record on.
+    """Recordings by a vendor's module: a graph for each, a pool of memory that all share, a stream to record on.
 
     Warming up and recording are on the same stream: libraries keep handles and workspaces by stream, and what they make
     on first use (hipBLASLt's handle, say) must not be made in a recording. It is one stream for all, as sharing a pool

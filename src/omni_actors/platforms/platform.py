@@ -174,8 +174,8 @@ class OmniPlatform(ABC):
         return tuple(about)
 
     def usual_dtype(self, options: Mapping[str, Any]) -> str:
-        """What a stage computes in that names no dtype, if the stage can. Raises :class:`PlatformError` for options that
-        say nothing sensible."""
+        """What a stage computes in that names no dtype, if the stage can. Raises :class:`PlatformError` for options
+        that say nothing sensible."""
         return self.default_dtype
 
     def usual_devices(self, stage: int, threads: int, options: Mapping[str, Any]) -> tuple[str, ...]:

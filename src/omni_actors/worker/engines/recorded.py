@@ -59,6 +59,7 @@ class RecordedSteps:
         self._prepared: tuple[torch.Tensor, ...] = ()
         self._lengths = torch.ones(self._sizes[-1], dtype=torch.int32, device=decoder.device)
         self._recordings: dict[tuple[int, int], _Recording] = {}
+        self._reach = 1  # blocks of the longest sequence so far: what is behind them in a table is as it was made
 
     @torch.inference_mode()
     def record(self, graphs: Graphs) -> int:
@@ -109,13 +110,14 @@ class RecordedSteps:
             return None
         for buffer, part in zip(self._prepared, prepared, strict=True):
             buffer[:count].copy_(part)
-        table = np.full((size, width), self._cache.padding, np.int32)
+        self._reach = max(self._reach, *blocks)
+        table = np.full((size, min(width, self._reach)), self._cache.padding, np.int32)
         table[count:] = self._cache.scratch
         for row, chunk, filled in zip(table, chunks, blocks, strict=False):
             row[:filled] = chunk.sequence.blocks[:filled]
         lengths = np.ones(size, np.int32)
         lengths[:count] = starts + 1
-        recording.table.copy_(torch.from_numpy(table))
+        recording.table[:, : table.shape[1]].copy_(torch.from_numpy(table))
         self._lengths[:size].copy_(torch.from_numpy(lengths))
         output = recording.replay()
         self.steps += 1
