@@ -142,13 +142,13 @@ def _viewed(operator: Any) -> Any:
     return next((it for it in aliases if it is not None and not it.is_write), None)
 
 
-def install_collectives(name: str) -> None:
+def install_collectives(name: str, device: str) -> None:
     """Make ``name`` a backend of torch.distributed, for tensors on the fake device: by gloo, on the same memory."""
 
     def make(store: Any, rank: int, size: int, timeout: timedelta) -> _HostGroup:
         return _HostGroup(name, store, rank, size, timeout)
 
-    distributed.Backend.register_backend(name, make)
+    distributed.Backend.register_backend(name, make, devices=[device])
 
 
 class _HostGroup(distributed.ProcessGroup):
@@ -225,6 +225,9 @@ class HostModule(ModuleType):
 
     def max_memory_allocated(self, device: Any = None) -> int:
         return 2 << 20
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
 
     def get_device_name(self, device: Any = None) -> str:
         return f"fake {self._name}"

@@ -34,7 +34,7 @@ class _Npu(HostModule):
 
 npu = _Npu("npu")
 install("npu", npu)
-install_collectives("hccl")
+install_collectives("hccl", "npu")
 
 
 def npu_format_cast(tensor: torch.Tensor, acl_format: int) -> torch.Tensor:

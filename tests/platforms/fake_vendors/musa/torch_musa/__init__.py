@@ -16,4 +16,4 @@ class _Musa(HostModule):
 
 
 install("musa", _Musa("musa"))
-install_collectives("mccl")
+install_collectives("mccl", "musa")
