@@ -31,14 +31,17 @@ main(sys.argv[1:])
 WORST = ("does not import", "exits at import", "crashes", "hangs at import", "prints without end", "is of another kind")
 
 
-def explain(site: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", MAIN, "explain", "stub", "--json", *arguments]
+
+
+def environment_with(site: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in machines.NO_DEVICES}
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, "explain", "stub", "--json", *arguments],
-        env=kept | {"PYTHONPATH": str(site), DEADLINE_VARIABLE: "5"} | environment,
-        capture_output=True,
-        text=True,
-    )
+    return kept | {"PYTHONPATH": str(site), DEADLINE_VARIABLE: "5"}
+
+
+def explain(site: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), env=environment_with(site) | environment, capture_output=True, text=True)
 
 
 def platform_of(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
@@ -135,3 +138,11 @@ def test_two_that_claim_the_machine_are_an_error_that_names_both(tmp_path: Path)
     assert "'right'" in line
     assert line.endswith("both claim this machine; choose one with --platform")
     assert platform_of(explain(tmp_path, "--platform", "right")) == ("right", "command line")
+
+
+def test_it_is_found_by_a_command_whose_standard_streams_are_closed(tmp_path: Path) -> None:
+    install(tmp_path, "sound")
+    log = tmp_path / "log"
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>"$0"', str(log), *command("--platform", "sound")]
+    done = subprocess.run(closed, env=environment_with(tmp_path))
+    assert (done.returncode, log.read_text()) == (0, "")

@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _give_up_full_streams() -> None:
     """What cannot be written (a full disk, a closed pipe) is not tried again when Python exits, which would then change
     the exit status."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed when Python started
         try:
             stream.flush()
         except OSError:

@@ -8,6 +8,7 @@ exits, hangs, floods its output) is a sentence.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -139,8 +140,8 @@ def ask(inquiries: Sequence[Inquiry], within_s: float) -> list[Answer]:
 
 
 def _start(inquiry: Inquiry) -> _Child | Answer:
-    answers, answering_end = os.pipe()
-    prints, printing_end = os.pipe()
+    answers, answering_end = _pipe()
+    prints, printing_end = _pipe()
     first = [entry for entry in inquiry.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     path = [entry for entry in sys.path if isinstance(entry, str)]  # imports pass over whatever else is in it
     said = json.dumps({"path": [*first, *path], "argument": inquiry.argument})
@@ -163,6 +164,17 @@ def _start(inquiry: Inquiry) -> _Child | Answer:
         os.close(answering_end)
         os.close(printing_end)
     return _Child(popen, os.pidfd_open(popen.pid), answers, prints)
+
+
+def _pipe() -> tuple[int, int]:
+    """None of its ends is one of the numbers that become the child's standard streams, even where ours are closed."""
+    ends = os.pipe()
+    try:
+        reads, writes = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+    return reads, writes
 
 
 def _listen(children: list[_Child], deadline: float) -> set[_Child]:
