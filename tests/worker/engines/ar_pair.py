@@ -18,9 +18,9 @@ from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter
 
 
-def half(
-    adapter: AutoregressiveAdapter, role: str, connector: str = "shared_memory", **options: Any
-) -> AutoregressiveEngine:
+def half(adapter: AutoregressiveAdapter, role: str, **options: Any) -> AutoregressiveEngine:
+    """``connector`` among the options is that of the edge between the two."""
+    connector = options.pop("connector", "shared_memory")
     said = hello("", **{**options, "role": role})
     if role == "prefill":
         edge = EdgeSpec(index=0, source="llm-prefill", target="llm", port="kv", kind="kv", connector=connector)
