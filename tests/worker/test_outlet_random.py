@@ -8,8 +8,11 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from tests.connectors.ends import wait
+from tests.connectors.fake_device import Memory, Tensor
 
-from omni_actors.connectors.payload import Payload
+from omni_actors.connectors.device import DeviceLink, Exports
+from omni_actors.connectors.payload import DeviceTensors, Payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.connectors.unix import UnixLink
 from omni_actors.pipelines.declaration import Mode
@@ -24,9 +27,11 @@ BUDGET = 1 << 20
 
 
 class Room:
-    """A producer's outlet, and two consumers that read and acknowledge when they like. One of them may die."""
+    """A producer's outlet, and two consumers that read and acknowledge when they like. One of them may die. With a
+    ``device``, which has room only now and then, the first of them opens its memory."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, device: bool = False) -> None:
+        self.seed = seed
         self.chance = random.Random(seed)
         ours, self.serving = socket.socketpair()
         self.serving.setblocking(False)
@@ -34,7 +39,19 @@ class Room:
         pairs = [socket.socketpair() for _ in range(2)]
         self.links = [UnixLink(i, f"c{i}", pair[0]) for i, pair in enumerate(pairs)]
         self.consumers: list[UnixLink | None] = [UnixLink(i, "p", pair[1]) for i, pair in enumerate(pairs)]
-        self.outlet = Outlet("p", self.control, Arena(BUDGET), lambda key: None)
+        lent: dict[bytes, Tensor] = {}
+        self.memory, self.theirs = Memory(lent), Memory(lent)
+        self.exports = Exports(self.memory, BUDGET) if device else None
+        if device:
+            self.links[0] = DeviceLink(0, "c0", pairs[0][0], "p", self.memory)
+            consumer = self.consumers[0] = DeviceLink(0, "p", pairs[0][1], "c", self.theirs)
+            ends = (self.links[0], consumer)
+            for one, other in (ends, ends[::-1], ends):
+                one.flush()
+                wait(other)
+                assert other.receive() == []
+            assert self.links[0].direct
+        self.outlet = Outlet("p", self.control, Arena(BUDGET), lambda key: None, self.exports)
         self.placed: dict[int, tuple[Payload, int]] = {}
         self.sent: dict[int, list[int]] = defaultdict(list)
         self.read: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -77,10 +94,13 @@ class Room:
             if self.chance.random() < 0.5:
                 self.placed[key] = outlet.allocate(key, "x", {}, {"a": ((count,), "int64")}), value
             else:
-                outlet.emit(key, Payload("x", {}, {"a": np.full(count, value)}))
+                array = np.full(count, value)
+                there = self.exports is not None and self.chance.random() < 0.7
+                outlet.emit(key, Payload("x", {}, DeviceTensors({"a": Tensor(array)}) if there else {"a": array}))
                 self.sent[key].append(value)
 
     def turn(self) -> None:
+        self.memory.room = self.chance.choice((0, 1 << 30))
         for link in self.outlet.flush():
             if link.pending:
                 link.flush()
@@ -136,7 +156,21 @@ class Room:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_use(seed: int) -> None:
-    room = Room(seed)
+    run(Room(seed))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_use_of_a_device(seed: int) -> None:
+    room = run(Room(seed, device=True))
+    assert room.exports is not None
+    assert room.exports.total > 0
+    assert room.exports.used_bytes == 0
+    assert not room.memory.lent
+    assert room.consumers[0] is None or not room.theirs.opened
+
+
+def run(room: Room) -> Room:
+    """Forty requests to their ends."""
     chance, outlet = room.chance, room.outlet
     keys = iter(range(40))
     more = True
@@ -152,7 +186,7 @@ def test_random_use(seed: int) -> None:
         room.turn()
         for to in range(2):
             room.consume(to, chance.randrange(4))
-        if seed % 3 == 0 and turn == 40:
+        if room.seed % 3 == 0 and turn == 40:
             room.die(chance.randrange(2))
         for job in (*outlet.jobs.values(), *outlet.draining.values()):
             for route in job.routes:
@@ -174,3 +208,4 @@ def test_random_use(seed: int) -> None:
                 assert room.read[key, index] == room.sent[key]
                 assert (key, index) in room.ended
     room.close()
+    return room
