@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -93,7 +93,7 @@ class RequestStream:
 
     # ---- the caller's side
 
-    def __aenter__(self) -> Awaitable[RequestStream]:
+    def __aenter__(self) -> Coroutine[Any, Any, RequestStream]:
         return self._orchestrator._admit(self)
 
     async def __aexit__(
