@@ -177,6 +177,15 @@ def test_a_file_for_another_machine_runs_where_the_command_line_says(
         assistant(deploy=deploy, platform="cpu")
 
 
+@pytest.mark.parametrize(
+    ("platform", "option", "takes"),
+    [("cpu", "dtype=float64", "float32 or bfloat16 or auto"), ("cuda", "attention=fast", "auto or flash or triton")],
+)
+def test_an_option_that_has_choices_takes_no_other(platform: str, option: str, takes: str) -> None:
+    with pytest.raises(PlanError, match=f"takes {takes}"):
+        assistant(f"platforms.{platform}.{option}", platform=platform)
+
+
 def test_devices_and_dtypes_are_checked_by_the_stages_own_platform() -> None:
     given = ("stages.llm.platform=abacus", "stages.llm.devices=[abacus:1, abacus:0]")
     assert assistant(*given).stage("llm").devices == ("abacus:1", "abacus:0")

@@ -228,11 +228,6 @@ def test_graphs_are_an_option() -> None:
     assert runtime(graphs=False).graphs() is None
 
 
-def test_an_attention_that_there_is_not_is_an_error() -> None:
-    with pytest.raises(PlatformError, match="auto, flash, triton, torch, not 'sage'"):
-        runtime(attention="sage").choose()
-
-
 def test_a_torch_without_cuda_is_said_with_the_remedy() -> None:
     with pytest.raises(PlatformError, match="not built for CUDA: install the wheel"):
         runtime().open()

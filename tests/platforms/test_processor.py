@@ -198,5 +198,5 @@ def test_the_usual_dtype_is_an_option(
 
 
 def test_a_dtype_that_there_is_not_is_said_where_it_stands() -> None:
-    with pytest.raises(PlanError, match=r"float32, bfloat16, auto, not 'int3'"):
+    with pytest.raises(PlanError, match=r"takes float32 or bfloat16 or auto, not 'int3'"):
         resolve("stub", platform="cpu", overrides=["platforms.cpu.dtype=int3"])

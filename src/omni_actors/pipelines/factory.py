@@ -379,10 +379,7 @@ def _dtype(at: str, stage: Stage, platform: OmniPlatform, options: Mapping[str, 
         raise PlanError(
             f"stage '{stage.name}' computes in {', '.join(stage.dtypes)}, which platform '{platform.name}' does not"
         )
-    try:
-        usual = platform.usual_dtype(options)
-    except PlatformError as error:
-        raise PlanError(f"{settings.where(f'platforms.{platform.name}.dtype')}: {error}") from None
+    usual = platform.usual_dtype(options)
     usual = usual if usual in possible else possible[0]
     dtype: str = settings.get(f"{at}.dtype", usual, Origin("platform", platform.name))
     if dtype not in possible:

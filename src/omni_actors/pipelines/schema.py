@@ -89,11 +89,14 @@ def settings_schema(
 
 def _platform(platform: OmniPlatform) -> Group:
     return Group(
-        {
-            key: Leaf(like(default, platform.options_type.get(key)), platform.options_doc.get(key, ""))
-            for key, default in platform.options.items()
-        }
+        {key: Leaf(_platform_option(platform, key), platform.options_doc.get(key, "")) for key in platform.options}
     )
+
+
+def _platform_option(platform: OmniPlatform, name: str) -> Callable[[Any], Any]:
+    if choices := platform.options_choices.get(name):
+        return one_of(*choices)
+    return like(platform.options[name], platform.options_type.get(name))
 
 
 def deployment_limits() -> dict[str, Leaf | Group]:

@@ -98,8 +98,8 @@ class OmniPlatform(ABC):
     inherited by accident: the base class has none.
 
     ``options`` are what a deploy file may set under ``platforms.<name>`` (name → default); ``options_doc`` has a
-    sentence for each, ``options_type`` the type of each whose default is ``None``. ``dtypes`` are the dtypes that its
-    engines compute in, ``default_dtype`` among them.
+    sentence for each, ``options_type`` the type of each whose default is ``None``, ``options_choices`` the values of
+    each that takes no others. ``dtypes`` are the dtypes that its engines compute in, ``default_dtype`` among them.
     """
 
     contract: ClassVar[int]
@@ -115,6 +115,7 @@ class OmniPlatform(ABC):
     options: ClassVar[Mapping[str, Any]] = {}
     options_doc: ClassVar[Mapping[str, str]] = {}
     options_type: ClassVar[Mapping[str, type]] = {}
+    options_choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     plannable: ClassVar[bool] = False
     """Whether a deployment may be planned, by naming this platform, on a machine where :meth:`detect` is false."""
 
@@ -174,8 +175,7 @@ class OmniPlatform(ABC):
         return tuple(about)
 
     def usual_dtype(self, options: Mapping[str, Any]) -> str:
-        """What a stage computes in that names no dtype, if the stage can. Raises :class:`PlatformError` for options
-        that say nothing sensible."""
+        """What a stage computes in that names no dtype, if the stage can."""
         return self.default_dtype
 
     def usual_devices(self, stage: int, threads: int, options: Mapping[str, Any]) -> tuple[str, ...]:

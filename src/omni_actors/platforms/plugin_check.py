@@ -45,6 +45,7 @@ FACTS: dict[str, Any] = {
     "engines": dict[str, str],
     "options": dict[str, Any],
     "options_doc": dict[str, str],
+    "options_choices": dict[str, tuple[str, ...]],
     "distributions": dict[str, str],
     "visibility": tuple[str, ...],
     "collectives": str,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from omni_actors.platforms.cpu.files import groups, lines
 from omni_actors.platforms.cpu.topology import Node, features, nodes
-from omni_actors.platforms.platform import VLLM_ENGINE, Detection, Device, OmniPlatform, PlatformError
+from omni_actors.platforms.platform import VLLM_ENGINE, Detection, Device, OmniPlatform
 from omni_actors.platforms.quantization import TORCH
 
 KEPT_BYTES = 1 << 30
@@ -32,6 +32,7 @@ class CpuPlatform(OmniPlatform):
     vllm_builds = ("cpu",)
     quantization: ClassVar[Mapping[str, str]] = TORCH
     options: ClassVar[Mapping[str, Any]] = {"dtype": "float32", "numa": True}
+    options_choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"dtype": DTYPES}
     options_doc: ClassVar[Mapping[str, str]] = {
         "dtype": "Of stages that name none: float32, bfloat16, or auto: bfloat16 where the processor multiplies it.",
         "numa": "Keep each worker on one NUMA node, where there are several and its threads fit one.",
@@ -52,8 +53,6 @@ class CpuPlatform(OmniPlatform):
 
     def usual_dtype(self, options: Mapping[str, Any]) -> str:
         wanted = options.get("dtype", self.default_dtype)
-        if wanted not in DTYPES:
-            raise PlatformError(f"option 'dtype' is one of {', '.join(DTYPES)}, not {wanted!r}")
         if wanted == "auto":
             return "bfloat16" if "bf16" in features(self.root) else "float32"
         return str(wanted)

@@ -13,14 +13,11 @@ from omni_actors.platforms import kernels as plain
 from omni_actors.platforms.cuda import attention
 from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode, PromptAttention
 
-ATTENTION = ("auto", "flash", "triton", "torch")
-"""The values of option ``attention``."""
-
 LEAST_TRITON_BLOCK = 16
 
 
 def kernels(capability: tuple[int, int], device: torch.device, wanted: str, has: Callable[[str], bool]) -> Kernels:
-    """This device's choice. ``wanted`` is one of :data:`ATTENTION`; ``has`` says whether a package is installed."""
+    """This device's choice. ``wanted`` is the option ``attention``; ``has`` says whether a package is installed."""
     flash = wanted in ("auto", "flash")
     package = flash and has("flash_attn")
 

@@ -30,6 +30,9 @@ MODEL = "NVIDIA GPU"
 DRIVER_IS_DOWN = {9: "the driver is not loaded", 18: "the driver and its libraries are of different versions"}
 """NVML's errors that CUDA would meet too. With any other, CUDA may still work: NVML is not there, or not permitted."""
 
+ATTENTION = ("auto", "flash", "triton", "torch")
+"""The values of option ``attention``."""
+
 GPUS = "give the container its devices (--gpus all) and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
@@ -48,6 +51,7 @@ class CudaPlatform(Accelerator):
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
     options: ClassVar[Mapping[str, Any]] = {"tf32": False, "graphs": True, "attention": "auto"}
+    options_choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"attention": ATTENTION}
     options_doc: ClassVar[Mapping[str, str]] = {
         "tf32": "Let float32 stages use TF32 where torch does by itself: convolutions are faster, with errors of 1e-3.",
         "graphs": "Record decode steps as CUDA graphs when a worker starts, and replay them.",

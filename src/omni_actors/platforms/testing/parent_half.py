@@ -152,8 +152,11 @@ class ParentHalf:
         options, docs, types = self.kind.options, self.kind.options_doc, self.kind.options_type
         undocumented = sorted(options.keys() - docs.keys())
         expect(not undocumented, f"its options {undocumented} are documented nowhere (options_doc)")
-        unknown = sorted((docs.keys() | types.keys()) - options.keys())
-        expect(not unknown, f"options_doc or options_type speak of {unknown}, which are no options")
+        choices = self.kind.options_choices
+        unknown = sorted((docs.keys() | types.keys() | choices.keys()) - options.keys())
+        expect(not unknown, f"options_doc, options_type or options_choices speak of {unknown}, which are no options")
+        for name, values in choices.items():
+            expect(options[name] in values, f"the default {options[name]!r} of its option '{name}' is no choice of it")
         for name, default in options.items():
             expect(name.isidentifier(), f"its option {name!r} is no name")
             expect(docs[name].strip().endswith("."), f"the documentation of its option '{name}' is no sentence")
