@@ -53,6 +53,7 @@ def main(vendor: str) -> dict[str, Any]:
     seen["device"] = str(runtime.torch_device)
     seen |= compute(runtime)
     seen["attention"] = attention(runtime)
+    seen["drawn"] = drawn(runtime)
     seen["engines"] = {name: prepared(hello, name) for name in (platform.engines["generation"], GENERATION)}
     return seen
 
@@ -182,6 +183,35 @@ def attention(runtime: Any) -> float:
             weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
             compare(found, torch.einsum("hqk,hkd->qhd", weights, keys[1].repeat_interleave(heads // kv_heads, 0)))
     return max(worst)
+
+
+def drawn(runtime: Any) -> dict[str, Any]:
+    """Tokens that are drawn of logits on the device and on the host, and what computed in float64 on the device."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.worker.engines.sampling import Choosing, Row, sample
+
+    wide: set[str] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for it in (*args, *(result if isinstance(result, (list, tuple)) else (result,))):
+                if isinstance(it, torch.Tensor) and it.device.type != "cpu" and it.dtype == torch.float64:
+                    wide.add(func.name())
+            return result
+
+    def tokens(device: torch.device, kernels: Kernels) -> list[int]:
+        logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(1)).to(device)
+        settings = [(0, 1.0), (0, 0.9), (20, 1.0), (5, 0.8), (0, 1.0), (0, 0.5)]
+        choosing = [Choosing(temperature=1.0, top_k=k, top_p=p, seed=i) for i, (k, p) in enumerate(settings)]
+        return sample(logits, [Row(it, stage="llm") for it in choosing], lambda token: b"", kernels).token_ids
+
+    with Watch():
+        found = tokens(runtime.torch_device, runtime.kernels)
+    return {"here": found, "on the host": tokens(torch.device("cpu"), Kernels()), "float64": sorted(wide)}
 
 
 if __name__ == "__main__":

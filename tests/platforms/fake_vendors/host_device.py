@@ -124,7 +124,7 @@ def _execute(operator: Any, *args: Any, **kwargs: Any) -> Any:
     if operator is torch.ops.aten._copy_from.default:
         inward(args[1]).copy_(inward(args[0]))
         return args[1]
-    result = operator(*map(inward, args), **{name: inward(value) for name, value in kwargs.items()})
+    result = operator(*map(inward, _tensors(operator, args)), **{name: inward(it) for name, it in kwargs.items()})
     for host, tensor in known.values():
         if host.shape != tensor.shape:  # an output that was empty until it was written
             tensor.data = to_device(host)
@@ -134,6 +134,17 @@ def _execute(operator: Any, *args: Any, **kwargs: Any) -> Any:
         _viewed(operator) is None
     ):  # a view of a plain tensor is a plain tensor, whenever it is made
         return outward(result)
+
+
+def _tensors(operator: Any, args: tuple[Any, ...]) -> list[Any]:
+    """The arguments, with tensors where torch has made a number of one: few operators take that back."""
+    if torch._C._should_allow_numbers_as_tensors(operator._schema.name.rpartition(":")[2]):
+        return list(args)
+    declared = operator._schema.arguments
+    return [
+        torch.tensor(it) if isinstance(it, (bool, int, float)) and str(declared[place].type) == "Tensor" else it
+        for place, it in enumerate(args)
+    ]
 
 
 def _viewed(operator: Any) -> Any:
