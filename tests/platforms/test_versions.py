@@ -66,6 +66,25 @@ def test_what_is_declared_is_what_pyproject_says(site: Site) -> None:
     assert said.extras["musa"] >= {"torch"}
 
 
+def leave(site: Site, name: str, metadata: bytes | None) -> None:
+    """What an installation that was interrupted, or a careless build, has left."""
+    folder = site.folder / f"{name}-0.dist-info"
+    folder.mkdir()
+    if metadata is not None:
+        (folder / "METADATA").write_bytes(metadata)
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, b"", b"Name: torch\nVersion: of today\n", b"Version: 2.9.0\nAuthor: \xe9\n"]
+)
+def test_what_is_left_of_a_package_is_neither_that_package_nor_in_its_way(site: Site, metadata: bytes | None) -> None:
+    leave(site, "torch", metadata)
+    found = site.findings(torch="torch")["torch"]
+    assert (found.verdict, found.found) == (Verdict.PROBLEM, "has metadata without a version")
+    site.install("torch", "2.13.0")
+    assert site.findings(torch="torch")["torch"] == Finding("torch", Verdict.OK, "2.13.0")
+
+
 def test_versions_that_go_together_are_fine(site: Site) -> None:
     site.install("torch", "2.13.0+cu130", "filelock", "numpy>=99; extra == 'never'")
     site.install("transformers", "5.23.0", "torch>=2.4; extra == 'torch'")

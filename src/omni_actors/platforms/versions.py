@@ -54,8 +54,9 @@ class Installed:
     def package(self, name: str) -> Package | None:
         if name not in self.read:
             spoken = (name, ALIASES.get(name, name))
-            found = next((it for one in spoken for it in distributions(name=one, path=list(self.path))), None)
-            self.read[name] = _package(found) if found else None
+            found = [_package(it) for one in spoken for it in distributions(name=one, path=list(self.path))]
+            # The first on the path, but for what is left of one that was not removed whole.
+            self.read[name] = next((it for it in found if it.version is not None), found[0] if found else None)
         return self.read[name]
 
     def version(self, name: str) -> Version | None:
@@ -65,11 +66,13 @@ class Installed:
 
 def _package(found: Distribution) -> Package:
     requires = []
-    for line in found.requires or ():
-        with contextlib.suppress(InvalidRequirement):
-            requires.append(Requirement(line))
     try:
+        for line in found.requires or ():
+            with contextlib.suppress(InvalidRequirement):
+                requires.append(Requirement(line))
         version = Version(found.version)
+    except UnicodeDecodeError:
+        return Package(None, (), ())
     except (InvalidVersion, TypeError):
         version = None
     return Package(version, tuple(requires), tuple(found.metadata.get_all("Provides-Extra") or ()))
@@ -133,7 +136,8 @@ def version_findings(needed: Mapping[str, str], path: Sequence[str] | None = Non
         if (version := installed.version(name)) is not None:
             found.append(_checked(name, version, needed, installed, said))
         elif name in needed:
-            found.append(Finding(name, Verdict.PROBLEM, "is not installed", said.remedy(name, needed[name])))
+            why = "has metadata without a version" if installed.package(name) else "is not installed"
+            found.append(Finding(name, Verdict.PROBLEM, why, said.remedy(name, needed[name])))
     return tuple(found)
 
 
