@@ -24,6 +24,7 @@ def main(folder: str) -> None:
         enforce_eager=True,
         seed=0,
         enable_lora=any(loras),
+        max_loras=2,  # as the engine has it for one, and says why
     )
     made = model.generate(
         [{"prompt_token_ids": request["tokens"]} for request in requests],

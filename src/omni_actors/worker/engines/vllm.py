@@ -178,6 +178,13 @@ class VllmEngine(Engine):
         if choice.completion_tokens and counts_tokens(request) and not self._core.resumes_penalties:
             raise not_resumable(self.hello.stage)
         scored = bool(choice.sequence.score) or (request.scored and not choice.completion_tokens)
+        if scored and self.options.loras:
+            # vLLM (0.32) raises then, in a step with another request: it takes the prompt's rows for the sampled ones.
+            if choice.completion_tokens:
+                raise not_resumable(self.hello.stage)
+            raise invalid_request(
+                "A prompt's own log-probabilities are not to be had beside LoRA adapters.", "logprobs"
+            )
         params = sampling_params(request, choice, self._adapter.eos, scored)
         salt = request.first.root.hex() or None
         self._core.add(

@@ -214,7 +214,9 @@ def _arguments(hello: Hello, options: VllmOptions) -> EngineArgs:
     if options.kv_memory_mib is not None:
         chosen["kv_cache_memory_bytes"] = options.kv_memory_mib << 20
     if options.loras:
-        chosen |= {"enable_lora": True, "max_loras": len(options.loras)}
+        # One more, which stays empty: vLLM's plain torch kernels (its build for the CPU) give a row without an adapter
+        # the last one's, beside a row that has one.
+        chosen |= {"enable_lora": True, "max_loras": len(options.loras) + 1}
     if options.kv_events:
         chosen["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     return EngineArgs(**{name: value for name, value in chosen.items() if value is not None}, **options.arguments)
