@@ -162,3 +162,20 @@ def test_a_family_keeps_its_own_defaults_with_either_engine(tmp_path: Path, monk
         settings = [f"stages.llm.engine={engine}", f"stages.llm.model={weights / 'llm'}"]
         stage = resolve("omni-demo", platform="cpu", overrides=settings).stage("llm")
         assert stage.options["max_tokens"] == 512
+
+
+@pytest.mark.parametrize("metadata", [None, b"Name: vllm\n", b"Version: 0.31.0\nAuthor: \xe9\n"])
+def test_what_is_left_of_another_one_is_passed_over(
+    metadata: bytes | None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch)
+    remnant = tmp_path / "site" / "vllm-0.31.0.dist-info"
+    remnant.mkdir()
+    if metadata is not None:
+        (remnant / "METADATA").write_bytes(metadata)
+    found = installed()
+    assert found is not None
+    assert (found.version, found.build) == ("0.32.0", "cpu")
+    assert planned(model)[0].engine == VLLM
+    (tmp_path / "site" / "vllm-0.32.0+cpu.dist-info" / "METADATA").unlink()
+    assert installed() is None

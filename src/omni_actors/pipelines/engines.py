@@ -58,11 +58,19 @@ def installed(path: Sequence[str] | None = None) -> Installed | None:
             if places is None
             else DistributionFinder.Context(name=name, path=places)
         )
-        found: Distribution | None = next(iter(MetadataPathFinder.find_distributions(context)), None)
-        if found is not None:
-            version, _, build = found.version.partition("+")
+        found = filter(None, map(_version_of, MetadataPathFinder.find_distributions(context)))
+        if said := next(found, ""):
+            version, _, build = said.partition("+")
             return Installed(version, build or name.removeprefix("vllm").removeprefix("-"), Path(spec.origin).parent)
     return None
+
+
+def _version_of(distribution: Distribution) -> str:
+    """Empty for what is left of one that was not removed whole."""
+    try:
+        return distribution.version or ""
+    except UnicodeDecodeError:
+        return ""
 
 
 @lru_cache(maxsize=4)
