@@ -47,6 +47,12 @@ def test_contributing_examples_are_a_platform_and_a_pipeline() -> None:
     check_declaration(made["PIPELINE"])
 
 
+def test_contributing_examples_import_no_torch() -> None:
+    """The conformance kit would refuse a platform that was copied from there."""
+    code = "import sys\nfor block in sys.argv[1:]: exec(block, {})\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, *blocks("CONTRIBUTING.md", "python")], check=True, timeout=60)
+
+
 def test_contributing_names_files_that_exist() -> None:
     source = ROOT / "src" / "omni_actors"
     rooms = [path.name for path in source.iterdir() if path.is_dir()]

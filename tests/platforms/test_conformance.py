@@ -337,3 +337,11 @@ def test_the_kit_as_a_program(capsys: pytest.CaptureFixture[str], monkeypatch: p
     lines = capsys.readouterr().out.splitlines()
     assert "contract: passed" in lines
     assert any(line.startswith("devices: failed (devices() is no tuple, or empty") for line in lines)
+
+
+@pytest.mark.parametrize("name", ["omni_actors.platforms:NoSuchPlatform", "no_such_package:Platform", "nonesuch"])
+def test_a_platform_that_there_is_not_is_a_wrong_argument(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program([name])
+    assert ended.value.code == 2
+    assert f"platform {name}: " in capsys.readouterr().err

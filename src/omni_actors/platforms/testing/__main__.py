@@ -1,6 +1,6 @@
 """``python -m omni_actors.platforms.testing cuda`` (or ``my_platform.platform:MyPlatform``): a line for each check.
 
-Exit status: 0 if none failed, 1 if one did.
+Exit status: 0 if none failed, 1 if one did, 2 if there is no such platform.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--deadline", type=float, default=DEADLINE_S, help="seconds for each half (default: %(default)g)"
     )
     asked = parser.parse_args(arguments)
-    kind: type[OmniPlatform] = resolve_name(known.get(asked.platform, asked.platform))
+    try:
+        kind: type[OmniPlatform] = resolve_name(known.get(asked.platform, asked.platform))
+    except (ImportError, AttributeError, ValueError) as error:
+        parser.error(f"platform {asked.platform}: {error}")
     results = check_platform(kind, device=asked.device, deadline_s=asked.deadline)
     for result in results:
         print(result)

@@ -71,7 +71,10 @@ class WorkerHalf:
             isinstance(kind, type) and issubclass(kind, DeviceRuntime), f"{self.platform.runtime} is no DeviceRuntime"
         )
         kind(self.argument["device"], self.argument["options"])
-        expect("torch" not in sys.modules, "torch is imported before the runtime is opened")
+        expect(
+            "torch" not in sys.modules,
+            f"importing {self.platform.runtime.partition(':')[0]}, or making it, imports torch: that is for open",
+        )
         for patch in kind.patches:
             expect(patch.name and patch.why, "a patch has no name, or says not why it is")
         # As a worker does, whose rooms are above this one: by name. The engine finds the same one.
