@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from vllm.config.kv_events import KVEventsConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -120,7 +121,7 @@ class Core:
         try:
             prompt = tokens_input(tokens, cache_salt=salt)
             self._names[name] = self._llm.add_request(name, prompt, params, lora_request=adapter)
-        except ValueError as error:  # vLLM's own kind of refusal is one
+        except (ValueError, VLLMClientError) as error:
             raise invalid_request(str(error), param=getattr(error, "parameter", None)) from error
         if told and params.structured_outputs is not None:
             self._advance(name, tokens[-told:])
