@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.platforms import machines
 
 from omni_actors.entrypoints.cli import COMMANDS, cli, leaves, main
 from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
@@ -96,6 +97,18 @@ def test_explain_lists_what_can_be_set(capsys: pytest.CaptureFixture[str]) -> No
     assert "stages.a.replicas" in out
     code, out, _ = call(capsys, "explain", "stub", "--platform", "cpu", "--keys", "--json")
     assert json.loads(out)["limits.max_inflight"].startswith("Requests admitted")
+
+
+def test_explain_says_that_serve_would_refuse_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machines.use(monkeypatch, tmp_path)
+    code, out, err = call(capsys, "explain", "stub", "--platform", "cuda")
+    assert code == 0
+    assert "cuda:0" in out
+    assert "'serve' would refuse this here" in err
+    assert "no NVIDIA device on this machine" in err
+    assert "refuse" not in call(capsys, "explain", "stub", "--platform", "cpu")[2]
 
 
 def test_serving_without_weights_says_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from omni_actors.entrypoints.commands.deployment import Deployment, deployment_options
 from omni_actors.pipelines import explain as explanation
-from omni_actors.pipelines.factory import settings_of
+from omni_actors.pipelines.factory import missing_devices, settings_of
 
 PIPED_WIDTH = 160
 
@@ -43,3 +43,5 @@ def explain(deployment: Deployment, as_json: bool, keys: bool) -> None:
         click.echo(json.dumps(explanation.as_builtins(plan), indent=2))
     else:
         console.print(explanation.as_text(plan))
+        for reason in missing_devices(plan)[:1]:
+            click.echo(f"'serve' would refuse this here: {reason}", err=True)
