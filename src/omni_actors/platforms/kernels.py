@@ -155,7 +155,8 @@ class Kernels:
     call of scaled_dot_product_attention, which beyond it is slower than two products; 0 where it never pays.
     ``block_size`` is what a block of the cache holds in tokens where a deploy file does not say: what attention reads
     best. ``paged_decode`` and ``prompt_attention`` take the place of gathering and masks where they give something: for
-    layouts whose attention the platform has a kernel for. ``draw_rows`` are drawn from at once, 0 for all of a step's.
+    layouts whose attention the platform has a kernel for. ``draw_rows`` are drawn from at once, 0 for all of a step's;
+    ``draws_on_host`` says that the device has no float64, in which drawing sums, so that it is done on the host.
     """
 
     linear: Callable[[torch.Tensor, torch.Tensor | None], Linear] = linear
@@ -168,4 +169,5 @@ class Kernels:
     prompt_attention: Callable[[CacheLayout], PromptAttention | None] = lambda layout: None
     greatest: Callable[[torch.Tensor, int], torch.Tensor] = greatest
     draw_rows: int = 0
+    draws_on_host: bool = False
     sine_: Callable[[torch.Tensor], torch.Tensor] = sine_

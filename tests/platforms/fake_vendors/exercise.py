@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
@@ -186,32 +187,30 @@ def attention(runtime: Any) -> float:
 
 
 def drawn(runtime: Any) -> dict[str, Any]:
-    """Tokens that are drawn of logits on the device and on the host, and what computed in float64 on the device."""
+    """Tokens that are drawn of logits on the device and on the host, and whether the device was asked for float64."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     from omni_actors.platforms.kernels import Kernels
     from omni_actors.worker.engines.sampling import Choosing, Row, sample
 
-    wide: set[str] = set()
+    asked: list[torch.device] = []
+    double = torch.Tensor.double
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            for it in (*args, *(result if isinstance(result, (list, tuple)) else (result,))):
-                if isinstance(it, torch.Tensor) and it.device.type != "cpu" and it.dtype == torch.float64:
-                    wide.add(func.name())
-            return result
+    def heard_double(tensor: torch.Tensor) -> torch.Tensor:
+        asked.append(tensor.device)
+        return double(tensor)
 
     def tokens(device: torch.device, kernels: Kernels) -> list[int]:
         logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(1)).to(device)
         settings = [(0, 1.0), (0, 0.9), (20, 1.0), (5, 0.8), (0, 1.0), (0, 0.5)]
-        choosing = [Choosing(temperature=1.0, top_k=k, top_p=p, seed=i) for i, (k, p) in enumerate(settings)]
+        choosing = [Choosing(top_k=k, top_p=p, logit_bias={}, seed=i) for i, (k, p) in enumerate(settings)]
         return sample(logits, [Row(it, stage="llm") for it in choosing], lambda token: b"", kernels).token_ids
 
-    with Watch():
+    expected = tokens(torch.device("cpu"), Kernels())
+    with patch.object(torch.Tensor, "double", heard_double):
         found = tokens(runtime.torch_device, runtime.kernels)
-    return {"here": found, "on the host": tokens(torch.device("cpu"), Kernels()), "float64": sorted(wide)}
+    assert asked
+    return {"here": found, "on the host": expected, "float64": any(it.type != "cpu" for it in asked)}
 
 
 if __name__ == "__main__":

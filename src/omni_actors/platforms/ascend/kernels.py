@@ -1,4 +1,5 @@
-"""What an NPU executes: weights in the NZ layout, experts as grouped products, CANN's fused attention."""
+"""What an NPU executes: weights in the NZ layout, experts as grouped products, CANN's fused attention. Its cores have
+no float64."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ def kernels(device: torch.device, nz_weights: bool) -> Kernels:
         experts=experts,
         paged_decode=paged_decode,
         prompt_attention=prompt_attention,
+        draws_on_host=True,
     )
 
 

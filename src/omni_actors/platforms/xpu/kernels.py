@@ -1,4 +1,7 @@
-"""What an Intel GPU executes: torch's own operators, attention as one fused call where the device has it."""
+"""What an Intel GPU executes: torch's own operators, attention as one fused call where the device has it.
+
+Some (Arc A-Series among them) have no float64: an operator that asks for it raises.
+"""
 
 from __future__ import annotations
 
@@ -10,4 +13,7 @@ _ANY_LENGTH = 1 << 31
 
 def kernels(capability: Capability) -> Kernels:
     """This device's choice: without fused attention (the Max series) a decode is two products."""
-    return Kernels(fused_decode_limit=_ANY_LENGTH if "fused_attention" in capability.features else 0)
+    return Kernels(
+        fused_decode_limit=_ANY_LENGTH if "fused_attention" in capability.features else 0,
+        draws_on_host="fp64" not in capability.features,
+    )

@@ -296,12 +296,14 @@ def _draw(
     for start in range(0, len(drawn), size):
         part = drawn[start : start + size]
         params = [rows[i].params for i in part]
-        temperature = torch.tensor([[p.temperature] for p in params], device=logits.device)
         first, last = part[0], part[-1] + 1
         picked = logits[first:last] if last - first == len(part) else logits[part]
+        if kernels.draws_on_host:
+            picked = picked.cpu()
+        temperature = torch.tensor([[p.temperature] for p in params], device=picked.device)
         probs = (picked / temperature).softmax(dim=-1)
         _restrict(probs, params, kernels)
-        uniform = torch.tensor([rows[i].uniform() for i in part], dtype=torch.float64, device=logits.device)
+        uniform = torch.tensor([rows[i].uniform() for i in part], dtype=torch.float64, device=picked.device)
         ids, fine = _invert(probs, uniform)
         token_ids += ids.tolist()
         broken += [i for i, ok in zip(part, fine.tolist(), strict=True) if not ok]
