@@ -65,8 +65,9 @@ class Graphs(ABC):
     @abstractmethod
     def capture(self, run: Callable[[], T]) -> Callable[[], T]:
         """Run ``run`` as often as it takes to warm up, record it, and return what replays it: on the same memory, with
-        the same result tensors, which hold what they held last until it is called again. ``run`` waits for no result of
-        the device. Raises what ``run`` raises, and RuntimeError when it does what cannot be recorded."""
+        the same result tensors, which hold what it gave until this or another recording is called: they share memory.
+        ``run`` waits for no result of the device. Raises what ``run`` raises, and RuntimeError when it does what cannot
+        be recorded."""
 
 
 class DeviceTransport(ABC):
