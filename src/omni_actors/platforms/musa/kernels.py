@@ -1,4 +1,7 @@
-"""What a Moore Threads GPU executes: mate's FlashAttention over the paged cache, from capability 3.1 on."""
+"""What a Moore Threads GPU executes: mate's FlashAttention over the paged cache, from capability 3.1 on.
+
+Whether it has float64 is not sure (vLLM-Omni says that torch_musa does not): nothing here asks for it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def kernels(version: tuple[int, int], mate: bool) -> Kernels:
         fits = layout.dtype in _SIXTEEN_BITS and layout.head_dim % 8 == 0 and layout.head_dim <= 256
         return flash_decode if mate and version >= _FLASH_FROM and fits else None
 
-    return Kernels(paged_decode=paged_decode)
+    return Kernels(paged_decode=paged_decode, draws_on_host=True)
 
 
 def flash_decode(
