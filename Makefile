@@ -98,4 +98,4 @@ wheel: setup  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove what was built (the weights stay in their cache)
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
