@@ -122,7 +122,12 @@ def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, setti
         settings.provenance[f"{at}.engine"] = Origin("default", f"{AUTO}: {why}")
         if not against:
             return _checked(_by_vllm(stage), settings), VLLM
-    return _checked(stage, settings), stage.engine if kind in (AUTO, TORCH) else kind
+    if kind in (AUTO, TORCH):
+        kind = stage.engine
+    if stage.adapter and kind != stage.engine and ":" not in kind:  # an adapter is written for one kind of engine
+        fitting = sorted({stage.engine, TORCH, *((AUTO, VLLM) if stage.vllm else ())})
+        raise PlanError(f"{origin}: stage '{stage.name}' is not written for engine '{kind}'; {nearest(kind, fitting)}")
+    return _checked(stage, settings), kind
 
 
 def _by_vllm(stage: Stage) -> Stage:
