@@ -16,7 +16,7 @@ from tests.platforms.fake_vendors import platforms as fakes
 from tests.platforms.test_detection import NVML, SMI
 
 from omni_actors.entrypoints.doctor import Report, examine
-from omni_actors.platforms import hardware
+from omni_actors.platforms import accelerator
 from omni_actors.platforms.platform import Finding, Verdict
 from omni_actors.platforms.probe import BUILTINS
 
@@ -139,7 +139,7 @@ def test_a_torch_for_processors_is_a_warning_and_a_problem_when_the_platform_is_
 def test_a_management_library_that_hangs_is_waited_for_once_and_told(
     build: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hardware, "MANAGEMENT_S", 0.5)
+    monkeypatch.setattr(accelerator, "MANAGEMENT_S", 0.5)
     build("cuda")
     (tmp_path / "libraries" / "pynvml.py").write_text("import signal\nsignal.pause()\n")
     report = examine()

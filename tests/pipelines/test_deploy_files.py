@@ -13,8 +13,8 @@ from tests.platforms import machines
 from omni_actors.entrypoints.commands.explain import explain
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan
+from omni_actors.platforms.accelerator import Unit
 from omni_actors.platforms.cuda import CudaPlatform
-from omni_actors.platforms.hardware import Unit
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 FILES = sorted(FOLDER.glob("*.yaml"))

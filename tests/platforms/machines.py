@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_actors.platforms.hardware import Accelerator, Inventory, Unit
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Unit
 
 NO_DEVICES = (
     "CUDA_VISIBLE_DEVICES",

@@ -14,8 +14,8 @@ from omni_actors.pipelines.factory import missing_devices, resolve
 from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.pipelines.registry import Registry
 from omni_actors.platforms import select
+from omni_actors.platforms.accelerator import Unit
 from omni_actors.platforms.cuda import CudaPlatform
-from omni_actors.platforms.hardware import Unit
 from omni_actors.platforms.platform import PlatformError
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from tests.platforms import machines
 
-from omni_actors.platforms import hardware, select
+from omni_actors.platforms import accelerator, select
+from omni_actors.platforms.accelerator import Accelerator
 from omni_actors.platforms.ascend import AscendPlatform
 from omni_actors.platforms.ascend import platform as ascend_platform
 from omni_actors.platforms.cuda import CudaPlatform
-from omni_actors.platforms.hardware import Accelerator
 from omni_actors.platforms.musa import MusaPlatform
 from omni_actors.platforms.platform import Detection
 from omni_actors.platforms.rocm import RocmPlatform
@@ -90,7 +90,7 @@ class Library:
             f"raise ModuleNotFoundError('No module named {name}')\n" if text is None else text,
         )
         if text is not None and ("pause" in text):
-            self.monkeypatch.setattr(hardware, "MANAGEMENT_S", 0.5)
+            self.monkeypatch.setattr(accelerator, "MANAGEMENT_S", 0.5)
 
 
 @pytest.fixture
@@ -492,7 +492,7 @@ def test_npu_smi_in_every_state(
     if text is not None:
         npu_smi(tmp_path / "bin", text)
         if text is HANGS:
-            monkeypatch.setattr(hardware, "MANAGEMENT_S", 0.5)
+            monkeypatch.setattr(accelerator, "MANAGEMENT_S", 0.5)
     found = detected(AscendPlatform, caplog)
     assert (found.usable, found.present) == (usable, True)
     assert reason in found.reason

@@ -12,9 +12,9 @@ import pytest
 from tests.platforms import machines
 
 from omni_actors.platforms import CpuPlatform, Detection, Device, OmniPlatform, PlatformError, select
+from omni_actors.platforms.accelerator import Unit
 from omni_actors.platforms.cpu import usable_cores, usable_memory
 from omni_actors.platforms.cuda import CudaPlatform
-from omni_actors.platforms.hardware import Unit
 from omni_actors.platforms.probe import PluginReport, State
 from omni_actors.platforms.select import GROUP, names
 

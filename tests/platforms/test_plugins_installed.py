@@ -20,7 +20,7 @@ pytestmark = pytest.mark.deadline(60)
 MAIN = """
 import sys
 from pathlib import Path
-from omni_actors.platforms.hardware import Accelerator
+from omni_actors.platforms.accelerator import Accelerator
 from omni_actors.entrypoints.cli import main
 
 Accelerator.root = Path("/nonexistent")

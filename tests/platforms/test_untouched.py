@@ -81,7 +81,7 @@ OPENS = "open('{node}').close()\n"
 SERVE = """
 import sys
 from pathlib import Path
-from omni_actors.platforms.hardware import Accelerator
+from omni_actors.platforms.accelerator import Accelerator
 from omni_actors.entrypoints.cli import main
 
 Accelerator.root = Path(sys.argv[1])

@@ -19,10 +19,10 @@ from tests.platforms.fake_vendors import HERE
 from tests.platforms.fake_vendors.exercise import GENERATION
 from tests.worker.engines.ar_driver import hello
 
-from omni_actors.platforms.accelerator import ModuleRuntime
 from omni_actors.platforms.ascend.engines import in_large_blocks
 from omni_actors.platforms.ascend.runtime import AscendRuntime
 from omni_actors.platforms.kernels import CacheLayout
+from omni_actors.platforms.module_runtime import ModuleRuntime
 from omni_actors.platforms.musa.kernels import kernels as musa_kernels
 from omni_actors.platforms.musa.runtime import MusaRuntime
 from omni_actors.platforms.platform import Fault, PlatformError

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.platforms import machines
 
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Unit
 from omni_actors.platforms.ascend import AscendPlatform
 from omni_actors.platforms.cuda import CudaPlatform
-from omni_actors.platforms.hardware import Accelerator, Inventory, Unit
 from omni_actors.platforms.musa import MusaPlatform
 from omni_actors.platforms.rocm import RocmPlatform
 from omni_actors.platforms.xpu import XpuPlatform

@@ -1,191 +1,211 @@
-"""What the vendors' devices have in common: torch knows each by a module of the same shape as its first one.
+"""The serving process' half of a builtin accelerator: what all vendors' have in common.
 
-``torch.<vendor>`` has ``set_device``, ``synchronize``, ``mem_get_info``, ``empty_cache``, streams and graphs, under the
-same names. A runtime says which module that is, how its failures read, and what it executes instead of plain torch.
+A vendor's platform says what the machine has (:meth:`Accelerator.survey`, by files and device nodes, and by the
+vendor's management library in a process of its own), what the visibility variables leave of it
+(:meth:`Accelerator.visible`), and whether the installed packages can use it (:meth:`Accelerator.software`). Here that
+becomes a detection, devices called ``<platform>:<number>``, and a worker's environment in which its device is the only
+one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from abc import abstractmethod
-from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from omni_actors.platforms.platform import Fault, PlatformError
-from omni_actors.platforms.runtime import DeviceRuntime, Graphs, Memory, T
+import msgspec
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+from omni_actors.platforms.cpu import CpuPlatform
+from omni_actors.platforms.inquiry import Inquiry, ask, one_line
+from omni_actors.platforms.machine import torch_build
+from omni_actors.platforms.platform import Detection, Device, OmniPlatform, PlatformError
+from omni_actors.platforms.quantization import TORCH
 
-    import torch
-
-    from omni_actors.platforms.kernels import Kernels
-
-WARM_UP = 3
-"""Runs before a recording: what is made on first use (workspaces, compiled kernels) must not be made in it."""
-
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""Rows that recorded steps are padded to."""
+MANAGEMENT_S = 20.0
+"""What a vendor's management library gets to answer. One that does not has a driver that does not."""
 
 
-class ModuleRuntime(DeviceRuntime):
-    """A device by its vendor's module of torch. Made by :meth:`open`, which makes it this thread's device.
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A device of the machine. ``memory`` in bytes; ``id`` is the vendor's; ``trouble`` as of
+    :class:`~omni_actors.platforms.platform.Device`. ``parts`` are slices that are used instead of the whole."""
 
-    A failure is about memory if its text has :attr:`short` in it. One that has :attr:`failed` in it came from the
-    device: then the device is asked whether it still does anything, since after some failures every later call fails.
-    One that has :attr:`lost` in it is not asked about.
+    model: str
+    memory: int | None = None
+    id: str | None = None
+    trouble: str = ""
+    parts: tuple[Unit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What a machine has of a vendor, whatever is visible, in the order of the vendor's ordinals.
+
+    ``trouble`` is why none of it can be used, ``note`` what is worth telling though it can. ``complete`` says that
+    every device's ``id`` and parts are known.
     """
 
+    units: tuple[Unit, ...]
+    trouble: str = ""
+    note: str = ""
+    complete: bool = False
+
+
+class Said(msgspec.Struct):
+    """What a management library says: why it says nothing, here; what it says, in subclasses."""
+
+    trouble: str = ""
+
+
+S = TypeVar("S", bound=Said)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A device that this process may use, and the variables by which a worker sees nothing else."""
+
+    unit: Unit
+    environment: Mapping[str, str]
+
+
+class Accelerator(OmniPlatform):
+    """A deployment for it may be planned (``--platform cuda``, or in a deploy file) on a machine without any.
+
+    An instance looks at the machine once, when it is first asked; the variables it reads each time.
+    """
+
+    maker: ClassVar[str]
+    """Whose devices they are: ``NVIDIA``."""
     device_type: ClassVar[str]
-    """What torch calls devices of this kind."""
-    graph_class: ClassVar[str] = ""
-    """Name of the recording's class in the vendor's module; empty if there is none."""
-    short: ClassVar[re.Pattern[str]]
-    failed: ClassVar[re.Pattern[str]]
-    lost: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
-
-    module: Any
-    """The vendor's module, once open."""
-    _kernels: Kernels
+    """What torch calls such a device."""
+    plannable: ClassVar[bool] = True
+    quantization: ClassVar[Mapping[str, str]] = TORCH
+    root: ClassVar[Path] = Path("/")
 
     @abstractmethod
-    def bring(self) -> Any:
-        """Import what the vendor brings; its module of torch. Raises :class:`PlatformError` with the remedy when the
-        package is missing or finds no device."""
+    def survey(self) -> Inventory:
+        """What the machine has. Raises nothing because of a missing or broken library."""
 
     @abstractmethod
-    def choose(self) -> Kernels:
-        """What this device executes. Called once, when it is open."""
+    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+        """What the environment's variables leave of an inventory that has devices, and if it is nothing: why."""
 
-    def open(self) -> None:
-        self.module = self.bring()
-        super().open()
-        self.module.set_device(self.torch_device)
-        self._kernels = self.choose()
+    @abstractmethod
+    def alone(self, index: int) -> Mapping[str, str]:
+        """The variables of a worker that sees only the device of that ordinal, on a machine about which nothing is
+        known."""
 
-    @property
-    def torch_device(self) -> torch.device:
-        import torch
+    @abstractmethod
+    def software(self) -> str:
+        """Why the installed packages cannot use such a device, with the remedy; empty if they can."""
 
-        return torch.device(self.device_type, self.index)
+    @cached_property
+    def inventory(self) -> Inventory:
+        return self.survey()
 
-    @property
-    def index(self) -> int:
-        """The device's number among those that this process sees."""
-        _, _, number = self.device.rpartition(":")
-        return int(number) if number.isdecimal() else 0
+    def detect(self) -> Detection:
+        found = self.inventory
+        if not found.units and not found.trouble:
+            return Detection(False, False, found.note or f"no {self.maker} device on this machine")
+        if why := self._unusable(found):
+            return Detection(False, True, one_line(why))
+        named = described([it.unit for it in self._seen()])
+        return Detection(True, True, one_line(f"{named} ({found.note})" if found.note else named))
 
-    @property
-    def kernels(self) -> Kernels:
-        return self._kernels
+    def _unusable(self, found: Inventory) -> str:
+        if found.trouble:
+            return found.trouble
+        seen, hidden = self.visible(found)
+        if not seen:
+            return hidden
+        named = described([it.unit for it in seen])
+        if all(it.unit.trouble for it in seen):
+            return f"{named}: {seen[0].unit.trouble}"
+        lacks = self.software()
+        return f"{named} is here, but {lacks}" if lacks else ""
 
-    def memory(self) -> Memory:
-        device = self.torch_device
-        free, total = self.module.mem_get_info(device)
-        used, peak = self.module.memory_allocated(device), self.module.max_memory_allocated(device)
-        return Memory(int(total), int(free), int(used), int(peak))
-
-    def synchronize(self) -> None:
-        self.module.synchronize()
-
-    def free_memory(self) -> None:
-        """torch's allocator keeps what was freed in blocks of the sizes that were asked for."""
-        self.module.empty_cache()
-
-    def fault(self, error: BaseException) -> Fault:
-        text = str(error)
-        if not isinstance(error, RuntimeError):
-            return super().fault(error)
-        if self.lost.search(text):
-            return Fault.DEVICE
-        if self.short.search(text):
-            return Fault.MEMORY
-        if self.failed.search(text):
-            return Fault.OTHER if self._answers() else Fault.DEVICE
-        return super().fault(error)
-
-    def _answers(self) -> bool:
-        """Whether the device still does what this process asks."""
-        try:
-            self.synchronize()
-        except Exception:
-            return False
-        return True
-
-    def recorded(self) -> Graphs | None:
-        """Recordings by the vendor's module, where it has them."""
-        if not self.graph_class or not hasattr(self.module, self.graph_class):
-            return None
-        return ModuleGraphs(self.module, self.graph_class)
-
-    def profiler(self, folder: Path) -> AbstractContextManager[Any]:
-        """A trace that TensorBoard and Perfetto read."""
-        from torch import profiler
-
-        wanted = {profiler.ProfilerActivity.CPU}
-        own = getattr(profiler.ProfilerActivity, self.module.__name__.rpartition(".")[2].upper(), None)
-        if own is not None and own in profiler.supported_activities():
-            wanted.add(own)
-        trace: AbstractContextManager[Any] = profiler.profile(
-            activities=wanted, on_trace_ready=profiler.tensorboard_trace_handler(str(folder))
+    def devices(self) -> tuple[Device, ...]:
+        """Those that this process may use. Where none is found, the first, so that a deployment can be planned."""
+        named = (
+            Device(f"{self.name}:{index}", unit.memory, one_line(unit.model), unit.id, one_line(unit.trouble))
+            for index, unit in enumerate(it.unit for it in self._seen())
         )
-        return trace
+        return tuple(named) or (Device(f"{self.name}:0", None, "not on this machine"),)
+
+    def usual_devices(self, stage: int, threads: int, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The first that nothing is wrong with."""
+        devices = self.devices()
+        return (next((device.name for device in devices if not device.trouble), devices[0].name),)
+
+    def cores(self) -> int:
+        return CpuPlatform().cores()
+
+    def check_device(self, device: str) -> None:
+        """Any number where no device is found: ``serve`` asks again before it starts a worker there."""
+        self._index(device)
+        if self._seen():
+            super().check_device(device)
+
+    def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
+        """The CPU's thread counts, and a world in which ``device`` is the only one."""
+        index = self._index(device)
+        seen = self._seen()
+        only = seen[index].environment if index < len(seen) else self.alone(index)
+        return {**CpuPlatform().worker_environment(device, threads, {}), **only}
+
+    def worker_device(self, device: str) -> str:
+        """The first one: the worker sees its own only."""
+        return f"{self.device_type}:0"
+
+    def consult(self, script: Path, argument: Any, said: type[S]) -> S | None:
+        """What a management library says, asked in a process of its own; ``None`` if it says nothing at all: then the
+        driver does not answer, and a worker would wait as long. A library that is missing or broken in any other way is
+        in ``trouble``, and files have to do."""
+        answer = ask([Inquiry(script, argument)], MANAGEMENT_S)[0]
+        if answer.silent:
+            return None
+        if answer.trouble:
+            return said(trouble=answer.trouble)
+        try:
+            return msgspec.convert(answer.value, said)
+        except msgspec.ValidationError as error:
+            return said(trouble=f"it answered nonsense ({error})")
+
+    def unanswered(self, library: str, units: tuple[Unit, ...]) -> Inventory:
+        """The devices of a driver that does not answer."""
+        silence = f"the {self.maker} driver does not answer: {library} has said nothing for {MANAGEMENT_S:g} s"
+        return Inventory(units, f"{silence}; see dmesg, reload the driver or restart the machine")
+
+    def _seen(self) -> Sequence[Seen]:
+        units = self.inventory.units
+        return self.visible(self.inventory)[0] if units else ()
+
+    def _index(self, device: str) -> int:
+        match = re.fullmatch(rf"{re.escape(self.name)}:(0|[1-9][0-9]{{0,3}})", device)
+        if match is None:
+            names = f"they are called {self.name}:0, {self.name}:1, …"
+            raise PlatformError(f"platform '{self.name}' has no device '{device}'; {names}")
+        return int(match[1])
 
 
-class ModuleGraphs(Graphs):
-    """Recordings by a vendor's module: a graph for each, a pool of memory that all share, a stream to record on.
-
-    Warming up and recording are on the same stream: libraries keep handles and workspaces by stream, and what they make
-    on first use (hipBLASLt's handle, say) must not be made in a recording. It is one stream for all, as sharing a pool
-    asks for.
-    """
-
-    sizes = SIZES
-
-    def __init__(self, module: Any, graph_class: str) -> None:
-        self._module = module
-        self._graph_class = graph_class
-        self._pool: Any = None
-        self._stream: Any = None
-
-    def capture(self, run: Callable[[], T]) -> Callable[[], T]:
-        module = self._module
-        if self._stream is None:
-            self._stream = module.Stream()
-        aside = self._stream
-        aside.wait_stream(module.current_stream())
-        with module.stream(aside):
-            for _ in range(WARM_UP):
-                run()
-        module.current_stream().wait_stream(aside)
-        module.synchronize()
-        graph = getattr(module, self._graph_class)()
-        with module.graph(graph, pool=self._pool, stream=aside):
-            result = run()
-        if self._pool is None:
-            self._pool = graph.pool()
-
-        def replay() -> T:
-            graph.replay()
-            return result
-
-        return replay
+def described(units: Sequence[Unit]) -> str:
+    """``2 x NVIDIA H200, NVIDIA L4``."""
+    counts: dict[str, int] = {}
+    for unit in units:
+        counts[unit.model] = counts.get(unit.model, 0) + 1
+    return ", ".join(model if count == 1 else f"{count} x {model}" for model, count in counts.items())
 
 
-def bring(name: str, remedy: str) -> Any:
-    """Import a vendor's package. Raises :class:`PlatformError` when it is missing or broken."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise PlatformError(f"package '{name}' cannot be imported ({error}): {remedy}") from error
-
-
-def has(name: str) -> bool:
-    """Whether a package is installed, without importing it."""
-    with contextlib.suppress(ImportError, ValueError):
-        return find_spec(name) is not None
-    return False
+def lacks_torch(attribute: str, wanted: str, extra: str) -> str:
+    """Why the installed torch cannot compute on a device of a vendor, with the remedy; empty if it can. ``attribute``
+    is the one of :class:`~omni_actors.platforms.machine.TorchBuild` that says so."""
+    build = torch_build()
+    if build is None:
+        return f"torch is not installed: pip install 'omni-actors[{extra}]'"
+    if not build.known or getattr(build, attribute):
+        return ""
+    return f"the installed torch {build.version} is built for {build.kind}: install its build for {wanted}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from omni_actors.platforms.hardware import Unit
+from omni_actors.platforms.accelerator import Unit
 
 ORDINAL = re.compile(r"[0-9]{1,9}")
 

@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from tests.platforms.fake_vendors import HERE
 
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Unit
 from omni_actors.platforms.ascend import AscendPlatform
-from omni_actors.platforms.hardware import Accelerator, Inventory, Unit
 from omni_actors.platforms.musa import MusaPlatform
 from omni_actors.platforms.rocm import RocmPlatform, runtime
 from omni_actors.platforms.rocm.runtime import RocmRuntime

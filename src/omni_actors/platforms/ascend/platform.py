@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Said, Seen, Unit
 from omni_actors.platforms.ascend import smi
-from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit
 from omni_actors.platforms.machine import installed, nodes, pci_devices, there, torch_build
 from omni_actors.platforms.visibility import ORDINAL, hidden
 

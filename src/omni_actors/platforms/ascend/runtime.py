@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omni_actors.platforms import accelerator
-from omni_actors.platforms.accelerator import ModuleRuntime
+from omni_actors.platforms import module_runtime
 from omni_actors.platforms.ascend.patches import PATCHES
+from omni_actors.platforms.module_runtime import ModuleRuntime
 from omni_actors.platforms.platform import PlatformError
 from omni_actors.platforms.runtime import Capability, Patch
 
@@ -45,7 +45,7 @@ class AscendRuntime(ModuleRuntime):
     """The host has lost the device's heartbeat, or its memory has errors that cannot be corrected."""
 
     def bring(self) -> Any:
-        torch_npu = accelerator.bring(
+        torch_npu = module_runtime.bring(
             "torch_npu", "install the torch-npu that belongs to this torch, and source CANN's set_env.sh"
         )
         if not torch_npu.npu.is_available():
@@ -76,5 +76,5 @@ class AscendRuntime(ModuleRuntime):
 
     def profiler(self, folder: Path) -> Any:
         """torch_npu's own profiler: torch's does not see the device."""
-        profiler = accelerator.bring("torch_npu.profiler", "install torch-npu")
+        profiler = module_runtime.bring("torch_npu.profiler", "install torch-npu")
         return profiler.profile(on_trace_ready=profiler.tensorboard_trace_handler(str(folder)))

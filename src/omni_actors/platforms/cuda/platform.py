@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
 from omni_actors.platforms.cpu.platform import usable_memory
 from omni_actors.platforms.cuda import nvml
-from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number_of, pci_devices, there
 from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.visibility import Chosen, by_id, choose

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omni_actors.platforms.accelerator import ModuleRuntime, has
+from omni_actors.platforms.module_runtime import ModuleRuntime, has
 from omni_actors.platforms.platform import PlatformError
 from omni_actors.platforms.runtime import Capability, DeviceTransport, Graphs
 

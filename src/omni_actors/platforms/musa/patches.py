@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_actors.platforms.accelerator import has
+from omni_actors.platforms.module_runtime import has
 from omni_actors.platforms.runtime import Patch
 
 

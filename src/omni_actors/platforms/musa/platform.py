@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Seen, Unit
 from omni_actors.platforms.cuda import nvml
 from omni_actors.platforms.cuda.platform import NvmlSaid
-from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit
 from omni_actors.platforms.machine import installed, nodes, pci_devices, torch_build
 from omni_actors.platforms.visibility import by_id, choose
 

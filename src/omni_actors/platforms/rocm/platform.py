@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from omni_actors.platforms.hardware import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
 from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.rocm import smi

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omni_actors.platforms.hardware import Accelerator, Inventory, Seen, Unit, lacks_torch
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
 from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.xpu.selection import Mask, Selector, SelectorError

@@ -11,7 +11,7 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omni_actors.platforms.accelerator import ModuleRuntime, has
+from omni_actors.platforms.module_runtime import ModuleRuntime, has
 from omni_actors.platforms.platform import Fault, PlatformError
 from omni_actors.platforms.runtime import Capability, Graphs, Memory
 
