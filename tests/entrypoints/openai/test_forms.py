@@ -49,3 +49,18 @@ async def test_cut_anywhere(form: bytes) -> None:
 async def test_cut_in_many_places(places: list[int]) -> None:
     places.sort()
     assert await read(*(FORM[a:b] for a, b in zip([0, *places], [*places, None], strict=True))) == MEANT
+
+
+HEAD = b'--b\nContent-Disposition: form-data; name="prompt"\n\n'
+
+
+@pytest.mark.parametrize("ending", [b"\r\n", b"\n", b"\r"])
+@pytest.mark.parametrize("behind", [b"--b--\n", b"\n--b--\n", b"\n\n--b--\n", b"\n\nx\n\n--b--\n"])
+async def test_a_part_without_a_word_cut_anywhere(ending: bytes, behind: bytes) -> None:
+    """The line break that ends its head may be the boundary's too. Cut there, the boundary used to be its value."""
+    form = (HEAD + behind).replace(b"\n", ending)
+    meant = await read(form)
+    assert meant[0]["prompt"].strip() in ("", "x")
+    assert await read(*(form[at : at + 1] for at in range(len(form)))) == meant
+    for at in range(len(form)):
+        assert await read(form[:at], form[at:]) == meant

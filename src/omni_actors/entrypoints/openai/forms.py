@@ -74,13 +74,15 @@ class _Reader:
     """The parts of a form, one after the other.
 
     werkzeug's decoder gets a line that may be a boundary only when it is whole: of one that is cut behind the boundary
-    (``--b-`` of ``--b--``) it takes the line break before it for data.
+    (``--b-`` of ``--b--``) it takes the line break before it for data. And it gets an empty line only with what follows
+    it: the line break of one that ends a part's head is the boundary's too, if that comes next.
     """
 
     def __init__(self, body: AsyncIterator[bytes], boundary: str) -> None:
         self._decoder = MultipartDecoder(boundary.encode("latin-1"), MAX_FIELDS_BYTES, max_parts=MAX_PARTS)
         self._line = len(boundary) + PADDING
         self._held = b""
+        self._given = b""  # the end of it
         self._slices = _slices(body)
         self._in_part = False
 
@@ -125,7 +127,11 @@ class _Reader:
         end = 1 + max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1))
         if len(data) - end > self._line:
             end = len(data)
+        seen = self._given + data[max(0, end - 4) : end]
+        if empty := next((line for line in (b"\r\n", b"\n", b"\r") if seen.endswith(line * 2)), b""):
+            end = max(0, end - len(empty))
         self._held = data[end:]
+        self._given = (self._given + data[max(0, end - 4) : end])[-4:]
         return data[:end]
 
 
