@@ -153,6 +153,23 @@ def test_vllm_asked_for_where_it_cannot_be_is_an_error_that_says_why(tmp_path: P
         resolve("omni-demo", platform="cpu", overrides=["stages.asr.engine=vllm"])
 
 
+def test_what_vllm_alone_computes_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(tmp_path, "Idefics3ForConditionalGeneration")
+    with pytest.raises(PlanError, match="stage 'llm': vLLM alone computes it, but vLLM is not installed"):
+        planned(model)
+    install(tmp_path, monkeypatch)
+    with pytest.raises(PlanError, match=r"vLLM alone computes it, but vLLM .* does not know the architecture"):
+        planned(model)
+    other = model_of(tmp_path, "QwenVL")
+    plan = resolve(str(other), platform="cpu", pipeline="vision-lm")
+    stage = plan.stage("llm")
+    assert (stage.engine, stage.adapter) == (VLLM, "omni_actors.models.vision_lm.prompted:PromptedVLM")
+    assert stage.recovery == "prefix"
+    assert plan.stages[-1].name == "media"
+    with pytest.raises(PlanError, match=r"stages\.llm\.engine=torch: stage 'llm': vLLM alone computes it"):
+        resolve(str(other), platform="cpu", pipeline="vision-lm", overrides=["stages.llm.engine=torch"])
+
+
 def test_a_family_keeps_its_own_defaults_with_either_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch)
     weights = tmp_path / "demo"

@@ -43,6 +43,16 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_idefics3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Idefics3 with random weights."""
+    from tests.vllm import tiny_idefics3
+
+    folder = tmp_path_factory.mktemp("idefics3")
+    tiny_idefics3.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def accent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LoRA adapter of the tiny Qwen3 that changes what it says."""
     import torch
@@ -64,8 +74,8 @@ def accent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def direct() -> Direct:
     """What vLLM says by itself, in a process of its own: ``LLM.generate`` for requests of ``tokens``, ``sampling``
-    (fields of ``SamplingParams``) and maybe the folder of a ``lora``, each with ``tokens``, ``text`` and ``logprobs``
-    (of the tokens that were chosen)."""
+    (fields of ``SamplingParams``) and maybe the folder of a ``lora`` or ``images`` (PNGs in base64), each with
+    ``tokens``, ``text`` and ``logprobs`` (of the tokens that were chosen)."""
 
     def ask(folder: Path, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         done = subprocess.run(

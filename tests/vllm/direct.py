@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+from base64 import b64decode
+from io import BytesIO
 from typing import Any
+
+from PIL import Image
+
+
+def prompt_of(request: dict[str, Any]) -> dict[str, Any]:
+    """``images`` are PNGs in base64."""
+    images = [Image.open(BytesIO(b64decode(image))).convert("RGB") for image in request.get("images", ())]
+    return {"prompt_token_ids": request["tokens"]} | ({"multi_modal_data": {"image": images}} if images else {})
 
 
 def main(folder: str) -> None:
@@ -27,7 +37,7 @@ def main(folder: str) -> None:
         max_loras=2,  # as the engine has it for one, and says why
     )
     made = model.generate(
-        [{"prompt_token_ids": request["tokens"]} for request in requests],
+        [prompt_of(request) for request in requests],
         [SamplingParams(**request["sampling"]) for request in requests],
         use_tqdm=False,
         lora_request=[LoRARequest("it", 1, lora) if lora else None for lora in loras],

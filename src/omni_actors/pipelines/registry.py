@@ -25,6 +25,7 @@ GROUP = "omni_actors.pipelines"
 BUILTINS = {
     "omni-demo": "omni_actors.models.omni_demo.pipeline:PIPELINE",
     "causal-lm": "omni_actors.models.causal_lm.pipeline:PIPELINE",
+    "vision-lm": "omni_actors.models.vision_lm.pipeline:PIPELINE",
     "csm": "omni_actors.models.csm.pipeline:PIPELINE",
     "pocket-tts": "omni_actors.models.pocket_tts.pipeline:PIPELINE",
     "dia": "omni_actors.models.dia.pipeline:PIPELINE",

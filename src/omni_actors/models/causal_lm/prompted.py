@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import AutoConfig, GenerationConfig
 
@@ -17,6 +17,9 @@ from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
 
 class PromptedLM(PromptAdapter):
     """``hello.model`` is the folder. Loads no weights. Its one option is ``max_model_len``."""
+
+    prompts: ClassVar[type[Prompts]] = Prompts
+    """What makes token ids of requests."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -46,7 +49,7 @@ class PromptedLM(PromptAdapter):
             getattr(words, "max_position_embeddings", None), self.hello.options.get("max_model_len")
         )
         self._vocab_size = int(words.vocab_size)
-        self._prompts = Prompts(text, self._vocab_size, self.max_model_len)
+        self._prompts = self.prompts(text, self._vocab_size, self.max_model_len)
         return {"architecture": (config.architectures or [""])[0], "dtype": self.hello.dtype, "chat": text.chats}
 
     def open(self, work: Work) -> PromptInput:

@@ -151,6 +151,10 @@ class PromptInput:
     ``complete`` says that nothing more is added, although ports may be open still: what they bring from now on is input
     of the steps to come. ``final`` says that nothing is sampled: the request is over when its prompt is computed.
     ``max_tokens`` bounds the answer beside what the request says: there is no input for more steps.
+
+    ``media`` are what an engine that has the model's towers too (vLLM) is to look at itself: by modality, in the order
+    of their marks among ``tokens``, each of which it widens to as many tokens as the medium has. An input that has
+    some holds the whole prompt.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -160,6 +164,7 @@ class PromptInput:
     complete: bool = False
     final: bool = False
     max_tokens: int | None = None
+    media: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

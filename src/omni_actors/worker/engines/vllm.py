@@ -30,7 +30,7 @@ from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
 from omni_actors.worker.engines.detokenize import StopStrings
 from omni_actors.worker.engines.sampling import resolve, validate
 from omni_actors.worker.engines.sequence import Sequence
-from omni_actors.worker.engines.vllm_core import Core
+from omni_actors.worker.engines.vllm_core import Core, Media
 from omni_actors.worker.engines.vllm_options import VllmOptions
 from omni_actors.worker.engines.vllm_params import counts_tokens, prompt_scores, sampling_params, seed_of, token_logprob
 from omni_actors.worker.isolation import Faults
@@ -48,6 +48,8 @@ class VllmEngine(Engine):
         self._requests: dict[int, Request] = {}
         self._computed: dict[str, tuple[Request, Choice]] = {}
         """What vLLM holds, by the name it has there."""
+        self._media: dict[int, Media] = {}
+        """What vLLM's processor has made of a request's media, by its key."""
         self._begun: set[str] = set()
         self._moved: dict[tuple[int, int], Choice] = {}
         """Choices that have something to hand out, by request and index."""
@@ -137,7 +139,11 @@ class VllmEngine(Engine):
         if prompt.tokens and not first.tokens:
             first.root, first.reuse = prompt.root, prompt.reuse
             request.continued, request.most = prompt.continued, prompt.max_tokens
-        first.tokens += prompt.tokens
+        tokens = prompt.tokens
+        if prompt.media:
+            assert not first.tokens, "media, and the prompt is not whole"
+            tokens, self._media[request.work.key] = self._core.look(tokens, prompt.media)
+        first.tokens += tokens
         first.prompt_len = len(first.tokens)
         limit = limit_of(request, self._max_len, self.options.max_tokens, prompt_only=False)
         if prompt.complete or not request.open_ports:
@@ -194,11 +200,13 @@ class VllmEngine(Engine):
             salt=salt,
             lora=request.sampling.lora,
             told=choice.completion_tokens,
+            media=self._media.get(request.work.key),
         )
         self._computed[name] = (request, choice)
 
     def _remove(self, key: int) -> None:
         request = self._requests.pop(key)
+        self._media.pop(key, None)
         for index in range(len(request.choices)):
             self._moved.pop((key, index), None)
             self._forget(f"{key}.{index}")

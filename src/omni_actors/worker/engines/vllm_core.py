@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from vllm.config.kv_events import KVEventsConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
-from vllm.inputs.engine import tokens_input
+from vllm.inputs.engine import MultiModalInput, mm_input, tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -32,6 +33,9 @@ from vllm import SamplingParams
 
 GRAMMAR_S = 30.0
 """Longest that a resumed answer's constraint is waited for. (A first attempt's is compiled beside others' steps.)"""
+
+Media: TypeAlias = MultiModalInput
+"""A prompt's media as vLLM's processor has made them, and where they stand in it."""
 
 
 class Core:
@@ -101,6 +105,21 @@ class Core:
         """Whether :meth:`step` has something to do."""
         return bool(self._names) and not self.asleep
 
+    def look(self, tokens: list[int], media: Mapping[str, Sequence[Any]]) -> tuple[list[int], Media]:
+        """A prompt with media, which have a mark each among its tokens: the tokens with these marks as wide as the
+        media are, and what :meth:`add` is to be given. Raises :class:`OmniError` (400) for media that the model does
+        not take, or that are not as many as the marks."""
+        renderer = self._llm.renderer
+        if not self._llm.model_config.supports_multimodal_inputs:
+            raise invalid_request("This model takes text alone.", param="messages")
+        asked = {"prompt_token_ids": tokens, "multi_modal_data": {kind: list(them) for kind, them in media.items()}}
+        try:
+            # Beside vLLM's cache of what it has sent to its core: a request that is refused later is not sent.
+            made = renderer.process_for_engine(asked, time.time(), skip_mm_cache=True)
+        except (ValueError, VLLMClientError) as error:
+            raise invalid_request(f"The prompt's media cannot be taken: {error}", param="messages") from error
+        return list(made["prompt_token_ids"]), made
+
     def add(
         self,
         name: str,
@@ -110,16 +129,17 @@ class Core:
         salt: str | None = None,
         lora: str | None = None,
         told: int = 0,
+        media: Media | None = None,
     ) -> None:
-        """Take a request in, whose last ``told`` tokens are its answer's first. Raises :class:`OmniError` (400) for
-        what vLLM does not take."""
+        """Take a request in, whose last ``told`` tokens are its answer's first, and whose prompt has ``media`` as
+        :meth:`look` gave them. Raises :class:`OmniError` (400) for what vLLM does not take."""
         adapter = None
         if lora is not None:
             adapter = self._loras.get(lora)
             if adapter is None:
                 raise invalid_request(f"There is no adapter '{lora}'.", param="model")
         try:
-            prompt = tokens_input(tokens, cache_salt=salt)
+            prompt = tokens_input(tokens, cache_salt=salt) if media is None else _with_media(tokens, media, salt)
             self._names[name] = self._llm.add_request(name, prompt, params, lora_request=adapter)
         except (ValueError, VLLMClientError) as error:
             raise invalid_request(str(error), param=getattr(error, "parameter", None)) from error
@@ -182,6 +202,11 @@ class Core:
         self._llm.engine_core.shutdown()
 
 
+def _with_media(tokens: list[int], media: Media, salt: str | None) -> MultiModalInput:
+    made = media["mm_kwargs"], media["mm_hashes"], media["mm_placeholders"]
+    return mm_input(tokens, *made, cache_salt=salt)
+
+
 def _unusable(message: str) -> OmniError:
     return OmniError(ErrorInfo(message=message, code="bad_options", status=500))
 
@@ -210,6 +235,8 @@ def _arguments(hello: Hello, options: VllmOptions) -> EngineArgs:
         "pipeline_parallel_size": hello.strategy.get("pipeline"),
         "enable_expert_parallel": "expert" in hello.strategy or None,
     }
+    if "mm_processor_cache_gb" not in options.arguments:
+        chosen["mm_processor_cache_gb"] = 0  # pictures as they were made ready, in host memory: up to 4 GiB of them
     if options.kv_blocks is not None:
         chosen["num_gpu_blocks_override"] = options.kv_blocks
     if options.kv_memory_mib is not None:
