@@ -106,7 +106,7 @@ def test_empty_parts_set_nothing(tmp_path: Path, source: str) -> None:
         ("limits: {max_inflight: true}\n", "takes a whole number"),
         ("limits: {deadline_s: .nan}\n", "takes a number"),
         ("limits: {sink_bytes: 5 cats}\n", "takes a number of bytes"),
-        ("stages: {llm: {balancer: random}}\n", "takes least_queue or round_robin, not 'random'"),
+        ("stages: {llm: {balancer: random}}\n", "takes least_queue or round_robin or prefix_cache, not 'random'"),
         ("stages: {llm: {sampling: {temperature: 3}}}\n", "at least 0 and at most 2"),
         ("stages: {llm: {sampling: {repetition_penalty: 0}}}\n", "takes a number of at least 0.01, not 0"),
         ("stages: {acoustic: {options: {speed: fast}}}\n", "takes a number, as its default 1.0 is, not 'fast'"),

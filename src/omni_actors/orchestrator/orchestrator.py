@@ -182,7 +182,7 @@ class Orchestrator:
                 pool = self.pools[name]
                 # Who has no choice does not look at what it would depend on.
                 sources = [replicas[edge.source] for edge in part.inputs] if len(pool.replicas) > 1 else ()
-                place = pool.bind(request.affinity, sources)
+                place = pool.bind(request, sources)
             elif not place.live:
                 raise self.pools[name].unavailable()
             replicas[name] = place

@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
+from omni_actors.pipelines.balancers import balancer_of
 from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Stage
 from omni_actors.pipelines.devices import RANKS_ENVIRONMENT, devices_of, environments_of
@@ -345,7 +346,7 @@ def _stage(
         dtype=dtype,
         threads=threads,
         replicas=replicas,
-        balancer=settings.get(f"{at}.balancer", "least_queue"),
+        balancer=balancer_of(at, stage, options, settings),
         strategy=strategy,
         options=MappingProxyType(options),
         limits=MappingProxyType(limits),

@@ -23,7 +23,7 @@ MEDIA_STAGE = "media"
 
 LOOPBACK = "127.0.0.1"
 
-Balancer = Literal["least_queue", "round_robin"]
+Balancer = Literal["least_queue", "round_robin", "prefix_cache"]
 OriginKind = Literal["default", "declaration", "model", "platform", "overlay", "environment", "command line"]
 
 

@@ -11,11 +11,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
 from omni_actors.pipelines.limits import StageLimit, limits_of
-from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
+from omni_actors.pipelines.plan import MEDIA_STAGE, Balancer, DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 from omni_actors.platforms.platform import OmniPlatform
 
@@ -126,7 +126,7 @@ def _stage(stage: Stage) -> Group:
         "dtype": Leaf(text, "What the engine computes in."),
         "threads": Leaf(integer(1, 1024), "CPU threads of each replica."),
         "replicas": Leaf(integer(1, 256), "Worker processes of this stage."),
-        "balancer": Leaf(one_of("least_queue", "round_robin"), "How requests are spread over replicas."),
+        "balancer": Leaf(one_of(*get_args(Balancer)), "How requests are spread over replicas."),
         **{name: Leaf(number(0.1), doc) for name, doc in BUDGETS_DOC.items()},
         "environment": Leaf(environment, "Environment variables of the workers."),
         "host": Leaf(address, "Address at which edges by TCP reach the workers; nobody else is let in."),

@@ -110,6 +110,8 @@ class Control:
         except BaseException:
             replica.drain(before)
             raise
+        if level:
+            self._pools[stage].forget(replica)
         log.info("%s sleeps", replica.name)
         return _status(replica)
 

@@ -9,7 +9,9 @@ import trio
 
 from omni_actors.pipelines.plan import StagePlan
 from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_unavailable
+from omni_actors.protocol.request import Request
 from omni_actors.stages.lives import CAUSES, Cause, End
+from omni_actors.stages.prefix import PrefixIndex
 from omni_actors.stages.replica import StageReplica
 
 _MAX_AFFINITIES = 4096
@@ -52,6 +54,8 @@ class StagePool:
         """Replicas that a command is at, which replaces them."""
         self._turn = 0
         self._affinities: dict[str, StageReplica] = {}
+        by_prefix = stage.balancer == "prefix_cache" and len(replicas) > 1
+        self._prefixes = PrefixIndex() if by_prefix else None
 
     @property
     def replacing(self) -> bool:
@@ -66,22 +70,31 @@ class StagePool:
         """The refusal (503) of a request that finds no replica, with the time after which there may be one."""
         return stage_unavailable(self.stage.name, max(1.0, self.expected_s()))
 
-    def bind(self, affinity: str | None = None, sources: Sequence[StageReplica] = ()) -> StageReplica:
+    def bind(self, request: Request, sources: Sequence[StageReplica] = ()) -> StageReplica:
         """A live replica, if there are several one that ``sources``, which will feed it, have links to: the one that
-        ``affinity`` had before if it is such a one, else by the stage's balancer.
+        the request's affinity had before if it is such a one, else by the stage's balancer.
 
         Raises ``stage_unavailable`` (503) when there is none.
         """
+        affinity = request.affinity
         if affinity is None:
-            return self._choose(sources)
+            return self._choose(request, sources)
         kept = self._affinities.pop(affinity, None)
-        chosen = kept if kept is not None and _can_take(kept, sources) else self._choose(sources)
+        if kept is None or not _can_take(kept, sources):
+            chosen = self._choose(request, sources)
+        else:
+            chosen = kept if self._prefixes is None else self._prefixes.choose([kept], request)
         if len(self._affinities) >= _MAX_AFFINITIES:
             del self._affinities[next(iter(self._affinities))]
         self._affinities[affinity] = chosen  # at the end: the one that was not used for longest goes first
         return chosen
 
-    def _choose(self, sources: Sequence[StageReplica]) -> StageReplica:
+    def forget(self, replica: StageReplica) -> None:
+        """What a replica had cached is gone, though it lives."""
+        if self._prefixes is not None:
+            self._prefixes.forget(replica)
+
+    def _choose(self, request: Request, sources: Sequence[StageReplica]) -> StageReplica:
         replicas = self.replicas
         if len(replicas) == 1:  # the common case, for each stage of each request
             if not replicas[0].takes:
@@ -95,7 +108,10 @@ class StagePool:
             return live[self._turn % len(live)]
         # The turn breaks ties, so that an idle pool still spreads its requests.
         start = self._turn % len(live)
-        return min(live[start:] + live[:start], key=lambda replica: len(replica.requests))
+        live = live[start:] + live[:start]
+        if self._prefixes is not None:
+            return self._prefixes.choose(live, request)
+        return min(live, key=lambda replica: len(replica.requests))
 
     def health(self, unlinked: tuple[str, ...] = ()) -> StageHealth:
         """``unlinked`` are the neighbours that it lacks links to."""

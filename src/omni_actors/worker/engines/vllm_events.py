@@ -1,4 +1,4 @@
-"""Which blocks of prompts a worker's vLLM has cached: what routing by prefix goes by."""
+"""Which blocks of prompts a worker's vLLM has cached, for who asks it."""
 
 from __future__ import annotations
 
