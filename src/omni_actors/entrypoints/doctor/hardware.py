@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -99,7 +98,7 @@ def engine_findings(found: tuple[Hardware, ...], chosen: str) -> Iterator[Findin
             continue
         for kind, engine in it.platform.engines.items():
             subject = f"{it.name} {kind}"
-            if kind == VLLM and (missing := vllm_missing(it.platform)):
+            if kind == VLLM and (missing := engines.missing_for(it.platform, engines.installed())):
                 yield Finding(
                     subject, Verdict.OK, f"{missing}: torch's engines compute", f"docs/platforms/{it.name}.md"
                 )
@@ -111,17 +110,6 @@ def engine_findings(found: tuple[Hardware, ...], chosen: str) -> Iterator[Findin
                 # Of the chosen platform it is among the packages' problems already.
                 verdict = Verdict.WARNING if it.name == chosen else Verdict.OK
                 yield Finding(subject, verdict, f"{trouble.subject} {trouble.found}", trouble.remedy)
-
-
-def vllm_missing(platform: OmniPlatform) -> str:
-    """Why vLLM cannot be a platform's engine here; empty if it can."""
-    installed = engines.installed()
-    if installed is None:
-        return "vLLM is not installed"
-    if not any(re.fullmatch(pattern, installed.build) for pattern in platform.vllm_builds):
-        build = f"+{installed.build}" if installed.build else ""
-        return f"vLLM {installed.version}{build} is built for other hardware"
-    return ""
 
 
 def _package_troubles(needed: Mapping[str, str]) -> list[Finding]:
@@ -188,7 +176,8 @@ def needed_packages(found: tuple[Hardware, ...], chosen: str) -> Mapping[str, st
     environment holds versions that the other one does not take, and serves all the same."""
     for it in found:
         if it.name == chosen and it.platform is not None:
-            kind = VLLM if VLLM in it.platform.engines and not vllm_missing(it.platform) else "autoregressive"
+            usable = VLLM in it.platform.engines and not engines.missing_for(it.platform, engines.installed())
+            kind = VLLM if usable else "autoregressive"
             return {**PACKAGES[kind], **it.platform.distributions}
     return PACKAGES["autoregressive"]
 
