@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any, cast
 
 import trio
@@ -22,7 +22,7 @@ from werkzeug.exceptions import BadHost, HTTPException
 from omni_actors.entrypoints import admin, probes
 from omni_actors.entrypoints.asgi import AsgiExchange, Message, Receive, Send
 from omni_actors.entrypoints.guard import Guard, Guarded, new_context, normal_path, refusal
-from omni_actors.entrypoints.http import Call, Exchange, Reply, RequestContext
+from omni_actors.entrypoints.http import JSON, Call, Exchange, Opened, Reply, RequestContext
 from omni_actors.entrypoints.openai import chat, completions, models, openapi, speech, sse, transcriptions
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
@@ -48,6 +48,9 @@ CONTEXT = "omni_actors.request"
 
 GUARDED = "omni_actors.exchange"
 """Key of the :class:`Guarded` exchange there; a WebSocket has none."""
+
+OPENED = "omni_actors.opened"
+"""Key of what the call has opened there."""
 
 log = logging.getLogger("omni_actors.http")
 
@@ -178,19 +181,23 @@ async def _refuse_websocket(scope: Message, receive: Receive, send: Send, info: 
     await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
 
 
+_JSON = [(name.encode(), value.encode()) for name, value in JSON]
+
+
 async def _direct(services: Services, exchange: Guarded, handler: Handler) -> None:
     """Answer by a handler, without anything between it and the exchange."""
-    async with AsyncExitStack() as stack:
+    async with Opened() as opened:
         try:
             if exchange.fields.get(b"content-encoding", b"identity").lower() != b"identity":
                 message = "Bodies are taken as they are: Content-Encoding is not known here."
                 raise OmniError(http_error(415, message, param="Content-Encoding"))
-            reply = await handler(
-                services, Call(exchange.context, exchange.fields, exchange, stack, exchange.write_now)
-            )
+            call = Call(exchange.context, exchange.fields, exchange, opened, exchange.write_now)
+            reply = await handler(services, call)
         except Exception as error:
             reply = _failed(error, exchange.context, exchange.method, exchange.path)
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+        headers = _JSON
+        if reply.headers is not JSON:
+            headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
         if isinstance(reply.body, bytes):
             await exchange.respond(reply.status, headers, reply.body)
             return
@@ -249,8 +256,8 @@ class _Connection(TrioASGIHTTPConnection):
         return
 
     async def handle_request(self, nursery: trio.Nursery, request: Any, send: Any) -> None:  # type: ignore[override]
-        async with AsyncExitStack() as stack:
-            request.scope["omni_actors.stack"] = stack
+        async with Opened() as opened:
+            request.scope[OPENED] = opened
             await super().handle_request(nursery, request, send)
 
 
@@ -307,7 +314,7 @@ def _view(services: Services, handler: Handler) -> Callable[..., Awaitable[Respo
         scope = cast(dict[str, Any], request.scope)
         exchange: Guarded = scope[GUARDED]
         exchange.context.route = request.url_rule.rule if request.url_rule is not None else "unmatched"
-        call = Call(exchange.context, exchange.fields, exchange, scope["omni_actors.stack"], _never)
+        call = Call(exchange.context, exchange.fields, exchange, scope[OPENED], _never)
         return _response(await handler(services, call, **values), exchange.context.id)
 
     return view

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 import trio
 
@@ -165,6 +166,39 @@ def before(context: RequestContext) -> Iterator[Callable[[float], None]]:
         raise deadline_exceeded()
 
 
+class Opened:
+    """What a call has opened: closed when the block is left, in the same task, last opened first.
+
+    Does what :class:`contextlib.AsyncExitStack` does, at a fifth of its cost for the one thing that most calls open.
+    """
+
+    __slots__ = ("_managers",)
+
+    def __init__(self) -> None:
+        self._managers: list[AbstractAsyncContextManager[Any]] = []
+
+    async def enter(self, manager: AbstractAsyncContextManager[T]) -> T:
+        entered = await manager.__aenter__()
+        self._managers.append(manager)
+        return entered
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        managers = self._managers
+        if not managers:
+            return None
+        if len(managers) == 1:
+            return await managers[0].__aexit__(kind, error, traceback)
+        stack = AsyncExitStack()
+        for manager in managers:
+            stack.push_async_exit(manager)
+        return await stack.__aexit__(kind, error, traceback)
+
+
 @dataclass(slots=True)
 class Call:
     """One HTTP request. What a handler opens by :meth:`enter` stays open until its reply has been sent (or the client
@@ -174,12 +208,12 @@ class Call:
     headers: Mapping[bytes, bytes]
     """Names in lower case; of several of a name the first."""
     body: Body
-    stack: AsyncExitStack
+    opened: Opened
     write_now: Callable[[bytes], bool]
     """As of :class:`Exchange`, while the reply's body is waited for: more of it, by who is not its task."""
 
     def enter(self, manager: AbstractAsyncContextManager[T]) -> Awaitable[T]:
-        return self.stack.enter_async_context(manager)
+        return self.opened.enter(manager)
 
     async def read(self, limit: int) -> tuple[bytes, bool]:
         """The body until it ends or is over ``limit`` bytes, and whether it has ended; :meth:`rest` gives what follows.
@@ -208,13 +242,16 @@ class Call:
         return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
 
 
+JSON = (("content-type", "application/json"),)
+
+
 @dataclass(slots=True)
 class Reply:
     """A status, a head and a body: bytes, or pieces as they come. A body that raises has failed: the response ends
     abnormally."""
 
     body: bytes | AsyncGenerator[bytes, None]
-    headers: Sequence[tuple[str, str]] = field(default_factory=lambda: [("content-type", "application/json")])
+    headers: Sequence[tuple[str, str]] = JSON
     status: int = 200
     events: bool = False
     """Whether the pieces are server-sent events: a failure is told as one before the end."""

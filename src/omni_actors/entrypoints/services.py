@@ -156,24 +156,26 @@ class Services:
     history: SpokenHistory = field(init=False)
     media_inputs: Mapping[str, tuple[str, ...]] = field(init=False)
     """Task → the modalities of media that it takes."""
+    adapters: tuple[str, ...] = field(init=False)
+    """Names of the LoRA adapters."""
+    model_names: tuple[str, ...] = field(init=False)
+    """Every name that a request may give as its model."""
 
     def __post_init__(self) -> None:
         self.media_inputs = {
             name: tuple(sorted(MEDIA_MODALITIES & task.entries.keys())) for name, task in self.plan.tasks.items()
         }
         self.history = SpokenHistory(self.options.audio_history_s)
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        return (self.plan.served_model_name, *self.options.model_aliases, *self.plan.adapters)
+        self.adapters = self.plan.adapters
+        self.model_names = (self.plan.served_model_name, *self.options.model_aliases, *self.adapters)
 
     def model(self, name: str | None, *, adapted: bool = True) -> str:
         """The name to answer under. Raises 404 for a model that is not served; ``None`` is the one that is. Where
         nothing is ``adapted``, a LoRA adapter is none."""
         if name is None:
             return self.plan.served_model_name
-        names = [it for it in self.model_names if adapted or it not in self.plan.adapters]
-        if name not in names:
+        if name not in self.model_names or (not adapted and name in self.adapters):
+            names = [it for it in self.model_names if adapted or it not in self.adapters]
             raise not_found(
                 f"The model '{name}' does not exist; this server has: {', '.join(names)}.",
                 "model",
@@ -183,7 +185,7 @@ class Services:
 
     def adapter(self, name: str | None) -> str | None:
         """The LoRA adapter that a request asks for as its model, if it is one."""
-        return name if name in self.plan.adapters else None
+        return name if name in self.adapters else None
 
     def task(self, name: str, *, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
         """Raises 400 when the model has no such task, or not with these modalities."""
@@ -299,7 +301,18 @@ class Events:
     def divert(self, take: Callable[[TextDelta], bool]) -> None:
         """Let ``take`` have a text that comes while its receiver waits: if it takes it (``True``), nobody is woken. It
         is called by whoever brings the text, and does not wait and does not raise. (It need not be asked.)"""
-        self._stream.divert(take)
+        if self._first is not None:
+            self._stream.divert(take)
+            return
+
+        def first(delta: TextDelta) -> bool:
+            taken = take(delta)
+            if taken:
+                self._metrics.first_text()
+                self._stream.divert(take)
+            return taken
+
+        self._stream.divert(first)
 
     def __aiter__(self) -> Events:
         return self

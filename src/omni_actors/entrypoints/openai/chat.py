@@ -52,7 +52,7 @@ class _Answer:
 
 
 async def create(services: Services, call: Call) -> Reply:
-    """The reply waits for the first event, so that a failure before it still has its status."""
+    """A stream waits for its first event, so that a failure before it still has its status."""
     data, media = await read_json(services, call, _MEDIA, services.media_inputs.get(TASK))
     body = decode(data, ChatRequest)
     model = services.model(body.model)
@@ -70,16 +70,16 @@ async def create(services: Services, call: Call) -> Reply:
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
     events = await call.enter(services.open(request))
+    if not body.stream:
+        return Reply(await _whole(services, call, events, answer))
     await events.begin()
-    if body.stream:
-        pieces = _spoken_stream if spoken else _text_stream
-        return Reply(pieces(services, call, events, answer), sse.HEADERS, events=True)
-    return Reply(await _whole(services, call, events, answer))
+    pieces = _spoken_stream if spoken else _text_stream
+    return Reply(pieces(services, call, events, answer), sse.HEADERS, events=True)
 
 
 def _request(services: Services, call: Call, body: ChatRequest, media: list[MediaRef], spoken: bool) -> Request:
     """What is asked of the orchestrator. Raises 400 for what the model or this server cannot do."""
-    inputs = ("text", *sorted({medium.modality for medium in media}))
+    inputs = ("text", *sorted({medium.modality for medium in media})) if media else ("text",)
     # A spoken answer has its transcript beside it, so the text is wanted in either case.
     outputs = ("text", "audio") if spoken else ("text",)
     services.task(TASK, inputs=inputs, outputs=outputs)
@@ -105,7 +105,8 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
         if type(body.messages[-1]).__struct_config__.tag != "assistant":
             raise invalid_request("'continue_final_message' needs an assistant's message last.", "messages")
     try:
-        msgspec.msgpack.encode(body.chat_template_kwargs)
+        if body.chat_template_kwargs:
+            msgspec.msgpack.encode(body.chat_template_kwargs)
     except OverflowError:  # JSON's numbers have no end, a frame's have 64 bits
         raise invalid_request(
             "'chat_template_kwargs' holds a number of more than 64 bits.", "chat_template_kwargs"
@@ -150,6 +151,8 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
 
 def _media_kwargs(services: Services, body: ChatRequest) -> dict[str, Any]:
     """What a stage must know of how the videos are meant. How they are sampled is the media process's part."""
+    if body.mm_processor_kwargs is None and body.use_audio_in_video is None:
+        return {}
     given = body.mm_processor_kwargs or MediaKwargs()
     heard = given.use_audio_in_video
     if None not in (heard, body.use_audio_in_video) and heard != body.use_audio_in_video:
@@ -168,7 +171,7 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
     encoder: AudioEncoder | None = None
     base64 = sse.Base64()
     encoded: list[bytes] = []
-    usage: Any = None
+    usage: dict[str, Any] | None = None
 
     def keep(delta: TextDelta) -> bool:
         texts[delta.index].append(delta.text)
@@ -179,7 +182,8 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
         return True
 
     events.divert(keep)
-    async for event in events:
+    while usage is None:
+        event = await events.receive()
         if isinstance(event, TextDelta):
             keep(event)
         elif isinstance(event, MediaChunk):

@@ -10,6 +10,7 @@ from typing import Any
 
 import trio
 
+from omni_actors.actors.background import background
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.bodies import read_json
@@ -124,7 +125,7 @@ async def _run(services: Services, call: Call, requests: list[Request], n: int) 
     """
     if len(requests) == 1:
         return aiter(await _one(services, call, requests[0]))
-    nursery = await call.enter(trio.open_nursery())
+    nursery = await call.enter(background())  # nothing runs on after the reply
     send, receive = trio.open_memory_channel[Item | OmniError](0)
 
     async def pump(request: Request, base: int, to: trio.MemorySendChannel[Item | OmniError]) -> None:
@@ -140,7 +141,6 @@ async def _run(services: Services, call: Call, requests: list[Request], n: int) 
     async with send:
         for place, request in enumerate(requests):
             nursery.start_soon(pump, request, place * n, send.clone())
-    call.stack.callback(nursery.cancel_scope.cancel)  # runs before the nursery is left: nothing runs on after the reply
     return _raising(receive)
 
 
