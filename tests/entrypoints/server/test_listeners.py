@@ -6,9 +6,7 @@ import contextlib
 import os
 import resource
 import socket
-import ssl
 import stat
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,11 +26,9 @@ from tests.entrypoints.server.door import (
     until,
     until_end,
 )
-from websockets.exceptions import ConnectionClosed
-from websockets.trio.client import connect as websocket_to
 
 from omni_actors.entrypoints.server import Limits, serve
-from omni_actors.entrypoints.server.listeners import INHERITED, RESERVED, _most, tls_context
+from omni_actors.entrypoints.server.listeners import INHERITED, RESERVED, _most
 
 ONCE = request("/", None, "Connection: close")
 
@@ -217,89 +213,3 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="in use"):
         await serve(App(), "", 0, unix_path=str(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == "precious"
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of localhost and its key, in one file."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    whole = folder / "both.pem"
-    whole.write_text((folder / "cert.pem").read_text() + (folder / "key.pem").read_text())
-    return whole
-
-
-async def test_tls(certificate: Path) -> None:
-    trust = ssl.create_default_context(cafile=str(certificate))
-
-    async def secure(door: Door) -> trio.SSLStream[trio.SocketStream]:
-        return trio.SSLStream(await door.connect(), trust, server_hostname="localhost", https_compatible=True)
-
-    watched = Watched(stream_forever)
-
-    async def app(exchange: object) -> None:
-        await (watched(exchange) if exchange.path == "/stream" else App().http(exchange))  # type: ignore[attr-defined, arg-type]
-
-    limits = Limits(handshake_s=1.0, handshakes=2, write_s=0.4)
-    async with opened(app, tls=tls_context(str(certificate), None), limits=limits) as door:
-        assert door.url.startswith("https://")
-        silent = [await door.connect() for _ in range(2)]  # they take no place
-        async with await secure(door) as stream:
-            with trio.fail_after(0.9):
-                await stream.do_handshake()
-        await door.closed("handshake_timeout", 2)
-        slow = [await door.connect() for _ in range(2)]  # they take every place there is
-        for one in slow:
-            await one.send_all(b"\x16\x03\x01\x02\x00\x01")
-        await trio.sleep(0.02)
-        async with await secure(door) as stream:
-            with trio.move_on_after(0.1):
-                await stream.do_handshake()
-                raise AssertionError("there was a place")
-        await door.closed("client_left")
-        await door.closed("handshake_timeout", 4)
-        assert not (await door.say(request())).startswith(b"HTTP/1.1")
-        await door.closed("handshake_failed")
-        async with await secure(door) as stream:
-            await stream.send_all(b"nonsense\r\n\r\n")
-            assert (await until_end(stream)).startswith(b"HTTP/1.1 400 ")
-        async with await secure(door) as stream:
-            for body in (b"", b"x" * 300_000):
-                await stream.send_all(request("/a", body))
-                await until(stream, b"POST /a ? " + body)
-            await stream.send_all(request("/stream"))
-            with trio.fail_after(5):
-                await watched.cancelled.wait()  # it is not read
-        await door.closed("write_stalled")
-        watched.cancelled = trio.Event()
-        stream = await secure(door)
-        await stream.send_all(request("/stream"))
-        with trio.fail_after(5):
-            await stream.receive_some()
-        await stream.transport_stream.aclose()
-        with trio.fail_after(1):
-            await watched.cancelled.wait()
-        for one in (*silent, *slow):
-            await one.aclose()
-        await door.settled()
-        where = f"wss://localhost:{door.address[1]}/socket"
-        async with websocket_to(where, stream=await door.connect(), ssl=trust) as socket_:
-            for message in ("hello", bytes(300_000)):
-                await socket_.send(message)
-                assert await socket_.recv() == message
-            door.stop.set()
-            with pytest.raises(ConnectionClosed) as ended:
-                await socket_.recv()
-            assert ended.value.rcvd is not None
-            assert ended.value.rcvd.code == 1001
-        with trio.fail_after(2):
-            await door.over.wait()
-
-
-async def test_a_certificate_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "none.pem").write_text("nothing")
-    with pytest.raises(OSError):
-        tls_context(str(tmp_path / "none.pem"), None)

@@ -17,6 +17,8 @@ from omni_actors.entrypoints.server.websocket import WebSocket
 CLOSED_S = 1.0
 """What a client gets to close its connection when it has closed its WebSocket, or the server drains."""
 
+NEEDS_TLS = "TLS is spoken here: https:// (or wss://) in place of http:// (or ws://)."
+
 log = logging.getLogger("omni_actors.server")
 
 
@@ -111,6 +113,8 @@ class Connection:
             self.end("drained")
         elif self.socket is not None:
             self.socket.drain()
+        elif not self._served:  # at a TLS handshake
+            self.end_after(CLOSED_S, "drained")
 
     async def _part(self) -> None:
         """Say what is left to say, and let the client read it: a socket that is closed with unread bytes in it resets
@@ -145,8 +149,9 @@ class Connection:
         return self._served and not self.idle and self._exchange is None and self._refusal is None
 
     def _has_all(self) -> bool:
-        """Whether the client has said its last word, and it is read."""
-        return self._parser.complete and not self._parser.keep_alive and not self._pending
+        """Whether the client has said its last word, and it is read, and it has all there is to tell it."""
+        parser = self._parser
+        return parser.complete and not parser.keep_alive and not self._pending and not self.transport.says_end
 
     def _cut_short(self) -> None:
         """The server's end, and nothing may be waited for."""
@@ -198,15 +203,25 @@ class Connection:
         await trio.lowlevel.checkpoint()
 
     async def _handshake(self) -> bool:
-        server = self.server
-        if not isinstance(self.transport, TlsTransport):
+        server, transport = self.server, self.transport
+        if not isinstance(transport, TlsTransport):
             return True
+        if server.draining:
+            self.end_after(CLOSED_S, "drained")
         with trio.move_on_after(server.limits.handshake_s):
             try:
-                await trio.lowlevel.wait_readable(self.transport.socket)  # who says nothing takes nobody's place
+                self.idle = True
+                await trio.lowlevel.wait_readable(transport.socket)  # who says nothing takes nobody's place
+                self.idle = False
+                if (plain := await transport.plain_http()) is not None:
+                    self.transport = plain
+                    self.reason, self._refusal = "plain_http", BadRequest(400, NEEDS_TLS)
+                    return False
                 async with server.handshakes:
-                    await self.transport.handshake()
-                return True
+                    await transport.handshake()
+                if server.draining:
+                    self.reason, self._refusal = "drained", BadRequest(503, "The server is shutting down.")
+                return not server.draining
             except trio.BrokenResourceError:
                 self.reason = "handshake_failed"
                 return False

@@ -8,6 +8,8 @@ import struct
 
 import trio
 
+from omni_actors.entrypoints.server.parser import METHODS
+
 SEGMENT = 65_536
 """Most bytes that are taken from the kernel at once."""
 
@@ -16,6 +18,10 @@ STEPS = 16
 
 STEP = 12
 """Binary logarithm of how many bytes take as long as a call."""
+
+_REQUESTS = tuple(f"{method} ".encode() for method in METHODS)
+_INITIALS = frozenset(begin[:1] for begin in _REQUESTS)
+"""How HTTP begins. TLS begins with no letter: its first record is one of type 22."""
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: close at once, and tell the peer by a reset."""
@@ -33,6 +39,9 @@ class Transport:
     """
 
     __slots__ = ("_rest", "_sent", "_stall_s", "_steps", "socket", "torn")
+
+    says_end = False
+    """Whether the peer takes an end that was not said by :meth:`end_writing` for that of a cut connection."""
 
     def __init__(self, connection: socket.socket, stall_s: float) -> None:
         self.socket = connection
@@ -155,10 +164,30 @@ class TlsTransport(Transport):
 
     __slots__ = ("_stream",)
 
+    says_end = True
+
     def __init__(self, connection: socket.socket, stall_s: float, context: ssl.SSLContext) -> None:
         super().__init__(connection, stall_s)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         self._stream = trio.SSLStream(stream, context, server_side=True)
+
+    async def plain_http(self) -> Transport | None:
+        """To be asked of a readable socket, before the handshake: one without TLS if the peer speaks HTTP without it,
+        and has said a method. Nothing that may be TLS is taken. Raises :class:`trio.BrokenResourceError` where what
+        comes is neither."""
+        try:
+            if self.socket.recv(1, socket.MSG_PEEK) not in _INITIALS:
+                return None
+        except OSError:
+            return None  # the handshake finds out
+        plain = Transport(self.socket, self._stall_s)
+        said = b""
+        while not said.startswith(_REQUESTS):
+            piece = await plain.receive()
+            said += piece
+            if not piece or not any(begin.startswith(said[: len(begin)]) for begin in _REQUESTS):
+                raise trio.BrokenResourceError("neither TLS nor HTTP")
+        return plain
 
     async def handshake(self) -> None:
         """Raises :class:`trio.BrokenResourceError` when it fails."""

@@ -1,0 +1,211 @@
+"""TLS: what it carries, what a handshake gets, and who speaks something else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+from pathlib import Path
+
+import pytest
+import trio
+from tests.entrypoints.server.door import (
+    CLOSE,
+    UPGRADE,
+    App,
+    Door,
+    Watched,
+    forever,
+    opened,
+    request,
+    stream_forever,
+    until,
+    until_end,
+)
+from websockets.exceptions import ConnectionClosed
+from websockets.trio.client import connect as websocket_to
+
+from omni_actors.entrypoints.server import Exchange, Limits
+from omni_actors.entrypoints.server.listeners import tls_context
+
+
+async def secure(door: Door, certificate: Path, *, strict: bool = False) -> trio.SSLStream[trio.SocketStream]:
+    """A connection, whose handshake comes with the first use. ``strict``: an end that TLS does not say is an error."""
+    trust = ssl.create_default_context(cafile=str(certificate))
+    return trio.SSLStream(await door.connect(), trust, server_hostname="localhost", https_compatible=not strict)
+
+
+async def test_tls(certificate: Path) -> None:
+    watched = Watched(stream_forever)
+
+    async def app(exchange: object) -> None:
+        await (watched(exchange) if exchange.path == "/stream" else App().http(exchange))  # type: ignore[attr-defined, arg-type]
+
+    limits = Limits(handshake_s=1.0, handshakes=2, write_s=0.4)
+    async with opened(app, tls=tls_context(str(certificate), None), limits=limits) as door:
+        assert door.url.startswith("https://")
+        silent = [await door.connect() for _ in range(2)]  # they take no place
+        async with await secure(door, certificate) as stream:
+            with trio.fail_after(0.9):
+                await stream.do_handshake()
+        await door.closed("handshake_timeout", 2)
+        slow = [await door.connect() for _ in range(2)]  # they take every place there is
+        for one in slow:
+            await one.send_all(b"\x16\x03\x01\x02\x00\x01")
+        await trio.sleep(0.02)
+        async with await secure(door, certificate) as stream:
+            with trio.move_on_after(0.1):
+                await stream.do_handshake()
+                raise AssertionError("there was a place")
+        await door.closed("client_left")
+        await door.closed("handshake_timeout", 4)
+        async with await secure(door, certificate) as stream:
+            await stream.send_all(b"nonsense\r\n\r\n")
+            assert (await until_end(stream)).startswith(b"HTTP/1.1 400 ")
+        async with await secure(door, certificate) as stream:
+            for body in (b"", b"x" * 300_000):
+                await stream.send_all(request("/a", body))
+                await until(stream, b"POST /a ? " + body)
+            await stream.send_all(request("/stream"))
+            with trio.fail_after(5):
+                await watched.cancelled.wait()  # it is not read
+        await door.closed("write_stalled")
+        watched.cancelled = trio.Event()
+        stream = await secure(door, certificate)
+        await stream.send_all(request("/stream"))
+        with trio.fail_after(5):
+            await stream.receive_some()
+        await stream.transport_stream.aclose()
+        with trio.fail_after(1):
+            await watched.cancelled.wait()
+        for one in (*silent, *slow):
+            await one.aclose()
+        await door.settled()
+        trust = ssl.create_default_context(cafile=str(certificate))
+        where = f"wss://localhost:{door.address[1]}/socket"
+        async with websocket_to(where, stream=await door.connect(), ssl=trust) as socket_:
+            for message in ("hello", bytes(300_000)):
+                await socket_.send(message)
+                assert await socket_.recv() == message
+            door.stop.set()
+            with pytest.raises(ConnectionClosed) as ended:
+                await socket_.recv()
+            assert ended.value.rcvd is not None
+            assert ended.value.rcvd.code == 1001
+        with trio.fail_after(2):
+            await door.over.wait()
+
+
+PLAIN_HTTP = {
+    "GET": [request()],
+    "a body": [request("/a", b"x" * 300_000)],
+    "a WebSocket": [UPGRADE],
+    "a begin": [b"OPTIONS "],
+    "byte by byte": [bytes([byte]) for byte in request("/", b"", method="DELETE")],
+}
+
+
+@pytest.mark.parametrize("said", PLAIN_HTTP)
+async def test_plain_http_is_told_that_it_is_tls(certificate: Path, said: str) -> None:
+    async with opened(forever, tls=tls_context(str(certificate), None)) as door:
+        answer = await door.say(*PLAIN_HTTP[said])
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert CLOSE in answer
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"content-length: %d\r\n" % len(body) in head
+        assert "https://" in json.loads(body)["error"]["message"]
+        await door.closed("plain_http")
+        await door.settled()
+
+
+@pytest.mark.parametrize("said", [b"GARBAGE", b"GEX /", b"get / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", bytes(20)])
+async def test_what_is_neither_tls_nor_http_is_closed(certificate: Path, said: bytes) -> None:
+    async with opened(tls=tls_context(str(certificate), None)) as door:
+        with contextlib.suppress(trio.BrokenResourceError):
+            assert await door.say(said) == b""
+        await door.closed("handshake_failed")
+        await door.settled()
+
+
+async def test_plain_http_has_the_times_of_a_handshake_and_holds_up_nobody(certificate: Path) -> None:
+    """One that stops behind a byte; one that neither reads nor closes; one that sends for ever. They take no place."""
+    limits = Limits(handshake_s=0.6, handshakes=1, linger_s=0.3)
+
+    async def send_for_ever(stream: trio.SocketStream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.send_all(b"POST ")
+            while True:
+                await stream.send_all(bytes(65536))
+
+    async with opened(tls=tls_context(str(certificate), None), limits=limits) as door, trio.open_nursery() as nursery:
+        stops, holds, floods = [await door.connect() for _ in range(3)]
+        began = trio.current_time()
+        await stops.send_all(b"G")
+        await holds.send_all(request())
+        nursery.start_soon(send_for_ever, floods)
+        async with await secure(door, certificate) as stream:
+            await stream.send_all(request("/", None, "Connection: close"))
+            assert (await until_end(stream, 0.5)).endswith(b"GET / ? ")
+        await door.closed("plain_http", 2)
+        assert 0.3 <= trio.current_time() - began < 2
+        assert await until_end(stops) == b""
+        await door.closed("handshake_timeout")
+        for one in (stops, holds, floods):
+            await one.aclose()
+        await door.settled()
+
+
+async def test_who_has_said_nothing_is_idle(certificate: Path) -> None:
+    """It makes way for another one, and leaves as one that was between two requests."""
+    tls = tls_context(str(certificate), None)
+    async with opened(tls=tls, limits=Limits(connections=2)) as door:
+        first, second = await door.connect(), await door.connect()
+        async with await secure(door, certificate) as stream:
+            await stream.send_all(request())
+            await until(stream, b"GET / ? ")
+            await door.closed("shed")
+            assert await until_end(first) == b""
+            await second.aclose()
+            await door.closed("done")
+        await first.aclose()
+
+
+async def test_handshakes_do_not_hold_up_the_end(certificate: Path) -> None:
+    """One that says nothing is closed at once; one in the middle gets a second."""
+    async with opened(tls=tls_context(str(certificate), None), grace_s=20) as door:
+        silent, begun, plain = [await door.connect() for _ in range(3)]
+        await begun.send_all(b"\x16\x03\x01\x02\x00\x01")
+        await plain.send_all(b"GE")
+        late = await secure(door, certificate)
+        await trio.sleep(0.05)
+        door.stop.set()
+        assert await until_end(silent, 0.5) == b""
+        for stream in (begun, plain):
+            assert await until_end(stream, 2) == b""
+        with trio.fail_after(3):
+            await door.over.wait()
+        assert door.value("http_connections_closed_total", reason="drained") == 4
+        for one in (silent, begun, plain, late):
+            await trio.aclose_forcefully(one)
+
+
+async def test_an_answer_that_the_connections_end_ends_is_known_to_be_whole(certificate: Path) -> None:
+    """TLS tells an end from a connection that was cut, and the server says it."""
+
+    async def app(exchange: Exchange) -> None:
+        await exchange.start(200, [], b"all ")
+        await exchange.finish(b"of it")
+
+    async with opened(app, tls=tls_context(str(certificate), None)) as door:
+        for asks in (b"GET / HTTP/1.0\r\n\r\n", request("/", None, "Connection: close")):
+            stream = await secure(door, certificate, strict=True)
+            await stream.send_all(asks)
+            assert b"of it" in await until_end(stream)
+            await stream.aclose()
+        await door.closed("done", 2)
+
+
+async def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "none.pem").write_text("nothing")
+    with pytest.raises(OSError):
+        tls_context(str(tmp_path / "none.pem"), None)
