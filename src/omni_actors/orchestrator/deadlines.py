@@ -1,4 +1,4 @@
-"""Deadlines of many requests, by one task and without a scope per request."""
+"""Deadlines of many requests, by one task for all of them and without a scope per request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Deadlines(Generic[T]):
     def add(self, item: T, deadline: float) -> int:
         """Returns the slot, for :meth:`discard`. ``deadline`` is on trio's clock."""
         slot = math.ceil(deadline / RESOLUTION_S)
-        self._slots.setdefault(slot, {})[item] = None
+        entries = self._slots.get(slot)
+        if entries is None:
+            entries = self._slots[slot] = {}
+        entries[item] = None
         if slot < self._next:
             self._next = slot
             self._scope.deadline = slot * RESOLUTION_S
@@ -55,3 +58,39 @@ class Deadlines(Generic[T]):
                     item = next(iter(entries))
                     self.discard(item, slot)
                     self._expire(item)
+
+
+class Patience(Generic[T]):
+    """The same patience with each of many, which most never exhaust: ``add`` and ``discard`` cost an entry of a
+    dictionary, which is in the order of expiry. ``run`` calls ``expire`` for each that was added, and not discarded for
+    ``seconds``."""
+
+    def __init__(self, seconds: float, expire: Callable[[T], None]) -> None:
+        self._seconds = seconds
+        self._expire = expire
+        self._until: dict[T, float] = {}
+        self._next = math.inf
+        self._scope = trio.CancelScope()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, item: T) -> None:
+        """An item that is not in it. It may be added again by ``expire``."""
+        until = self._until[item] = trio.current_time() + self._seconds
+        if self._next == math.inf:
+            self._next = self._scope.deadline = until
+
+    def discard(self, item: T) -> None:
+        self._until.pop(item, None)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._next = next(iter(self._until.values()), math.inf)
+            with trio.CancelScope(deadline=self._next) as self._scope:
+                await trio.sleep_forever()
+            now = trio.current_time()
+            while (item := next(iter(self._until), None)) is not None and self._until[item] <= now:
+                del self._until[item]
+                self._expire(item)

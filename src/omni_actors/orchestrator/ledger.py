@@ -33,6 +33,10 @@ class _Text:
         begin, begin_token = self.at, self.at_token
         self.at += len(delta.text)
         self.at_token += len(delta.token_ids)
+        if begin == self.told and begin_token == self.told_tokens and not self.ended:  # as in every first attempt
+            self.told, self.told_tokens = self.at, self.at_token
+            self.ended = delta.finish_reason is not None
+            return delta
         skip, skip_tokens = max(0, self.told - begin), max(0, self.told_tokens - begin_token)
         finish = None if self.ended else delta.finish_reason
         self.ended |= delta.finish_reason is not None

@@ -23,7 +23,7 @@ from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.supervisor import Supervisor, open_supervisor
 from omni_actors.media.questions import begins
 from omni_actors.orchestrator.admission import Admission, Load
-from omni_actors.orchestrator.deadlines import Deadlines
+from omni_actors.orchestrator.deadlines import Deadlines, Patience
 from omni_actors.orchestrator.record import RequestStream
 from omni_actors.orchestrator.recovery import Recovery
 from omni_actors.orchestrator.submission import sections_of, submits_of
@@ -99,12 +99,12 @@ class Orchestrator:
         self.admission = Admission(plan, lambda stage: self.pools[stage].unavailable())
         self._wiring = Wiring(plan, self.pools)
         self.deadlines: Deadlines[RequestStream] = Deadlines(self._expire)
-        self.unreleased: Deadlines[RequestStream] = Deadlines(self._overdue)
+        self.unreleased: Patience[RequestStream] = Patience(plan.limits.release_timeout_s, self._overdue)
         self.recovery = Recovery(plan.limits, self.pools, self._attempt, self._change)
         self.control = Control(self.pools, plan.limits, self.recovery.ready)
         """What an operator does to replicas."""
         self._slots: dict[int, int] = {}
-        """Where a request lies in ``deadlines``, and once it is terminal in ``unreleased``."""
+        """Where a request lies in ``deadlines`` until it is terminal."""
         self._keys = itertools.count()
         self._ids = itertools.count(1)
         self._run_id = secrets.token_hex(4)
@@ -203,11 +203,10 @@ class Orchestrator:
     def _terminal(self, record: RequestStream) -> None:
         self.deadlines.discard(record, self._slots.pop(record.number))
         self.recovery.over(record)
-        limit = trio.current_time() + self.plan.limits.release_timeout_s
-        self._slots[record.number] = self.unreleased.add(record, limit)
+        self.unreleased.add(record)
 
     def _released(self, record: RequestStream) -> None:
-        self.unreleased.discard(record, self._slots.pop(record.number))
+        self.unreleased.discard(record)
         del self.inflight[record.number]
         assert record.seat is not None
         self.admission.leave(record.seat)
@@ -237,8 +236,7 @@ class Orchestrator:
             if replica.stage.name not in waiting and replica.sentence is None:
                 log.error("%s does not let go of a request; it is killed", replica.name, extra={"request": record.id})
                 replica.kill("unreleased", "it did not let go of a request that was over")
-        limit = trio.current_time() + self.plan.limits.release_timeout_s
-        self._slots[record.number] = self.unreleased.add(record, limit)
+        self.unreleased.add(record)
 
     # ---- replicas
 

@@ -40,16 +40,19 @@ def submits_of(
 ) -> list[tuple[StageReplica, bytes]]:
     """What each replica is to be told, consumers first: a chunk then seldom meets a worker that does not know its
     request yet. Raises 413 for what is too much for a frame."""
-    submits, sections = [], record.sections
+    submits, sections, ledgers = [], record.sections, record.ledgers
     try:
         for part in reversed(graph.parts):
             name = part.stage.name
             replica = replicas[name]
             routes = tuple([(edge.index, _link(replica, replicas[edge.target])) for edge in part.outputs])
-            sources = tuple([(edge.index, _link(replica, replicas[edge.source])) for edge in part.tcp_inputs])
-            params = {name: sections[name] for name in part.sections if name in sections}
-            ledger = record.ledgers.get(name)
-            prefix, delivered = (None, 0) if ledger is None else ledger.again()
+            sources: tuple[tuple[int, int], ...] = ()
+            if part.tcp_inputs:
+                sources = tuple([(edge.index, _link(replica, replicas[edge.source])) for edge in part.tcp_inputs])
+            params = {it: sections[it] for it in part.sections if it in sections} if part.sections else {}
+            prefix, delivered = None, 0
+            if (ledger := ledgers.get(name)) is not None:
+                prefix, delivered = ledger.again()
             submit = Submit(
                 key, record.id, params, part.ports, routes, part.visible, sources, prefix, delivered, budget_s
             )

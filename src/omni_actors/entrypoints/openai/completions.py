@@ -21,7 +21,7 @@ from omni_actors.entrypoints.openai.schemas import CompletionRequest
 from omni_actors.entrypoints.services import Services
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
-from omni_actors.protocol.request import Completed, Request, TextDelta, TokenLogprob, Usage
+from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta, TokenLogprob, Usage
 
 TASK = "completion"
 
@@ -133,7 +133,7 @@ async def _run(services: Services, call: Call, requests: list[Request], n: int) 
             try:
                 async with services.open(request) as events:
                     async for event in events:
-                        if isinstance(event, TextDelta | Completed):
+                        if not isinstance(event, MediaChunk):
                             await to.send((base, event))
             except OmniError as error:
                 await to.send(error)
@@ -150,7 +150,7 @@ async def _one(services: Services, call: Call, request: Request) -> AsyncGenerat
 
     async def items() -> AsyncGenerator[Item, None]:
         async for event in events:
-            if isinstance(event, TextDelta | Completed):
+            if not isinstance(event, MediaChunk):
                 yield 0, event
 
     return items()

@@ -28,6 +28,8 @@ _MODALITIES: dict[type, str] = {
 }
 """Parts that no media process has taken out → what they bring."""
 
+_OF_TOOLS = (ToolMessage, FunctionMessage)
+
 
 def prompt_messages(messages: list[Message], media: list[MediaRef], history: SpokenHistory) -> list[dict[str, Any]]:
     """The messages with developer turned into system, spoken answers into their transcripts, and texts joined.
@@ -38,19 +40,19 @@ def prompt_messages(messages: list[Message], media: list[MediaRef], history: Spo
     made = []
     seen = 0
     for place, message in enumerate(messages):
-        at = f"messages[{place}]"
-        if isinstance(message, ToolMessage | FunctionMessage):
+        if isinstance(message, _OF_TOOLS):
+            at = f"messages[{place}]"
             raise invalid_request(f"'{at}': tools are not served yet.", f"{at}.role", "unsupported_parameter")
         role = type(message).__struct_config__.tag
         one: dict[str, Any] = {"role": "system" if role == "developer" else role}
         if message.name is not None:
             one["name"] = message.name
         if isinstance(message, AssistantMessage):
-            one["content"] = _assistant_text(message, at, history)
+            one["content"] = _assistant_text(message, f"messages[{place}]", history)
         elif isinstance(message.content, str):
             one["content"] = message.content
         else:
-            one["content"], seen = _parts(message.content, at, seen, media)
+            one["content"], seen = _parts(message.content, f"messages[{place}]", seen, media)
         made.append(one)
     if seen != len(media):
         raise _forged("messages")

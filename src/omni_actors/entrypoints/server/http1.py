@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -123,12 +124,12 @@ class Exchange:
         pieces, parser.body = parser.body, []
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def respond(self, status: int, headers: Headers, body: bytes = b"") -> None:
+    def respond(self, status: int, headers: Headers, body: bytes = b"") -> Awaitable[None]:
         """The whole answer, in one write."""
         head = self._head(status, headers, len(body))
         self.finished = True
         bare = self.method == "HEAD" or status in _NO_BODY
-        await self._connection.send(head if bare else head + body)
+        return self._connection.send(head if bare else head + body)
 
     async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
         """Begin an answer, with its first bytes in the same write. Without a Content-Length its length is open."""
