@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,11 @@ from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
-from omni_actors.orchestrator.admission import Load
+from omni_actors.orchestrator.admission import Admission, Load
 from omni_actors.orchestrator.recovery import Recovery
 from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
+from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta, TokenLogprob, Usage
 from omni_actors.stages.control import Control
@@ -123,7 +125,18 @@ class FakeOrchestrator:
     def __post_init__(self) -> None:
         self.stages = {stage.name: Stage() for stage in self.plan.stages}
         self.control = Control({}, self.plan.limits, lambda replica: None)
+        self.admission = Admission(self.plan)
+        for stage in self.plan.stages:
+            self.admission.stage(stage.name, 1, coming=False)
         self.recovery = Recovery(self.plan.limits, {}, lambda record, places: None, lambda: None)
+
+    def foresee(self, outline: Request, *, or_later: bool) -> None:
+        """By an admission that scripts know nothing of; a test fills it."""
+        try:
+            graph = subgraph(self.plan, outline.task, outline.inputs, outline.outputs)
+        except OmniError:
+            return
+        self.admission.foresee(outline, graph, or_later=or_later)
 
     @asynccontextmanager
     async def open(self, request: Request) -> AsyncIterator[FakeStream]:
@@ -220,8 +233,10 @@ async def served(
     pipeline: Pipeline = PIPELINE,
     options: ServerOptions | None = None,
     grace_s: float = 1.0,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Server]:
-    """The application on a free port, with the real media engine behind a real client."""
+    """The application on a free port (or the options' unix socket), with the real media engine behind a real client,
+    which speaks no TLS."""
     plan = plan_of(pipeline, *overrides)
     orchestrator = FakeOrchestrator(plan, script)
     settings = plan.media.options if plan.media is not None else {}
@@ -234,8 +249,11 @@ async def served(
     async with trio.open_nursery() as nursery:
         if media is not None:
             nursery.start_soon(media.run)
-        urls = await nursery.start(partial(run, app, "127.0.0.1", 0, grace_s=grace_s, shutdown=stop.wait))
-        async with httpx.AsyncClient(base_url=urls[0], timeout=20) as client:
+        where: dict[str, Any] = {"unix_path": options.unix_path, "tls": tls}
+        urls = await nursery.start(partial(run, app, "127.0.0.1", 0, grace_s=grace_s, shutdown=stop.wait, **where))
+        base = urls[0] if options.unix_path is None else "http://localhost"
+        transport = httpx.AsyncHTTPTransport(uds=options.unix_path)
+        async with httpx.AsyncClient(base_url=base, timeout=20, transport=transport) as client:
             yield Server(urls[0], orchestrator, room, client, stop)
         stop.set()
         nursery.cancel_scope.cancel()

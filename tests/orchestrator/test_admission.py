@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -441,6 +440,59 @@ class Clock:
         return self.now
 
 
+def foreseen(admission: Admission, outline: Request, graph: Subgraph, *, or_later: bool = False) -> ErrorInfo | None:
+    """What is said before anybody comes: counted once if it is a refusal; nothing else has changed."""
+    before, line = admission.load(), list(admission._line)
+    said = None
+    try:
+        admission.foresee(outline, graph, or_later=or_later)
+    except OmniError as error:
+        said = error.info
+    after = admission.load()
+    assert sum(after.refused.values()) == sum(before.refused.values()) + (said is not None)
+    assert replace(after, refused={}) == replace(before, refused={})
+    assert list(admission._line) == line
+    return said
+
+
+async def test_what_is_known_of_a_request_foretells_its_refusal(autojump_clock: MockClock) -> None:
+    async with door("limits.max_inflight=2", "limits.max_queued=1", "limits.max_per_key=2") as it:
+        echo = it.graph("echo")
+        assert foreseen(it.admission, Request(task="echo"), echo) is None
+        await it.come("a", tenant="red")
+        await it.come("b", tenant="red")
+        told = foreseen(it.admission, Request(task="echo", tenant="red"), echo)
+        assert told is not None
+        assert "max_per_key" in told.message
+        await it.come("c")
+        told = foreseen(it.admission, Request(task="echo"), echo)
+        await it.come("d")
+        assert told is not None
+        assert told == it.refused["d"]
+        # Who may be more urgent may be let in, in the place of another.
+        assert foreseen(it.admission, Request(task="echo", priority=-1), echo) is None
+        assert foreseen(it.admission, Request(task="echo", priority=1), echo) == told
+        it.admission.stage("b", 0, coming=False)
+        told = foreseen(it.admission, Request(task="echo"), echo)
+        assert told is not None
+        assert (told.code, told.stage) == ("stage_unavailable", "b")
+        assert foreseen(it.admission, Request(task="tokens"), it.graph("tokens")) is None
+        it.admission.close(DRAINING)
+        assert foreseen(it.admission, Request(task="tokens"), it.graph("tokens")) == DRAINING
+
+
+async def test_behind_a_full_line_for_one_stage_nothing_is_foretold_to_who_needs_others(
+    autojump_clock: MockClock,
+) -> None:
+    async with door("stages.b.limits.max_inflight=1", "limits.max_queued=1") as it:
+        await it.come("a", "stream")
+        await it.come("b", "stream")
+        assert foreseen(it.admission, Request(task="stream"), it.graph("stream")) is not None
+        assert foreseen(it.admission, Request(task="tokens"), it.graph("tokens")) is None
+        await it.come("c", "tokens")
+        assert "c" in it.inside
+
+
 @settings(deadline=None)
 @given(st.lists(st.one_of(come, move, st.integers(0, 9)), max_size=120))
 def test_whatever_happens_bounds_hold_and_who_is_first_and_fits_is_inside(script: list[Any]) -> None:
@@ -467,12 +519,22 @@ def test_whatever_happens_bounds_hold_and_who_is_first_and_fits_is_inside(script
                 task, priority, tenant = it
                 request = Request(task=task, priority=priority, tenant=tenant)
                 graph = subgraph(plan, task, ("text",), ("text",), cache)
+                whole = foreseen(admission, request, graph)
+                # As little as can be known: it needs stage a, as each task of these two, and may have any priority.
+                least = subgraph(plan, "tokens", ("text",), ("text",), cache)
+                outline = Request(task="tokens", priority=-1, tenant=tenant)
+                guess = foreseen(admission, outline, least, or_later=True) if task != "stream" else None
                 seat = admission.try_enter(request, graph)
+                said: ErrorInfo | None = None
                 if seat is not None:
                     seats.append(seat)
                 else:
-                    with contextlib.suppress(OmniError):
+                    try:
                         waiting.append(admission._join(request, graph))
+                    except OmniError as error:
+                        said = error.info
+                assert whole == said
+                assert guess is None or (said is not None and guess.code == said.code)
             elif it[0] == "end" and seats:
                 admission.leave(seats.pop(it[1] % len(seats)))
             elif it[0] == "leave" and waiting:

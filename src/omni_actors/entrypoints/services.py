@@ -103,6 +103,8 @@ class Orchestration(Protocol):
 
     def open(self, request: Request) -> AbstractAsyncContextManager[EventStream]: ...
 
+    def foresee(self, outline: Request, *, or_later: bool) -> None: ...
+
     def health(self) -> Mapping[str, StageState]: ...
 
     def load(self) -> Load: ...
@@ -233,6 +235,17 @@ class Services:
         finally:
             if refs and self.media is not None:
                 await self.media.discard(refs)
+
+    def foresee(self, outline: Request, *, or_later: bool) -> None:
+        """Raises what admission is sure to say of a request of which only this is known yet, so that nothing is done
+        for it in vain. ``or_later``: it may be less urgent. Counted like a request that was opened."""
+        try:
+            self.orchestrator.foresee(outline, or_later=or_later)
+        except OmniError:
+            counted = self.metrics.request(outline.task)
+            counted.failed = True
+            counted.over()
+            raise
 
     def open(self, request: Request) -> Events:
         """A request, to be run by entering it."""

@@ -133,6 +133,26 @@ class Admission:
             seat = await self._wait(self._join(request, graph), deadline)
         return seat
 
+    def foresee(self, outline: Request, graph: Subgraph, *, or_later: bool) -> None:
+        """Raises what :meth:`enter` would be sure to raise at once for a request of which no more is known than that it
+        needs what ``outline`` needs, or more. ``or_later``: it may be less urgent, too. That is counted as its refusal.
+        Nobody else is turned away for it here, and it holds nothing."""
+        shape = self._shapes.get((outline.task, outline.inputs, outline.outputs)) or self._shape(outline, graph)
+        self._check(outline, shape)
+        now = trio.current_time()
+        # One of a later priority may even do better: those of it have waited for longer, or are others'.
+        later = [it for it in self._line.priorities if it > outline.priority] if or_later else []
+        for priority in (outline.priority, *later):
+            waiter = self._stand(outline, shape, priority, now)
+            over = len(self._line) > self.limits.max_queued and self._line.last(waiter, now) is waiter
+            refused = over and self._next(now) is None
+            full = self._full(waiter, now, "queue_full")
+            self._drop(waiter)
+            if not refused:
+                return
+        self.refused["queue_full"] += 1
+        raise OmniError(full)
+
     def leave(self, seat: Seat) -> None:
         """The request is released: its places are others'."""
         free, counted = seat.free, bool(seat.tokens)
@@ -156,7 +176,8 @@ class Admission:
         if gate not in seat.free:
             seat.free += (gate,)
             gate.used -= 1
-            gate.tokens -= _tokens_at(seat.shape, seat.tokens, gate)
+            if seat.tokens:
+                gate.tokens -= _tokens_at(seat.shape, seat.tokens, gate)
             if gate.pace.since is not None:
                 gate.released(trio.current_time())
             if self._line:
@@ -246,15 +267,7 @@ class Admission:
         shape = self._shapes[request.task, request.inputs, request.outputs]
         now = trio.current_time()
         self._check(request, shape)
-        waiter = _Waiting(shape, request.priority, request.tenant, now, size_of(request.params))
-        waiter.tokens = _estimate(request, shape)
-        self._line.join(waiter)
-        if waiter.tenant:
-            self._remember(waiter.tenant)
-        for gate in shape.gates:
-            gate.waiting += 1
-            if not waiter.room_at(gate):
-                gate.pace.begin(now)
+        waiter = self._stand(request, shape, request.priority, now)
         self._advance(now)
         limits = self.limits
         while not waiter.gone and (
@@ -266,6 +279,19 @@ class Admission:
             self._advance(now)
         if waiter.error is not None:
             raise OmniError(waiter.error)
+        return waiter
+
+    def _stand(self, request: Request, shape: Shape, priority: int, now: float) -> _Waiting:
+        """A place in line, before it is seen for whom there is one."""
+        waiter = _Waiting(shape, priority, request.tenant, now, size_of(request.params))
+        waiter.tokens = _estimate(request, shape)
+        self._line.join(waiter)
+        if waiter.tenant:
+            self._remember(waiter.tenant)
+        for gate in shape.gates:
+            gate.waiting += 1
+            if not waiter.room_at(gate):
+                gate.pace.begin(now)
         return waiter
 
     def _check(self, request: Request, shape: Shape) -> None:

@@ -96,6 +96,11 @@ class Line(Generic[W]):
             for waiting in it.tenants.values():
                 yield from waiting
 
+    @property
+    def priorities(self) -> list[int]:
+        """Of those in it, each once."""
+        return list(self._classes)
+
     def join(self, waiter: W) -> None:
         it = self._classes.setdefault(waiter.priority, _Class())
         waiter.number = next(self._numbers)

@@ -120,6 +120,15 @@ class Orchestrator:
         """What a request needs. Raises the client's mistake (400)."""
         return subgraph(self.plan, request.task, request.inputs, request.outputs, self._subgraphs)
 
+    def foresee(self, outline: Request, *, or_later: bool) -> None:
+        """Raises what is sure to be said of a request of which only this is known yet: see :meth:`Admission.foresee`.
+        What this deployment cannot do is said when all is known."""
+        try:
+            graph = self.subgraph(outline)
+        except OmniError:
+            return
+        self.admission.foresee(outline, graph, or_later=or_later)
+
     async def _admit(self, record: RequestStream) -> RequestStream:
         """Wait until the request may run, and begin. No checkpoint where it may at once."""
         request = record.request
