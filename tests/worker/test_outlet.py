@@ -67,7 +67,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     it = Bench()
     yield it
-    it.outlet.arena.close()
+    it.outlet.departures.arena.close()
     for each in it.sockets:
         each.close()
 
@@ -86,7 +86,7 @@ def test_a_payload_that_cannot_be_sent_fails_its_request_alone(bench: Bench, met
     assert [it.key for it in step.done] == [2]
     assert sorted(step.released) == [1, 2]
     assert bench.chunks() == [2]
-    assert bench.outlet.arena.used_bytes == 0
+    assert bench.outlet.departures.arena.used_bytes == 0
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
@@ -104,7 +104,7 @@ def test_what_is_put_out_for_a_consumer_that_is_gone_is_not_waited_for(bench: Be
     (step,) = bench.turn()
     assert isinstance(step, Step)
     assert step.released == [3]
-    assert bench.outlet.arena.used_bytes == 0
+    assert bench.outlet.departures.arena.used_bytes == 0
 
 
 def test_a_payload_that_cannot_be_sent_on_one_edge_leaves_no_debt_on_another(bench: Bench) -> None:
@@ -164,7 +164,7 @@ def test_a_payload_that_finds_no_memory_fails_its_request_alone(bench: Bench, mo
     def full(nbytes: int) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(bench.outlet.arena, "allocate", full)
+    monkeypatch.setattr(bench.outlet.departures.arena, "allocate", full)
     bench.outlet.emit(1, Payload("text", {}, {"a": np.zeros(1 << 20)}))
     bench.outlet.emit(2, Payload("text", {"x": 1}))
     bench.outlet.finish(2, Usage())
@@ -179,7 +179,7 @@ def test_what_is_lent_on_the_device_comes_back_when_the_copy_for_the_others_find
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = Memory({})
-    exports = bench.outlet.exports = Exports(memory, 1 << 20)
+    exports = bench.outlet.departures.exports = Exports(memory, 1 << 20)
     mine, theirs = socket.socketpair()
     bench.sockets += [mine, theirs]
     direct = DeviceLink(8, "c#0@1", mine, "a", memory)
@@ -192,7 +192,7 @@ def test_what_is_lent_on_the_device_comes_back_when_the_copy_for_the_others_find
     def full(nbytes: int) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(bench.outlet.arena, "allocate", full)
+    monkeypatch.setattr(bench.outlet.departures.arena, "allocate", full)
     bench.outlet.emit(3, Payload("x", {}, DeviceTensors({"a": Tensor(np.zeros(1 << 20, np.float32))})))
     (step,) = bench.turn()
     assert isinstance(step, Step)
@@ -276,10 +276,10 @@ def test_what_was_allocated_is_sent_without_a_copy(bench: Bench) -> None:
     payload = bench.outlet.allocate(1, "x", {"n": 1}, LARGE)
     payload.tensors["a"][:] = np.arange(300_000, dtype=np.float32).reshape(300, 1000)
     payload.tensors["b"][:] = 7
-    used = bench.outlet.arena.used_bytes
+    used = bench.outlet.departures.arena.used_bytes
     bench.outlet.emit(1, payload)
     bench.turn()
-    assert bench.outlet.arena.used_bytes == used, "the same slot"
+    assert bench.outlet.departures.arena.used_bytes == used, "the same slot"
     ((_, got, _),) = received(bench, other)
     assert got is not None
     assert (got.meta, got.dtypes) == ({"n": 1}, {"b": "bfloat16"})
@@ -287,7 +287,7 @@ def test_what_was_allocated_is_sent_without_a_copy(bench: Bench) -> None:
     payload.tensors["a"][0, 0] = 42  # against the rules, and the proof that it is one memory
     assert got.tensors["a"][0, 0] == 42
     bench.outlet.acknowledged(Ack(1, 0, 1))
-    assert bench.outlet.arena.used_bytes == 0
+    assert bench.outlet.departures.arena.used_bytes == 0
 
 
 @pytest.mark.parametrize("key", [1, 99], ids=["small", "of a request that is over"])
@@ -297,7 +297,7 @@ def test_what_is_not_worth_a_slot_is_allocated_all_the_same(bench: Bench, key: i
     bench.outlet.emit(key, payload)
     bench.turn()
     assert bench.chunks() == ([1] if key == 1 else [])
-    assert bench.outlet.arena.used_bytes == 0
+    assert bench.outlet.departures.arena.used_bytes == 0
 
 
 @pytest.mark.parametrize("emitted", [False, True])
@@ -317,10 +317,10 @@ def test_what_was_allocated_is_free_when_the_request_is_over(bench: Bench, how: 
     bench.turn()
     sent = emitted and how == "finish"
     assert bench.chunks() == ([1] if how == "finish" else [])
-    assert bool(outlet.arena.used_bytes) == sent
+    assert bool(outlet.departures.arena.used_bytes) == sent
     outlet.acknowledged(Ack(1, 0, 8))
     bench.turn()
-    assert outlet.arena.used_bytes == 0
+    assert outlet.departures.arena.used_bytes == 0
     assert list(outlet.jobs) == [2]
     assert not outlet.draining
 
@@ -332,16 +332,16 @@ def test_a_slot_that_somebody_may_read_still_is_not_reused_after_an_abort(bench:
     ((_, held, _),) = received(bench, other)
     assert held is not None
     bench.outlet.retire(bench.outlet.jobs[1])
-    used = bench.outlet.arena.used_bytes
+    used = bench.outlet.departures.arena.used_bytes
     for _ in range(8):
         bench.outlet.emit(2, Payload("x", {}, {"a": np.full(100_000, 2.0)}))
         bench.turn()
     assert (held.tensors["a"] == 1.0).all()
-    assert bench.outlet.arena.used_bytes == 9 * used
+    assert bench.outlet.departures.arena.used_bytes == 9 * used
     bench.outlet.acknowledged(Ack(1, 0, 1))
-    assert bench.outlet.arena.used_bytes == 8 * used
+    assert bench.outlet.departures.arena.used_bytes == 8 * used
     bench.outlet.lost(bench.link)  # the reader's death gives back the rest
-    assert bench.outlet.arena.used_bytes == 0
+    assert bench.outlet.departures.arena.used_bytes == 0
 
 
 def test_parallel_edges_share_one_copy_and_one_channel_in_order(bench: Bench) -> None:
@@ -353,10 +353,10 @@ def test_parallel_edges_share_one_copy_and_one_channel_in_order(bench: Bench) ->
         bench.outlet.emit(3, Payload("x", {}, {"a": array}))
         bench.turn()
         array[:] = -1  # the engine's buffer is its own again after the step, also on an edge that publishes later
-    assert bench.outlet.arena.used_bytes == 3 << 19
+    assert bench.outlet.departures.arena.used_bytes == 3 << 19
     bench.outlet.finish(3, Usage())
     bench.turn()
-    assert bench.outlet.arena.used_bytes == 3 << 19
+    assert bench.outlet.departures.arena.used_bytes == 3 << 19
     got: dict[int, list[tuple[int, float | None, bool]]] = {0: [], 1: [], 2: []}
     order = []
     for message in other.receive():
@@ -370,9 +370,9 @@ def test_parallel_edges_share_one_copy_and_one_channel_in_order(bench: Bench) ->
     assert got[1] == [(0, 0.0, False), (1, 1.0, False), (2, 2.0, True)]
     for index, upto in ((0, 3), (1, 2), (2, 3)):
         bench.outlet.acknowledged(Ack(3, index, upto))
-    assert bench.outlet.arena.used_bytes == 1 << 19, "the last one's reader on edge 1 is not done"
+    assert bench.outlet.departures.arena.used_bytes == 1 << 19, "the last one's reader on edge 1 is not done"
     bench.outlet.acknowledged(Ack(3, 1, 3))
-    assert bench.outlet.arena.used_bytes == 0
+    assert bench.outlet.departures.arena.used_bytes == 0
 
 
 @pytest.mark.parametrize("how", ["abort", "lost"])
@@ -381,9 +381,9 @@ def test_what_is_held_back_for_the_end_is_free_when_there_is_none(bench: Bench, 
     for _ in range(3):
         bench.outlet.emit(3, Payload("x", {}, {"a": np.zeros(100_000)}))
     bench.turn()
-    assert bench.outlet.arena.used_bytes
+    assert bench.outlet.departures.arena.used_bytes
     if how == "abort":
         bench.outlet.retire(bench.outlet.jobs[3])
     else:
         bench.outlet.lost(bench.link)
-    assert bench.outlet.arena.used_bytes == 0
+    assert bench.outlet.departures.arena.used_bytes == 0

@@ -150,7 +150,7 @@ class Room:
         for end in (*self.links, *self.consumers):
             if end is not None:
                 end.close()
-        self.outlet.arena.close()
+        self.outlet.departures.arena.close()
         self.serving.close()
 
 
@@ -201,7 +201,7 @@ def run(room: Room) -> Room:
             room.consume(to, 100)
     room.turn()
     assert not outlet.draining
-    assert outlet.arena.used_bytes == 0
+    assert outlet.departures.arena.used_bytes == 0
     for key in room.finished:
         for index, _mode, to in room.edges[key]:
             if room.consumers[to] is not None:

@@ -28,6 +28,8 @@ class Control:
         self._reader = down_reader()
         self._fds: deque[int] = deque()
         self._unsent = bytearray()
+        self.put = 0
+        """Bytes that were queued so far."""
         self.writable = True
         """Whether the socket took everything so far; if not, flush again when it can be written."""
 
@@ -38,6 +40,11 @@ class Control:
     def full(self) -> bool:
         """Whether so much waits for the serving process that nothing should be added."""
         return len(self._unsent) >= _MAX_UNSENT
+
+    @property
+    def written(self) -> int:
+        """Bytes of those queued that the socket has taken: the serving process gets them even if this one ends now."""
+        return self.put - len(self._unsent)
 
     def receive(self) -> list[Down]:
         """The messages that have arrived. Raises :class:`Hangup` and :class:`ProtocolError`."""
@@ -64,7 +71,9 @@ class Control:
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a frame for :meth:`flush`. Raises what :func:`~omni_actors.protocol.codec.frame` does."""
-        self._unsent += frame(message)
+        data = frame(message)
+        self._unsent += data
+        self.put += len(data)
 
     def flush(self) -> None:
         """Write what the socket takes now. Raises :class:`Hangup`."""

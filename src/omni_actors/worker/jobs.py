@@ -15,7 +15,7 @@ from omni_actors.worker.bridge import Bridge
 @dataclass(slots=True, eq=False)
 class Route:
     """One outgoing edge of one request. ``seq`` chunks are sent, ``acked`` consumed; ``lent`` is what is between.
-    ``queued`` more leave at the end of this step: they have their credits already.
+    ``queued`` more are on their way to the link: they have their credits already.
 
     On an edge in ``full`` mode everything is ``held`` here, packed already, and published at once when the stage has
     finished.
@@ -77,8 +77,8 @@ class Source:
 @dataclass(slots=True, eq=False)
 class Job:
     """A request in this worker. ``waiting`` are the ports that have not ended. ``placed`` are slots that the engine
-    writes in and has not emitted; ``dropped`` says that what it emits now goes nowhere. ``awaited`` are
-    the edges by TCP whose end is still to come, with their links."""
+    writes in and has not emitted; ``leaving`` counts what it has emitted and no link has yet; ``dropped``
+    says that this goes nowhere. ``awaited`` are the edges by TCP whose end is still to come, with their links."""
 
     key: int
     request_id: str
@@ -89,6 +89,7 @@ class Job:
     feeds: int = 0
     feeds_consumed: int = 0
     placed: set[Slot] = field(default_factory=set)
+    leaving: int = 0
     dropped: bool = False
     awaited: dict[int, int] = field(default_factory=dict)
 
@@ -107,7 +108,7 @@ class Job:
 
     @property
     def written(self) -> bool:
-        return all(route.written for route in self.routes)
+        return not self.leaving and all(route.written for route in self.routes)
 
     def end_port(self, port: str) -> bool:
         """Whether this is the end of a port that was open."""

@@ -83,7 +83,8 @@ class Worker:
         self._control = Control(sock)
         budget = hello.limits.get("arena_bytes", ARENA_BYTES)
         exports = None if memory is None else Exports(memory, budget)
-        self._out = Outlet(hello.stage, self._control, Arena(budget), engine.abort, exports)
+        self._arena = Arena(budget)
+        self._out = Outlet(hello.stage, self._control, self._arena, engine.abort, exports)
         self._deadlines = JobDeadlines()
         self._early: dict[int, list[tuple[Link, Chunk]]] = {}
         self._last_key = -1
@@ -120,9 +121,9 @@ class Worker:
 
     @property
     def patience_s(self) -> float:
-        """How long :meth:`turn` may wait for the sockets: 0 when there is a step to do, -1 without bound. While there
-        is anything that this worker owes an answer, its heart beats."""
-        if not self._blocked and self._may_step:
+        """How long :meth:`turn` may wait for the sockets: 0 when there is a step to do, or payloads that may leave now;
+        -1 without bound. While there is anything that this worker owes an answer, its heart beats."""
+        if (not self._blocked and self._may_step) or self._out.due:
             return 0.0
         bounds = []
         if (deadline := self._links.deadline) is not None:
@@ -168,9 +169,9 @@ class Worker:
     def _write(self) -> None:
         """Everything that this turn made, in one write for each socket."""
         touched = self._out.flush()
-        if self._out.arena.closed:
-            touched.update(link for link in self._links if link.forget(self._out.arena.closed))
-            self._out.arena.closed.clear()
+        if closed := self._arena.closed:
+            touched.update(link for link in self._links if link.forget(closed))
+            closed.clear()
         self._links.inbox.closed.clear()  # which are nobody's but this worker's
         for link in touched:
             if self._links.get(link.id) is link:
@@ -367,24 +368,15 @@ class Worker:
         out.asked.add(query.id)
         try:
             if query.what == "counters":
-                counters = self._engine.counters() | {
-                    "jobs": len(out.jobs) + len(out.draining),
+                counters = {
+                    **self._engine.counters(),
+                    **out.counters(),
                     "early": len(self._early),
-                    "arena_used_bytes": out.arena.used_bytes,
-                    "arena_bytes": out.arena.bytes,
                     "inbox_used_bytes": self._links.inbox.used_bytes,
                     "inbox_bytes": self._links.inbox.bytes,
-                    "credits_outstanding": sum(job.credits for job in (*out.jobs.values(), *out.draining.values())),
-                    "chunks_total": out.chunks,
-                    "chunk_bytes_total": out.chunk_bytes,
                 }
-                if (exports := out.exports) is not None:
-                    counters |= {
-                        "device_links": sum(link.direct for link in self._links),
-                        "device_used_bytes": exports.used_bytes,
-                        "device_payloads_total": exports.total,
-                        "device_payload_bytes_total": exports.total_bytes,
-                    }
+                if self._memory is not None:
+                    counters["device_links"] = sum(link.direct for link in self._links)
                 out.reply(query.id, counters)
                 return
             self._engine.query(query, out)
@@ -405,5 +397,5 @@ class Worker:
     def close(self) -> None:
         """Close links and memory. The control socket stays with its owner."""
         self._links.close()
-        self._out.arena.close()
+        self._arena.close()
         self._epoll.close()

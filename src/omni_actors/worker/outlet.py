@@ -7,42 +7,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from omni_actors.connectors.device import Exports
 from omni_actors.connectors.link import Link
-from omni_actors.connectors.packing import Packed, Placed, pack, place
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.connectors.shared_memory import Arena
-from omni_actors.protocol.codec import FrameTooLarge
 from omni_actors.protocol.errors import ErrorInfo, out_of_memory, stage_failed
-from omni_actors.protocol.frames import Ack, Chunk, Ledger, Reply, Step
+from omni_actors.protocol.frames import Ack, Ledger, Reply, Step
 from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
 from omni_actors.worker.control import Control
-from omni_actors.worker.jobs import Job, Route, Source
+from omni_actors.worker.departures import NO_MEMORY, UNSENDABLE, Departures
+from omni_actors.worker.jobs import Job, Source
 
 log = logging.getLogger("omni_actors.worker")
 
-_UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError)
-"""What encoding a frame raises."""
-
-_NO_MEMORY = (MemoryError, OSError)
-"""What making a slab raises: no memory, no descriptor."""
-
-
-_END = Packed("", {}, ())
-"""A chunk that only ends its edge."""
-
 _FULL_STEP = 4 << 20
 """Bytes of media in one Step frame; with more than that, each piece goes in a frame of its own."""
-
-
-@dataclass(slots=True, eq=False)
-class _Emit:
-    job: Job
-    payload: Payload | None
-    end: bool = False
 
 
 class Outlet:
@@ -58,8 +39,7 @@ class Outlet:
     ) -> None:
         """``abort`` has the engine forget a request whose output cannot be sent. ``exports`` is for payloads that may
         stay on the device."""
-        self.arena = arena
-        self.exports = exports
+        self.departures = Departures(control, arena, exports, self._unsendable)
         self._stage = stage
         self._abort = abort
         self.jobs: dict[int, Job] = {}
@@ -70,14 +50,8 @@ class Outlet:
         """Questions without an answer."""
         self._control = control
         self._step = Step()
-        self._emits: list[_Emit] = []
-        self._last_emits: dict[int, _Emit] = {}
         self._done: list[tuple[Job, StageDone]] = []
         self._acks: dict[tuple[int, int], tuple[Link, Ack]] = {}
-        self.chunks = 0
-        """Chunks sent so far, on all links."""
-        self.chunk_bytes = 0
-        """Bytes of tensors in them."""
 
     # ---- the Outbox
 
@@ -85,8 +59,7 @@ class Outlet:
         job = self.jobs.get(key)
         if job is None:
             return True
-        pressed = self.arena.pressed or (self.exports is not None and self.exports.pressed)
-        return job.ready and not (pressed and job.holds_memory)
+        return job.ready and not (job.holds_memory and self.departures.pressed)
 
     def text(self, delta: TextDelta) -> None:
         job = self.jobs.get(delta.key)
@@ -104,20 +77,14 @@ class Outlet:
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         job = self.jobs.get(key)
-        if job is not None and any(route.link is not None for route in job.routes):
-            placed = place(kind, meta, specs, self.arena)
-            if placed is not None:
-                job.placed.add(placed.slot)
-                return placed
-        return blank_payload(kind, meta, specs)
+        if job is None:
+            return blank_payload(kind, meta, specs)
+        return self.departures.allocate(job, kind, meta, specs)
 
     def emit(self, key: int, payload: Payload) -> None:
         job = self.jobs.get(key)
         if job is not None and job.routes:
-            self._add(key, _Emit(job, payload))
-            for route in job.routes:
-                if route.edge.mode != "full":
-                    route.queued += 1
+            self.departures.add(job, payload)
 
     def consumed(self, key: int, port: str) -> None:
         job = self.jobs.get(key)
@@ -135,10 +102,7 @@ class Outlet:
         if job is None:
             return
         if job.routes:
-            if (last := self._last_emits.get(key)) is not None:
-                last.end = True
-            else:
-                self._add(key, _Emit(job, None, True))
+            self.departures.end(job)
         self._done.append((job, StageDone(key, usage)))
         log.debug("done key=%d", key, extra={"request": job.request_id})
         self.retire(job, finished=True)
@@ -155,7 +119,7 @@ class Outlet:
         self.asked.discard(query)
         try:
             self._control.send(Reply(query, value, error))
-        except _UNSENDABLE as problem:
+        except UNSENDABLE as problem:
             log.error("an answer cannot be sent: %s", problem)
             info = ErrorInfo(message="The answer cannot be sent.", code="unsendable", stage=self._stage)
             self._control.send(Reply(query, None, info))
@@ -173,7 +137,7 @@ class Outlet:
         del self.jobs[job.key]
         if not finished:
             job.dropped = True
-            self._drop(job)
+            self.departures.drop(job)
         for source in job.sources.values():
             if source.seq > source.acked:  # what was not consumed will not be
                 self.ack(source.link, job.key, source.edge.index, source.seq)
@@ -201,37 +165,26 @@ class Outlet:
         job = self.jobs.get(ack.key) or self.draining.get(ack.key)
         if job is None:
             return
-        for route in job.routes:
-            if route.edge.index == ack.edge:
-                route.acked = max(route.acked, min(ack.upto, route.seq))
-                while route.lent and route.lent[0][0] < ack.upto:
-                    self._release(route.lent.popleft()[1])
+        self.departures.acknowledged(job, ack)
 
     def lost(self, link: Link) -> None:
         """A consumer is gone: all its credits and memory come back, and what would go there goes nowhere."""
-        for jobs in (self.jobs, self.draining):
-            for job in jobs.values():
-                for route in job.routes:
-                    if route.link is link:
-                        route.link = None
-                        while route.lent:
-                            self._release(route.lent.popleft()[1])
-                        for packed in route.held:
-                            self._release(packed)
-                        route.held.clear()
+        self.departures.lost(link, (*self.jobs.values(), *self.draining.values()))
+
+    @property
+    def due(self) -> bool:
+        """Whether :meth:`flush` has payloads that the control socket let go since the last one."""
+        return self.departures.due
 
     def flush(self) -> set[Link]:
         """Queue what was collected on its links, and return those."""
         touched: set[Link] = set()
-        if self._emits:
+        departures = self.departures
+        if departures.made:
             self._confide()
-            for emit in self._emits:
-                try:
-                    self._send(emit, touched)
-                except (*_UNSENDABLE, *_NO_MEMORY) as problem:
-                    self._unsendable(emit.job.key, problem)
-            self._emits.clear()
-            self._last_emits.clear()
+        if departures.pending:
+            self._control.flush()
+            departures.flush(touched)
         if self._acks:
             for link, ack in self._acks.values():
                 link.send_ack(ack)
@@ -241,17 +194,16 @@ class Outlet:
 
     def _confide(self) -> None:
         """What was chosen leaves before anything that follows from it goes to another worker: a new attempt then
-        repeats it, and does not contradict what the client has by way of that worker. (While the serving process is so
-        slow to read that the socket is full, a death may take what waits here with it.)"""
+        repeats it, and does not contradict what the client has by way of that worker. While the serving process is so
+        slow to read that the socket does not take it, what follows stays here."""
         step = self._step
         if step.texts or step.ledger:
             told = Step(texts=step.texts, ledger=step.ledger)
+            step.texts, step.ledger = [], []
             try:
                 self._control.send(told)
-            except _UNSENDABLE:
-                return  # with the rest, one by one
-            step.texts, step.ledger = [], []
-            self._control.flush()
+            except UNSENDABLE:
+                self._tell_one_by_one(told)
 
     def report(self) -> None:
         """Queue this step's frame for the serving process. Call it when the links have been flushed: a stage is done
@@ -267,19 +219,28 @@ class Outlet:
         if not (step.texts or step.media or step.done or step.failed or step.released or step.fed or step.ledger):
             return
         self._step = Step()
-        if sum(len(chunk.data) for chunk in step.media) > _FULL_STEP:
-            self._send_one_by_one(step)
-            return
-        try:
-            self._control.send(step)
-        except _UNSENDABLE:
-            self._send_one_by_one(step)
+        if sum(len(chunk.data) for chunk in step.media) <= _FULL_STEP:
+            try:
+                self._control.send(step)
+                return
+            except UNSENDABLE:
+                pass
+        self._tell_one_by_one(step)
+        failed, self._step.failed = self._step.failed, []
+        keys = {it.key for it in failed}
+        done = [it for it in step.done if it.key not in keys]
+        self._control.send(Step(done=done, failed=step.failed + failed, released=step.released, fed=step.fed))
+
+    def counters(self) -> dict[str, float]:
+        """Gauges of requests, credits and memory; what ends in ``_total`` only grows."""
+        jobs = (*self.jobs.values(), *self.draining.values())
+        return {
+            "jobs": len(jobs),
+            "credits_outstanding": sum(job.credits for job in jobs),
+            **self.departures.counters(),
+        }
 
     # ---- inside
-
-    def _add(self, key: int, emit: _Emit) -> None:
-        self._emits.append(emit)
-        self._last_emits[key] = emit
 
     def _unsendable(self, key: int, problem: Exception) -> None:
         """A payload or delta of this request has no encoding, is too large, or finds no memory: the request fails,
@@ -289,117 +250,23 @@ class Outlet:
         log.error("output cannot be sent: %s", problem, extra={"request": held.request_id if held else None})
         self._done = [(it, done) for it, done in self._done if it.key != key]
         unsendable = stage_failed(self._stage, "its output cannot be sent")
-        error = out_of_memory(self._stage) if isinstance(problem, _NO_MEMORY) else unsendable
+        error = out_of_memory(self._stage) if isinstance(problem, NO_MEMORY) else unsendable
         self._step.failed.append(StageFailed(key, error.info))
         if job is not None:
             self._abort(key)
             self.retire(job)
         elif held is not None:
             held.dropped = True
-            self._drop(held)
+            self.departures.drop(held)
 
-    def _send_one_by_one(self, step: Step) -> None:
-        """Each event in a frame of its own, then the rest: for what is too much together, and to find out whose event
-        cannot be sent at all."""
+    def _tell_one_by_one(self, step: Step) -> None:
+        """Each event in a frame of its own: for what is too much together, and to find out whose event cannot be sent
+        at all."""
         events = [(it.key, Step(texts=[it])) for it in step.texts]
         events += [(it.key, Step(ledger=[it])) for it in step.ledger]
         events += [(it.key, Step(media=[it])) for it in step.media]
         for key, event in events:
             try:
                 self._control.send(event)
-            except _UNSENDABLE as problem:
-                step.done = [it for it in step.done if it.key != key]
+            except UNSENDABLE as problem:
                 self._unsendable(key, problem)
-        failed, self._step.failed = [*step.failed, *self._step.failed], []
-        self._control.send(Step(done=step.done, failed=failed, released=step.released, fed=step.fed))
-
-    def _send(self, emit: _Emit, touched: set[Link]) -> None:
-        """Put a payload on the request's edges, or keep it back on those that publish at the end."""
-        job = emit.job
-        if emit.payload is not None:
-            # Of every route, also one whose consumer is gone: what is owed for ever keeps the request from its release.
-            for route in job.routes:
-                if route.edge.mode != "full":
-                    route.queued -= 1
-        if job.dropped:
-            return
-        routes = {route: route.link for route in job.routes if route.link is not None}
-        copied = direct = None
-        waiting = list(routes)
-        try:
-            if emit.payload is not None:
-                readers = len(routes)
-                if self.exports is not None and (there := sum(link.direct for link in routes.values())):
-                    direct = self.exports.pack(emit.payload, self.arena, there)
-                    readers -= 0 if direct is None else there
-                copied = self._pack(job, emit.payload, readers)
-            for route, link in routes.items():
-                touched.add(link)
-                packed = copied if direct is None or not link.direct else direct
-                at_once = route.edge.mode != "full"
-                if at_once:
-                    self._put(job.key, route, link, packed, emit.end)
-                elif packed is not None:
-                    route.held.append(packed)
-                del waiting[0]
-                if emit.end and not at_once:
-                    self._publish(job.key, route, link)
-        except BaseException:
-            for route in waiting:  # nobody will read it by these routes
-                self._release(copied if direct is None or not routes[route].direct else direct)
-            raise
-        finally:
-            if emit.end:
-                self._drop(job)
-
-    def _pack(self, job: Job, payload: Payload, readers: int) -> Packed | None:
-        """The payload where its readers can get it; ``None`` when there is none."""
-        if not readers:
-            return None  # what was written in place is given back when the request ends
-        if isinstance(payload, Placed) and payload.slot in job.placed:
-            job.placed.remove(payload.slot)
-            return payload.packed(readers)
-        return pack(payload, self.arena, readers)
-
-    def _publish(self, key: int, route: Route, link: Link) -> None:
-        """Send all that was held back, the last of it with the end."""
-        while len(route.held) > 1:
-            self._put(key, route, link, route.held[0], False)
-            del route.held[0]
-        self._put(key, route, link, route.held[0] if route.held else None, True)
-        route.held.clear()
-
-    def _put(self, key: int, route: Route, link: Link, packed: Packed | None, end: bool) -> None:
-        packed = packed or _END
-        chunk = Chunk(key, route.edge.index, route.seq, end, packed.kind, packed.meta, packed.metas, packed.data)
-        if packed.device:
-            chunk.device = packed.device
-        link.send_chunk(chunk, packed.slot)
-        if packed.slot is not None or packed.exports:
-            route.lent.append((route.seq, packed))
-        route.seq += 1
-        route.upto = link.put
-        self.chunks += 1
-        for meta in packed.metas:
-            self.chunk_bytes += meta.nbytes
-        for export in packed.exports:
-            self.chunk_bytes += export.nbytes
-
-    def _drop(self, job: Job) -> None:
-        """Free what no reader has been told of."""
-        for slot in job.placed:
-            self.arena.release(slot)
-        job.placed.clear()
-        for route in job.routes:
-            for packed in route.held:
-                self._release(packed)
-            route.held.clear()
-
-    def _release(self, packed: Packed | None) -> None:
-        if packed is None:
-            return
-        if packed.slot is not None:
-            self.arena.release(packed.slot)
-        if self.exports is not None:
-            for export in packed.exports:
-                self.exports.release(export)

@@ -1,0 +1,277 @@
+"""Payloads on their way from this worker to others: packed at the end of the step that made them, queued on their links
+as soon as what they follow from has left this process, and their memory until their readers let go of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_actors.connectors.device import Exports
+from omni_actors.connectors.link import Link
+from omni_actors.connectors.packing import Packed, Placed, pack, place
+from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
+from omni_actors.connectors.shared_memory import Arena
+from omni_actors.protocol.codec import FrameTooLarge
+from omni_actors.protocol.frames import Ack, Chunk
+from omni_actors.worker.control import Control
+from omni_actors.worker.jobs import Job, Route
+
+UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError)
+"""What encoding a frame raises."""
+
+NO_MEMORY = (MemoryError, OSError)
+"""What making a slab raises: no memory, no descriptor."""
+
+_END = Packed("", {}, ())
+"""A chunk that only ends its edge."""
+
+
+@dataclass(slots=True, eq=False)
+class _Departure:
+    """A payload, ``packed`` for each route at the end of its step, or the bare end of the request's edges. It leaves
+    when the control socket has taken its output up to ``upto``."""
+
+    job: Job
+    payload: Payload | None
+    end: bool = False
+    packed: dict[Route, Packed] = field(default_factory=dict)
+    upto: int = 0
+
+
+class Departures:
+    """Those of one worker, in order. Between two steps there is none, unless the control socket is full."""
+
+    def __init__(
+        self, control: Control, arena: Arena, exports: Exports | None, unsendable: Callable[[int, Exception], None]
+    ) -> None:
+        """``unsendable`` is called with the key of a request whose payload cannot leave, and why."""
+        self.arena = arena
+        self.exports = exports
+        self._chunks = 0
+        self._chunk_bytes = 0
+        self._control = control
+        self._unsendable = unsendable
+        self._made: list[_Departure] = []
+        self._last: dict[int, _Departure] = {}
+        self._waiting: deque[_Departure] = deque()
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the memory for payloads is used up: who holds some of it makes no more."""
+        return self.arena.pressed or (self.exports is not None and self.exports.pressed)
+
+    @property
+    def made(self) -> bool:
+        """Whether there are payloads of this step."""
+        return bool(self._made)
+
+    @property
+    def pending(self) -> bool:
+        """Whether :meth:`flush` may have something to do."""
+        return bool(self._made or self._waiting)
+
+    @property
+    def due(self) -> bool:
+        """Whether a payload waits whose time has come: the control socket has taken what it follows from."""
+        return bool(self._waiting) and self._waiting[0].upto <= self._control.written
+
+    # ---- what a step makes
+
+    def allocate(self, job: Job, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+        """A payload to be written in place, where that pays."""
+        if any(route.link is not None for route in job.routes):
+            placed = place(kind, meta, specs, self.arena)
+            if placed is not None:
+                job.placed.add(placed.slot)
+                return placed
+        return blank_payload(kind, meta, specs)
+
+    def add(self, job: Job, payload: Payload) -> None:
+        """A payload for all the request's edges."""
+        self._add(_Departure(job, payload))
+        for route in job.routes:
+            if route.edge.mode != "full":
+                route.queued += 1
+
+    def end(self, job: Job) -> None:
+        """The end of all the request's edges, behind or with the last payload."""
+        if (last := self._last.get(job.key)) is not None:
+            last.end = True
+        else:
+            self._add(_Departure(job, None, True))
+
+    def flush(self, touched: set[Link]) -> None:
+        """Queue on their links what may leave; those are added to ``touched``. What this step made may when the control
+        socket has taken all that is queued there by now."""
+        if self._made:
+            upto = self._control.put
+            for departure in self._made:
+                try:
+                    self._pack(departure)
+                except (*UNSENDABLE, *NO_MEMORY) as problem:
+                    self._unsendable(departure.job.key, problem)
+                departure.upto = upto
+            self._waiting += self._made
+            self._made.clear()
+            self._last.clear()
+        waiting, written = self._waiting, self._control.written
+        while waiting and waiting[0].upto <= written:
+            departure = waiting.popleft()
+            try:
+                self._send(departure, touched)
+            except UNSENDABLE as problem:
+                self._unsendable(departure.job.key, problem)
+
+    # ---- what comes back
+
+    def acknowledged(self, job: Job, ack: Ack) -> None:
+        """A consumer's credits and memory come back."""
+        for route in job.routes:
+            if route.edge.index == ack.edge:
+                route.acked = max(route.acked, min(ack.upto, route.seq))
+                while route.lent and route.lent[0][0] < ack.upto:
+                    self._release(route.lent.popleft()[1])
+
+    def lost(self, link: Link, jobs: Iterable[Job]) -> None:
+        """A consumer is gone: all its credits and memory come back, and what would go there goes nowhere."""
+        for job in jobs:
+            for route in job.routes:
+                if route.link is link:
+                    route.link = None
+                    while route.lent:
+                        self._release(route.lent.popleft()[1])
+                    self._release_held(route)
+
+    def drop(self, job: Job) -> None:
+        """Free what no reader has been told of. (What waits still is free when its turn comes.)"""
+        for slot in job.placed:
+            self.arena.release(slot)
+        job.placed.clear()
+        for route in job.routes:
+            self._release_held(route)
+
+    def counters(self) -> dict[str, float]:
+        """Of the memory for payloads, and the chunks sent so far with the bytes of the tensors in them."""
+        counters: dict[str, float] = {
+            "arena_used_bytes": self.arena.used_bytes,
+            "arena_bytes": self.arena.bytes,
+            "chunks_total": self._chunks,
+            "chunk_bytes_total": self._chunk_bytes,
+        }
+        if (exports := self.exports) is not None:
+            counters |= {
+                "device_used_bytes": exports.used_bytes,
+                "device_payloads_total": exports.total,
+                "device_payload_bytes_total": exports.total_bytes,
+            }
+        return counters
+
+    # ---- inside
+
+    def _add(self, departure: _Departure) -> None:
+        departure.job.leaving += 1
+        self._made.append(departure)
+        self._last[departure.job.key] = departure
+
+    def _pack(self, departure: _Departure) -> None:
+        """Put a payload where its readers will get it, before the engine goes on. When that raises, it is nowhere."""
+        job, payload = departure.job, departure.payload
+        if job.dropped or payload is None:
+            return
+        links = {route: route.link for route in job.routes if route.link is not None}
+        readers = len(links)
+        direct: Packed | None = None
+        if self.exports is not None and (there := sum(link.direct for link in links.values())):
+            direct = self.exports.pack(payload, self.arena, there)
+        if direct is not None:
+            departure.packed = {route: direct for route, link in links.items() if link.direct}
+            readers -= len(departure.packed)
+        if not readers:
+            return  # what was written in place is given back when the request ends
+        try:
+            copied = self._copy(job, payload, readers)
+        except BaseException:
+            self._release_all(departure)
+            raise
+        for route in links:
+            departure.packed.setdefault(route, copied)
+
+    def _copy(self, job: Job, payload: Payload, readers: int) -> Packed:
+        if isinstance(payload, Placed) and payload.slot in job.placed:
+            job.placed.remove(payload.slot)
+            return payload.packed(readers)
+        return pack(payload, self.arena, readers)
+
+    def _send(self, departure: _Departure, touched: set[Link]) -> None:
+        """Put a payload on the request's edges, or keep it back on those that publish at the end."""
+        job = departure.job
+        job.leaving -= 1
+        if departure.payload is not None:
+            # Of every route, also one whose consumer is gone: what is owed for ever keeps the request from its release.
+            for route in job.routes:
+                if route.edge.mode != "full":
+                    route.queued -= 1
+        try:
+            for route in () if job.dropped else job.routes:
+                if (link := route.link) is None:
+                    continue
+                touched.add(link)
+                packed = departure.packed.get(route)
+                at_once = route.edge.mode != "full"
+                if at_once:
+                    self._put(job.key, route, link, packed, departure.end)
+                elif packed is not None:
+                    route.held.append(packed)
+                if packed is not None:
+                    del departure.packed[route]
+                if departure.end and not at_once:
+                    self._publish(job.key, route, link)
+        finally:
+            if departure.packed:
+                self._release_all(departure)  # nobody will read it
+            if departure.end:
+                self.drop(job)
+
+    def _publish(self, key: int, route: Route, link: Link) -> None:
+        """Send all that was held back, the last of it with the end."""
+        while len(route.held) > 1:
+            self._put(key, route, link, route.held[0], False)
+            del route.held[0]
+        self._put(key, route, link, route.held[0] if route.held else None, True)
+        route.held.clear()
+
+    def _put(self, key: int, route: Route, link: Link, packed: Packed | None, end: bool) -> None:
+        packed = packed or _END
+        chunk = Chunk(key, route.edge.index, route.seq, end, packed.kind, packed.meta, packed.metas, packed.data)
+        if packed.device:
+            chunk.device = packed.device
+        link.send_chunk(chunk, packed.slot)
+        if packed.slot is not None or packed.exports:
+            route.lent.append((route.seq, packed))
+        route.seq += 1
+        route.upto = link.put
+        self._chunks += 1
+        for meta in packed.metas:
+            self._chunk_bytes += meta.nbytes
+        for export in packed.exports:
+            self._chunk_bytes += export.nbytes
+
+    def _release_held(self, route: Route) -> None:
+        for packed in route.held:
+            self._release(packed)
+        route.held.clear()
+
+    def _release_all(self, departure: _Departure) -> None:
+        for packed in departure.packed.values():
+            self._release(packed)
+        departure.packed.clear()
+
+    def _release(self, packed: Packed) -> None:
+        if packed.slot is not None:
+            self.arena.release(packed.slot)
+        if self.exports is not None:
+            for export in packed.exports:
+                self.exports.release(export)
