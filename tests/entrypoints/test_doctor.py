@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import resource
 import socket
@@ -106,6 +107,41 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
+
+
+def test_it_says_whether_a_server_could_listen_at_a_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    free, left = tmp_path / "free", tmp_path / "left"
+    with socket.socket(socket.AF_UNIX) as taken, socket.socket(socket.AF_UNIX) as left_behind:
+        taken.bind(str(tmp_path / "taken"))
+        taken.listen()
+        left_behind.bind(str(left))
+        left_behind.close()
+        (tmp_path / "file").write_text("precious")
+        for path in (free, left):
+            assert system.unix_finding(str(path)).verdict is Verdict.OK
+            assert not path.exists()
+        for name in ("taken", "file", "none/door", "long" * 50):
+            found = system.unix_finding(str(tmp_path / name))
+            assert (found.verdict, found.subject) == (Verdict.PROBLEM, f"unix socket {tmp_path / name}")
+        assert (tmp_path / "file").read_text() == "precious"
+        code, said = call(capsys, "--platform", "cpu", "--uds", str(tmp_path / "taken"))
+    assert code == 1
+    assert "somebody listens there already" in said
+
+
+def test_it_configures_the_logs_of_its_own_process_only(capsys: pytest.CaptureFixture[str], free_port: int) -> None:
+    before = logging.getLogger().handlers.copy(), logging.getLogger().level, logging.getLogger("omni_actors").level
+    call(capsys, "--platform", "cpu", "--port", str(free_port))
+    assert before == (logging.getLogger().handlers, logging.getLogger().level, logging.getLogger("omni_actors").level)
+    own = (
+        "import atexit, logging\n"
+        "from omni_actors.entrypoints.cli import main\n"
+        "atexit.register(lambda: print(logging.getLogger('omni_actors').level, len(logging.getLogger().handlers)))\n"
+        "main()\n"
+    )
+    words = [sys.executable, "-c", own, "doctor", "--platform", "cpu", "--port", str(free_port), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.endswith(f"\n{logging.ERROR} 1\n"), done
 
 
 def test_this_machine_can_serve(free_port: int) -> None:

@@ -1,13 +1,14 @@
 """What operators do while it serves: ``/admin/replicas``.
 
 It stands behind the guard like every route, so where the server has API keys it takes one. Without any it serves this
-machine alone: a caller must come from a loopback address, ask for one, and neither by a proxy (as far as that says that
-it is one) nor from a web page.
+machine alone: a caller must come from a loopback address (over a unix socket: be of the server's own user), ask for
+one, and neither by a proxy (as far as that says that it is one) nor from a web page.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -75,8 +76,12 @@ def _permit(services: Services, call: Call) -> None:
     if services.options.api_keys:
         return  # the guard has seen one
     foreign = any(name in call.headers for name in _FOREIGN) or call.headers.get(_FETCH_SITE, b"none") != b"none"
-    if foreign or not _is_loopback(call.context.peer) or not _names_this_machine(call.headers.get(b"host", b"")):
-        message = "Without an API key (serve --api-key) this is for callers on the server's own machine."
+    is_here = _is_loopback(call.context.peer) or call.context.user == os.geteuid()
+    if foreign or not is_here or not _names_this_machine(call.headers.get(b"host", b"")):
+        message = (
+            "Without an API key (serve --api-key) this is for callers on the server's own machine; over a unix socket, "
+            "of its own user."
+        )
         raise OmniError(http_error(403, message, code="forbidden"))
 
 

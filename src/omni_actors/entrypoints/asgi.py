@@ -61,6 +61,10 @@ class AsgiExchange:
         return self.scope["client"]
 
     @property
+    def user(self) -> None:
+        return None
+
+    @property
     def server(self) -> Any:
         return self.scope["server"]
 

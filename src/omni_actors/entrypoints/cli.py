@@ -99,7 +99,8 @@ def _give_up_full_streams() -> None:
 
 def _run(arguments: list[str] | None) -> None:
     try:
-        code: Any = cli.main(arguments, prog_name="omni-actors", standalone_mode=False)
+        # A command's context.obj: whether this process is its own, or calls it.
+        code: Any = cli.main(arguments, prog_name="omni-actors", standalone_mode=False, obj=arguments is None)
     except click.exceptions.Abort:
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:

@@ -67,7 +67,10 @@ class Guard:
         headers = dict(reversed(exchange.headers))  # of several of a name the first
         method, path = exchange.method, normal_path(exchange.path)
         context = new_context()
-        context.peer = exchange.client[0] if exchange.client else None
+        if exchange.client:
+            context.peer = exchange.client[0]
+        else:
+            context.user = exchange.user
         guarded = Guarded(self, exchange, context, path, headers)
         token = current_request.set(context.id)
         self._metrics.http_begun()

@@ -62,6 +62,11 @@ class Exchange(Protocol):
         ...
 
     @property
+    def user(self) -> int | None:
+        """The other end's user by number, where the kernel says it: on a unix socket."""
+        ...
+
+    @property
     def server(self) -> tuple[str, int | None]: ...
 
     @property
@@ -123,6 +128,8 @@ class RequestContext:
     """Trio time at which the head arrived."""
     peer: str | None = None
     """IP address of the other end, if it has one. Behind a proxy it is the proxy's."""
+    user: int | None = None
+    """Without an address: the other end's user on this machine, if the kernel says it. So behind a proxy, too."""
     timeout_s: float = math.inf
     """The whole budget in seconds from ``started``: the caller's by header, or the deployment's."""
     priority: int | None = None

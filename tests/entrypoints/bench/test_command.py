@@ -132,10 +132,10 @@ def test_a_server_that_speaks_something_else_is_one_line() -> None:
         result = bench("chat", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}")
         thread.join(5)
     assert result.exit_code == 1
-    assert result.output.startswith("Error: cannot reach 127.0.0.1")
+    assert result.output.startswith("Error: cannot reach http://127.0.0.1")
 
 
 def test_no_server_is_one_line_not_a_traceback() -> None:
     result = bench("chat", "--url", "http://127.0.0.1:1")
     assert result.exit_code == 1
-    assert result.output.startswith("Error: cannot reach 127.0.0.1:1")
+    assert result.output.startswith("Error: cannot reach http://127.0.0.1:1")

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from omni_actors.entrypoints.bench.client import Client, Target
+from omni_actors.entrypoints.bench.client import Client
 from omni_actors.entrypoints.bench.load import Level, Run, one_request, run_level
 from omni_actors.entrypoints.bench.sample import Sample
 from omni_actors.entrypoints.bench.workloads import WORKLOADS, Workload
+from omni_actors.entrypoints.commands.target import Target
 
 SLACK = 1.0
 """Seconds that a busy machine may add to a delay."""

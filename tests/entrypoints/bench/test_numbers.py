@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_actors.entrypoints.bench.client import Target
 from omni_actors.entrypoints.bench.load import Level, Run
 from omni_actors.entrypoints.bench.sample import Sample
 from omni_actors.entrypoints.bench.sse import EventParser
@@ -71,21 +70,3 @@ def test_the_result_of_a_level_is_the_median_of_its_repeats() -> None:
     assert result["median"]["ttft_p50"] == 2.0
     assert [repeat["ttft_p50"] for repeat in result["repeats"]] == [1.0, 9.0, 2.0]
     assert result["errors"] == {"no": 1}
-
-
-@pytest.mark.parametrize(
-    ("url", "target"),
-    [
-        ("http://127.0.0.1:8000/v1", Target("127.0.0.1", 8000, False, "/v1")),
-        ("127.0.0.1:9", Target("127.0.0.1", 9, False, "/v1")),
-        ("https://api.example.com/openai/v1/", Target("api.example.com", 443, True, "/openai/v1")),
-        ("http://[::1]:8000", Target("::1", 8000, False, "/v1")),
-    ],
-)
-def test_urls(url: str, target: Target) -> None:
-    assert Target.parse(url) == target
-
-
-def test_what_is_no_url_is_refused() -> None:
-    with pytest.raises(ValueError, match="ftp://x"):
-        Target.parse("ftp://x")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import h11
 import trio
 
+from omni_actors.entrypoints.commands.target import Target
 from omni_actors.version import __version__
 
 READ_SIZE = 1 << 16
@@ -19,25 +19,6 @@ READ_SIZE = 1 << 16
 
 class ShortReply(Exception):
     """The server closed the connection before its reply was whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where an API lives: ``http://127.0.0.1:8000/v1``."""
-
-    host: str
-    port: int
-    tls: bool
-    base: str
-
-    @classmethod
-    def parse(cls, url: str) -> Target:
-        """Raises :class:`ValueError` for what is no http(s) URL. A URL without a path means ``/v1``."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not an http:// or https:// URL")
-        tls = parts.scheme == "https"
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path.rstrip("/") or "/v1")
 
 
 class Reply:
@@ -123,11 +104,16 @@ class Client:
     _idle: list[Connection] = field(default_factory=list)
 
     async def _connect(self) -> Connection:
-        stream: trio.abc.Stream = await trio.open_tcp_stream(self.target.host, self.target.port)
-        if self.target.tls:
+        target = self.target
+        stream: trio.abc.Stream
+        if target.uds is None:
+            stream = await trio.open_tcp_stream(target.host, target.port)
+        else:
+            stream = await trio.open_unix_socket(target.uds)
+        if target.tls:
             context = ssl.create_default_context()
-            stream = trio.SSLStream(stream, context, server_hostname=self.target.host, https_compatible=True)
-        return Connection(stream, f"{self.target.host}:{self.target.port}")
+            stream = trio.SSLStream(stream, context, server_hostname=target.host, https_compatible=True)
+        return Connection(stream, target.authority)
 
     async def open(self, method: str, path: str, body: bytes = b"") -> tuple[Connection, Reply]:
         """Send; give the response's head and the connection, which goes back by :meth:`done`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import rich.console
 import rich.progress
 import trio
 
-from omni_actors.entrypoints.bench.client import Client, ShortReply, Target
+from omni_actors.entrypoints.bench.client import Client, ShortReply
 from omni_actors.entrypoints.bench.load import Level, Run, run_level
 from omni_actors.entrypoints.bench.report import require_plotting, table, write_json, write_plot
 from omni_actors.entrypoints.bench.statistics import aggregate
 from omni_actors.entrypoints.bench.workloads import PROMPTS, SENTENCES, WORKLOADS, Workload
 from omni_actors.entrypoints.commands.files import OutputFile
+from omni_actors.entrypoints.commands.target import Target, target_options
 from omni_actors.version import __version__
 
 
@@ -44,13 +46,6 @@ def _json_object(context: click.Context, parameter: click.Parameter, value: str)
     return parsed
 
 
-def _target(context: click.Context, parameter: click.Parameter, value: str) -> Target:
-    try:
-        return Target.parse(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 class _Bench(click.Command):
     """``bench transport`` is a command of its own: it loads no server, so it has none of the options here."""
 
@@ -66,7 +61,7 @@ class _Bench(click.Command):
 
 @click.command("bench", cls=_Bench, context_settings={"show_default": True, "max_content_width": 110})
 @click.argument("workload", type=click.Choice(list(WORKLOADS)), default="chat")
-@click.option("--url", callback=_target, default="http://127.0.0.1:8000/v1", help="Base URL of the API.")
+@target_options("http://127.0.0.1:8000/v1", "Base URL of the API; without a path it is /v1.")
 @click.option("--model", help="Model name to send.  [default: the first of /v1/models]")
 @click.option("--api-key", envvar="OPENAI_API_KEY", help="Bearer token.  [env: OPENAI_API_KEY]", show_default=False)
 @click.option("--concurrency", callback=_numbers(int), help="Requests kept in flight; a list sweeps.  [default: 1]")
@@ -86,7 +81,7 @@ class _Bench(click.Command):
 @click.option("--plot", type=OutputFile(), help="Write a picture here (png, svg, pdf).")
 def bench_command(
     workload: str,
-    url: Target,
+    target: Target,
     model: str | None,
     api_key: str | None,
     concurrency: tuple[int, ...],
@@ -138,7 +133,8 @@ def bench_command(
     if lines == []:
         raise click.UsageError(f"{prompts} holds no prompt")
     levels = [Level(rate=value) for value in rate] or [Level(concurrency=value) for value in concurrency or (1,)]
-    client = Client(url, {"authorization": f"Bearer {api_key}"} if api_key else {})
+    target = replace(target, base=target.base or "/v1")
+    client = Client(target, {"authorization": f"Bearer {api_key}"} if api_key else {})
 
     async def main() -> tuple[Workload, list[dict[str, Any]]]:
         try:
@@ -158,7 +154,7 @@ def bench_command(
     asked, results = trio.run(main)
     settings = {
         "workload": workload,
-        "url": f"{'https' if url.tls else 'http'}://{url.host}:{url.port}{url.base}",
+        "url": str(target),
         "model": asked.model,
         "requests": requests,
         "warmup": warmup,
@@ -191,8 +187,7 @@ async def _first_model(client: Client) -> str:
             await client.done(connection)
             return str(json.loads(body)["data"][0]["id"])
     except (OSError, trio.TooSlowError, trio.BrokenResourceError, ShortReply) as error:
-        where = f"{client.target.host}:{client.target.port}"
-        raise click.ClickException(f"cannot reach {where}: {str(error) or 'no answer'}") from None
+        raise click.ClickException(f"cannot reach {client.target}: {str(error) or 'no answer'}") from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise click.ClickException(f"GET {client.target.base}/models names no model: give --model") from None
 

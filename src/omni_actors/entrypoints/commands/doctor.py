@@ -24,6 +24,7 @@ PIPED_WIDTH = 160
 )
 @click.option("--host", default="127.0.0.1", help="Address that a server would listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Its port.")
+@click.option("--uds", "unix_path", type=click.Path(), help="Unix socket that it would listen on instead of them.")
 @click.option("--deep", is_flag=True, help="Open a device of each platform too, each in a process of its own.")
 @click.option(
     "--deadline",
@@ -34,7 +35,14 @@ PIPED_WIDTH = 160
 @click.option("--json", "as_json", is_flag=True, help="For a program.")
 @click.pass_context
 def doctor(
-    context: click.Context, platform: str | None, host: str, port: int, deep: bool, deadline: float, as_json: bool
+    context: click.Context,
+    platform: str | None,
+    host: str,
+    port: int,
+    unix_path: str | None,
+    deep: bool,
+    deadline: float,
+    as_json: bool,
 ) -> int:
     """Look at what keeps this machine from serving, and say what to do about it.
 
@@ -51,12 +59,14 @@ def doctor(
     """
     if not deep and _typed(context, "deadline"):
         raise click.UsageError("--deadline is for --deep")
-    logs.configure("error")  # what choosing a platform warns of is among the findings
+    if context.obj:
+        logs.configure("error")  # what choosing a platform warns of is among the findings
     report = examine(
         platform or os.environ.get(VARIABLE, "").strip() or None,
         host=host,
         port=port,
         port_asked=_typed(context, "port"),
+        unix_path=unix_path,
         deep_within_s=deadline if deep else None,
     )
     if as_json:

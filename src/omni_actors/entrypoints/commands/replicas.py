@@ -6,14 +6,14 @@ import http.client
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from omni_actors.entrypoints.commands.target import Target, target_options
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
 PATH = "/admin/replicas"
@@ -21,38 +21,35 @@ PATH = "/admin/replicas"
 CONNECT_S = 10.0
 """How long the server may take to answer what takes no time; to replace workers takes as long as it takes."""
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """Where the commands go, and how the answer is shown."""
 
-    url: str
+    target: Target
     api_key: str | None
     as_json: bool
 
     def ask(self, command: dict[str, Any] | None = None, *, waits: bool = False) -> list[dict[str, Any]]:
         """The replicas that it answers with; ``waits`` says that this may take long. Raises :class:`OmniError`."""
-        parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise click.UsageError(f"--url takes an http:// or https:// URL, not {self.url!r}")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname, parts.port, timeout=CONNECT_S)
+        target = self.target
+        kind = http.client.HTTPSConnection if target.tls else http.client.HTTPConnection
+        connection = kind(target.host, target.port)
+        path = target.base + PATH
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
-            connection.connect()
+            connection.sock = target.connect(CONNECT_S)
             if waits:
                 connection.sock.settimeout(None)
             if command is None:
-                connection.request("GET", PATH, headers=headers)
+                connection.request("GET", path, headers=headers)
             else:
                 headers["Content-Type"] = "application/json"
-                connection.request("POST", PATH, json.dumps(command), headers)
+                connection.request("POST", path, json.dumps(command), headers)
             response = connection.getresponse()
             status, body = response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise _failed(f"The server at {self.url} does not answer: {str(error) or type(error).__name__}.") from None
+            raise _failed(f"The server at {target} does not answer: {str(error) or type(error).__name__}.") from None
         finally:
             connection.close()
         return _replicas(status, body)
@@ -65,12 +62,12 @@ class Server:
             Console().print(table(found))
 
 
-def server_options(command: F) -> F:
-    """``--url``, ``--api-key`` and ``--json``."""
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--url``, ``--uds``, ``--api-key`` and ``--json``."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option("--api-key", envvar="OMNI_ACTORS_API_KEY", help="The server's key.  [env: OMNI_ACTORS_API_KEY]"),
-        click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server is."),
+        target_options("http://127.0.0.1:8000", "Where the server is."),
     ):
         command = option(command)
     return command

@@ -60,6 +60,20 @@ def port_finding(host: str, port: int, asked: bool) -> Finding:
     return Finding(subject, Verdict.OK, f"{host}: free")
 
 
+def unix_finding(path: str) -> Finding:
+    """The same of a unix socket. (What a server that is gone has left there is put away, as ``serve`` would.)"""
+    from omni_actors.entrypoints.server import listeners  # the server's packages: the rest is said without them
+
+    subject, remedy = f"unix socket {path}", "serve --uds with another path"
+    try:
+        listeners.close(listeners.listen_unix(path))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return Finding(subject, Verdict.PROBLEM, error.strerror or str(error), remedy)
+        return Finding(subject, Verdict.PROBLEM, "somebody listens there already, or it is no socket", remedy)
+    return Finding(subject, Verdict.OK, "free")
+
+
 def size(count: int | None) -> str:
     """Bytes for a person."""
     if count is None:

@@ -92,6 +92,11 @@ class Exchange:
         return self._connection.client
 
     @property
+    def user(self) -> int | None:
+        """The client's user by number, over a unix socket."""
+        return self._connection.transport.user
+
+    @property
     def server(self) -> tuple[str, int | None]:
         return self._connection.server.address
 

@@ -52,7 +52,7 @@ log = logging.getLogger("omni_actors.server")
 
 async def listen(host: str, port: int, unix_path: str | None = None) -> list[socket.socket]:
     """Listening sockets at a path, or else on every address of ``host``. Raises ``OSError``."""
-    return [_listen_unix(unix_path)] if unix_path is not None else await _listen_tcp(host, port)
+    return [listen_unix(unix_path)] if unix_path is not None else await _listen_tcp(host, port)
 
 
 def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
@@ -103,8 +103,8 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
     return listener
 
 
-def _listen_unix(path: str) -> socket.socket:
-    """One that a process has left behind is replaced."""
+def listen_unix(path: str) -> socket.socket:
+    """A listening socket at a path; one that a process has left behind there is replaced. Raises ``OSError``."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:

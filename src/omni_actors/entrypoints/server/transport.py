@@ -23,6 +23,9 @@ _REQUESTS = tuple(f"{method} ".encode() for method in METHODS)
 _INITIALS = frozenset(begin[:1] for begin in _REQUESTS)
 """How HTTP begins. TLS begins with no letter: its first record is one of type 22."""
 
+_CREDENTIALS = struct.Struct("iII")
+"""struct ucred: process, user, group."""
+
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: close at once, and tell the peer by a reset."""
 
@@ -50,6 +53,16 @@ class Transport:
         self._steps = 0
         self._rest = b""
         self._sent = False
+
+    @property
+    def user(self) -> int | None:
+        """Who has connected, as the kernel knows it: a user's number over a unix socket, ``None`` over another one."""
+        if self.socket.family != socket.AF_UNIX:
+            return None
+        _, user, _ = _CREDENTIALS.unpack(
+            self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        return int(user)
 
     async def receive(self) -> bytes:
         """What has come, as soon as something has; ``b""`` once the peer will send no more, or is gone."""

@@ -1,0 +1,82 @@
+"""Where a server is, as the commands that speak to one are told: a URL, and the unix socket that leads there."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server's address, and what stands before its paths."""
+
+    host: str
+    port: int
+    tls: bool
+    base: str = ""
+    """Begins with a slash, unless it is empty, and ends with none."""
+    uds: str | None = None
+    """A unix socket that it is reached by; host and port are only said to it then."""
+
+    @classmethod
+    def parse(cls, url: str, uds: str | None = None) -> Target:
+        """Raises :class:`ValueError` for what is no http(s) URL."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is not an http:// or https:// URL")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError(f"{url!r} has more than a host, a port and a path")
+        tls = parts.scheme == "https"
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path.rstrip("/"), uds)
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        url = f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
+        return url if self.uds is None else f"{url} on unix:{self.uds}"
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A connected socket, which keeps the timeout. Raises ``OSError``."""
+        if self.uds is None:
+            connection = socket.create_connection((self.host, self.port), timeout_s)
+        else:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            if self.uds is not None:
+                connection.settimeout(timeout_s)
+                connection.connect(self.uds)
+            if self.tls:
+                return ssl.create_default_context().wrap_socket(connection, server_hostname=self.host)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def target_options(url: str, doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--url`` and ``--uds``, passed on as ``target``. ``url`` is the default, ``doc`` says of what it is."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option("--url", default=url, show_default=True, help=doc)
+        @click.option("--uds", type=click.Path(), help="Reach it by this unix socket (as 'serve --uds' has it).")
+        @functools.wraps(command)
+        def wrapped(url: str, uds: str | None, **others: Any) -> Any:
+            try:
+                target = Target.parse(url, uds)
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint="--url") from None
+            return command(target=target, **others)
+
+        return wrapped
+
+    return decorate
