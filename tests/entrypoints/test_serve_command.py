@@ -71,6 +71,8 @@ def test_a_unix_socket_a_limit_and_no_trace_of_them(tmp_path: Path) -> None:
             client.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
             assert client.recv(65536) == b""  # idle for longer than its limit
+        listed = CliRunner().invoke(cli, ["replicas", "list", "--uds", str(path), "--json"])
+        assert {it["state"] for it in json.loads(listed.output)} == {"ready"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     assert not path.exists()
