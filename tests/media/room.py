@@ -35,6 +35,8 @@ class Room:
         self.engine = MediaEngine(hello, clock) if clock else MediaEngine(hello)
         self.info = self.engine.load(lambda text, fraction: None)
         self.replies: dict[int, tuple[Any, ErrorInfo | None]] = {}
+        self.asked: list[str] = []
+        """What was asked, by name."""
         self.emitted: list[tuple[int, Payload]] = []
         self.finished: dict[int, Usage] = {}
         self.without_credit: set[int] = set()
@@ -82,6 +84,7 @@ class Room:
 
     def put_raw(self, what: str, args: dict[str, Any]) -> int:
         self._next += 1
+        self.asked.append(what)
         args = msgspec.msgpack.decode(msgspec.msgpack.encode(args))
         try:
             self.engine.query(Query(self._next, what, args), self)

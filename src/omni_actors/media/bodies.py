@@ -85,6 +85,9 @@ class ChatBody:
             timeout = None
         self.timeout_s = None if timeout is None else float(timeout)
         """The body's own budget; whoever decodes the rest says whether it may be that."""
+        priority = self._tree.get("priority")
+        self.priority = priority if type(priority) is int and abs(priority) < _MOST else None
+        """The body's own priority, likewise."""
         self._video = _video_kwargs(self._tree)
         self.parts = list(self._find())
         if len(self.parts) > limits.max_clips_per_body:

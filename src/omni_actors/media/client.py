@@ -96,20 +96,22 @@ class MediaService:
         """Decode a file: a clip of at most ``max_seconds`` (the media stage's own limits hold too), an image or a
         video. It is the caller's, to use in a request or to :meth:`discard`. ``param`` names the field in what is
         refused."""
-        async with self._operation() as owner:
-            small, blob = await self._send(data, owner, param)
-            question = q.Decode(
-                owner=owner,
-                modality=modality,
-                blob=blob,
-                data=small,
-                content_type=content_type,
-                filename=filename,
-                max_seconds=max_seconds,
-                how=how or q.How(),
-                param=param,
+        async with self.upload(data, param=param) as file:
+            return await file.decode(
+                modality=modality, content_type=content_type, filename=filename, max_seconds=max_seconds, how=how
             )
-            return _ref(await self._answer(question, q.MediumInfo))
+
+    @asynccontextmanager
+    async def upload(self, data: Data, *, param: str | None = "file") -> AsyncIterator[Upload]:
+        """A file that is brought over first (if it is no small one), to be decoded when more is known of what it is
+        for. Left before that, it is freed."""
+        async with self._operation() as owner:
+            upload = Upload(self, owner, *await self._send(data, owner, param), param)
+            try:
+                yield upload
+            finally:
+                if upload.held:
+                    self._leave(owner)
 
     async def fetch(
         self,
@@ -134,13 +136,14 @@ class MediaService:
         modalities: tuple[str, ...] | None = None,
         clip: str | None = None,
         reference_rate: int | None = None,
-        bound: Callable[[float], None] | None = None,
+        told: Callable[[q.ChatInfo], None] | None = None,
     ) -> tuple[bytes, list[MediaRef]]:
         """Parse a chat body: its JSON with each media part replaced by ``{"type": MODALITY, "index": i}``, and the
         media in order. Those that it names by URL are fetched, several at once. ``max_seconds`` bounds the sum of their
         sound; ``modalities`` are those that the model takes in messages (``None``: all), and ``clip`` is the
         body's own field that brings one, if it may: ``input_audio``, or ``ref_audio``, which is resampled to
-        ``reference_rate`` Hz. ``bound`` is told the body's own ``timeout``, in seconds, before anything is fetched."""
+        ``reference_rate`` Hz. ``told`` is called with what has been found before anything is fetched; what it raises
+        ends the matter."""
         async with self._operation() as owner:
             small, blob = await self._send(data, owner, None)
             question = q.ParseChat(
@@ -153,8 +156,8 @@ class MediaService:
                 reference_rate=reference_rate,
             )
             info = await self._answer(question, q.ChatInfo)
-            if bound is not None and info.timeout_s is not None and info.timeout_s > 0:
-                bound(info.timeout_s)
+            if told is not None:
+                told(info)
             media = await self._follow(info.media, owner, max_seconds)
         return info.body, [_ref(medium) for medium in media]
 
@@ -284,6 +287,47 @@ class MediaService:
                 return await self._query(question.what, question.args())
         except trio.TooSlowError:
             raise deadline_exceeded("The media process did not answer in time.") from None
+
+
+class Upload:
+    """A file in the media process, or a small one that still is here."""
+
+    def __init__(self, service: MediaService, owner: str, data: bytes, blob: int | None, param: str | None) -> None:
+        self.held = blob is not None
+        """Whether the media process has it."""
+        self._service = service
+        self._owner = owner
+        self._data = data
+        self._blob = blob
+        self._param = param
+
+    async def decode(
+        self,
+        *,
+        modality: str = "audio",
+        content_type: str | None = None,
+        filename: str | None = None,
+        max_seconds: float | None = None,
+        how: q.How | None = None,
+    ) -> MediaRef:
+        """As :meth:`MediaService.decode`; once."""
+        question = q.Decode(
+            owner=self._owner,
+            modality=modality,
+            blob=self._blob,
+            data=self._data,
+            content_type=content_type,
+            filename=filename,
+            max_seconds=max_seconds,
+            how=how or q.How(),
+            param=self._param,
+        )
+        self.held = False
+        try:
+            return _ref(await self._service._answer(question, q.MediumInfo))
+        except BaseException:
+            self._service._leave(self._owner)
+            raise
 
 
 class _Body(NamedTuple):

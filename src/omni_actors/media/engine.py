@@ -289,7 +289,7 @@ class MediaEngine(Engine):
         kept = [self._keep(question.owner, medium) for medium in made.media]
         held = iter(kept)
         infos = tuple(links[index] if index in links else next(held) for index in range(len(chat.parts)))
-        return q.plain(q.ChatInfo(rendered, infos, chat.timeout_s))
+        return q.plain(q.ChatInfo(rendered, infos, chat.timeout_s, chat.priority))
 
     def _decoding(self, modality: str, how: q.How, max_seconds: float, param: str | None) -> Decoding:
         return Decoding(modality, how, self.limits, max_seconds, self._afford, self._aside, param)

@@ -183,11 +183,13 @@ class LinkInfo(msgspec.Struct, frozen=True, tag="link"):
 
 class ChatInfo(msgspec.Struct, frozen=True):
     """``body`` is the request's JSON with each media part replaced by ``{"type": MODALITY, "index": i}``;
-    ``timeout_s`` is the number in its field ``timeout``, whatever that is worth."""
+    ``timeout_s`` and ``priority`` are the numbers in its fields ``timeout`` and ``priority``, whatever these are worth.
+    """
 
     body: bytes
     media: tuple[MediumInfo | LinkInfo, ...] = ()
     timeout_s: float | None = None
+    priority: int | None = None
 
 
 class Encoded(msgspec.Struct, frozen=True):

@@ -32,6 +32,8 @@ TASK = "chat"
 
 DEFAULT_RATE = 24_000
 
+_LEAST = (TASK, ("text",), ("text",))
+
 _MEDIA = re.compile(rb'"input_audio"|"(?:audio|image|video)_url"|\\u00[567]')
 """What a body with media parts contains (the type's letters may be escapes). A false hit costs a detour only."""
 
@@ -53,7 +55,7 @@ class _Answer:
 
 async def create(services: Services, call: Call) -> Reply:
     """A stream waits for its first event, so that a failure before it still has its status."""
-    data, media = await read_json(services, call, _MEDIA, services.media_inputs.get(TASK))
+    data, media = await read_json(services, call, _LEAST, _MEDIA, services.media_inputs.get(TASK))
     body = decode(data, ChatRequest)
     model = services.model(body.model)
     spoken = "audio" in (body.modalities or ())

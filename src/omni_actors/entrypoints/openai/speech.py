@@ -23,7 +23,7 @@ _REFERENCE = re.compile(rb'"ref_audio"|\\u00[567]')
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first audio, so that a failure before it still has its status."""
     clip = "ref_audio" if may_clone(services) else None
-    data, clips = await read_json(services, call, _REFERENCE, (), clip)
+    data, clips = await read_json(services, call, (TASK, ("text",), ("audio",)), _REFERENCE, (), clip)
     body = decode(data, SpeechRequest)
     services.model(body.model, adapted=False)
     services.task(TASK, inputs=("text",), outputs=("audio",))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from omni_actors.entrypoints.http import Call, Reply, before
 from omni_actors.entrypoints.openai import sse
+from omni_actors.entrypoints.openai.bodies import foresee, foresee_any, read_json
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode
 from omni_actors.entrypoints.openai.forms import read_form
 from omni_actors.entrypoints.openai.schemas import ClipPart, Priority, Seconds
 from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
 from omni_actors.entrypoints.services import Events, Services
+from omni_actors.media.client import Upload
+from omni_actors.pipelines.subgraph import Key
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Transcription
 from omni_actors.protocol.request import Completed, MediaRef, Request, TextDelta, Usage
@@ -53,6 +57,19 @@ class TranscriptionRequest(TranslationRequest, forbid_unknown_fields=True, kw_on
     vad_filter: Annotated[Any, Refused("silence is left in.", (False, "false"))] = None
 
 
+class _File(NamedTuple):
+    """A form's file."""
+
+    upload: Upload
+    name: str | None
+    content_type: str | None
+
+
+B = TypeVar("B", bound=TranslationRequest)
+
+_ANY = re.compile(b"")
+
+
 async def transcribe(services: Services, call: Call) -> Reply:
     return await _create(services, call, TranscriptionRequest, "transcription")
 
@@ -64,7 +81,16 @@ async def translate(services: Services, call: Call) -> Reply:
 async def _create(services: Services, call: Call, kind: type[TranslationRequest], task: str) -> Reply:
     """The reply waits for the first event, so that a failure before it still has its status."""
     services.task(task, inputs=("audio",), outputs=("text",))
-    body, clip = await _read(services, call, kind)
+    services.media_process()
+    needs = (task, ("audio",), ("text",))
+    body: TranslationRequest
+    recording: _File | MediaRef
+    if call.content_type == "multipart/form-data":
+        body, recording = await _read_form(services, call, needs, kind)
+    elif call.content_type in ("application/json", ""):
+        body, recording = await _read_json(services, call, needs, kind)
+    else:
+        raise invalid_request("The body is a form (multipart/form-data) with a file, or JSON with 'input_audio'.")
     services.model(body.model, adapted=False)
     format = body.response_format or "json"
     language = getattr(body, "language", None)
@@ -81,6 +107,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     if streamed and format != "json":
         raise invalid_request("A streamed transcription has response_format 'json'.", "response_format")
     timed = format in ("srt", "vtt", "verbose_json")
+    clip = recording if isinstance(recording, MediaRef) else await _decode(services, call, needs, body, recording)
     request = Request(
         task=task,
         inputs=("audio",),
@@ -112,32 +139,41 @@ def _code(language: str) -> str:
     return language.lower().replace("_", "-").partition("-")[0]
 
 
-async def _read(services: Services, call: Call, kind: type[TranslationRequest]) -> tuple[TranslationRequest, MediaRef]:
+async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, MediaRef]:
     """The fields and the decoded clip, which is freed when the call is over."""
-    media = services.media_process()
-    clip: MediaRef | None = None
-    if call.content_type == "multipart/form-data":
-
-        async def take(pieces: AsyncIterator[bytes], filename: str | None, content_type: str | None) -> MediaRef:
-            with before(call.context):
-                taken = await media.decode(pieces, content_type=content_type, filename=filename, param="file")
-            await call.enter(services.clips([taken]))
-            return taken
-
-        fields, clip = await read_form(call.body, call.headers[b"content-type"].decode("latin-1"), "file", take)
-        body = convert(fields, kind)
-        if clip is None or body.input_audio is not None:
-            raise invalid_request("A form brings its audio in the field 'file'.", "file", "missing_required_parameter")
-        return body, clip
-    if call.content_type not in ("application/json", ""):
-        raise invalid_request("The body is a form (multipart/form-data) with a file, or JSON with 'input_audio'.")
-    with before(call.context) as bound:
-        data, clips = await media.parse_chat(call.body, modalities=(), clip="input_audio", bound=bound)
-    await call.enter(services.clips(clips))
+    data, clips = await read_json(services, call, needs, _ANY, (), "input_audio")
     body = decode(data, kind)
     if body.input_audio is None or len(clips) != 1:
         raise invalid_request("Missing required field 'input_audio'.", "input_audio", "missing_required_parameter")
     return body, clips[0]
+
+
+async def _read_form(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, _File]:
+    """The fields and the file, which is freed when the call is over."""
+    if not call.body.received:
+        foresee_any(services, call, needs)
+
+    async def take(pieces: AsyncIterator[bytes], filename: str | None, content_type: str | None) -> _File:
+        with before(call.context):
+            upload = await call.enter(services.media_process().upload(pieces, param="file"))
+        return _File(upload, filename, content_type)
+
+    fields, file = await read_form(call.body, call.headers[b"content-type"].decode("latin-1"), "file", take)
+    body = convert(fields, kind)
+    if file is None or body.input_audio is not None:
+        raise invalid_request("A form brings its audio in the field 'file'.", "file", "missing_required_parameter")
+    return body, file
+
+
+async def _decode(services: Services, call: Call, needs: Key, body: TranslationRequest, file: _File) -> MediaRef:
+    """A form's file as a clip, which is freed when the call is over; not if the request is sure to be refused."""
+    foresee(services, call, needs, body.priority)
+    with before(call.context) as bound:
+        if body.timeout is not None:
+            bound(body.timeout)
+        clip = await file.upload.decode(content_type=file.content_type, filename=file.name)
+    await call.enter(services.clips([clip]))
+    return clip
 
 
 async def _whole(
