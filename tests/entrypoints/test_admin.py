@@ -12,6 +12,7 @@ import httpx
 import pytest
 import trio
 from click.testing import CliRunner
+from rich.console import Console
 from tests.entrypoints.fakes import served
 from tests.orchestrator.spine import collect, stub, stub_orchestrator, text_of, until
 
@@ -19,7 +20,7 @@ from omni_actors.actors.background import background
 from omni_actors.entrypoints.admin import _is_loopback
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.cli import main
-from omni_actors.entrypoints.commands.replicas import replicas_group
+from omni_actors.entrypoints.commands.replicas import replicas_group, table
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import serve
 from omni_actors.media.client import MediaService
@@ -214,6 +215,18 @@ async def test_the_command_line_does_the_same() -> None:
         assert isinstance(unknown.exception, OmniError)
         assert "There is no stage 'x'" in str(unknown.exception)
         assert (await run("restart")).exit_code == 2
+
+
+def test_the_table_has_a_line_for_each_rank() -> None:
+    one = {"stage": "llm", "index": 0, "state": "ready", "pid": 11, "device": "cpu", "requests": 2, "served": 3}
+    one |= {"ranks": [11, 12], "uptime_s": 130.0, "restarts": 0, "next_s": None, "last_end": None}
+    dead = one | {"index": 1, "state": "dead", "pid": None, "ranks": [], "uptime_s": None, "next_s": 2.0}
+    with (console := Console(width=110)).capture() as shown:
+        console.print(table([one, dead]))
+    words = [line.split() for line in shown.get().splitlines()]
+    assert words[1] == ["llm", "0", "ready", "11", "cpu", "2", "3", "2", "min", "0"]
+    assert words[2] == ["12"]
+    assert words[3][:9] == ["llm", "1", "dead", "(ready", "in", "2", "s)", "–", "cpu"]
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

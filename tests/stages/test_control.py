@@ -37,7 +37,12 @@ async def test_status_says_what_a_replica_is_at() -> None:
         async with held(orchestrator) as replica:
             it = status_of(orchestrator, "b", replica.index)
             assert (it.state, it.requests, it.served, it.restarts, it.next_s) == ("ready", 1, 1, 0, None)
-            assert it.pid == replica.pid
+            assert (it.pid, it.ranks) == (replica.pid, (replica.pid,))
+            for said in ("1,2", [], [1, 2], [it.pid, "2"]):  # as no worker says it of this life
+                replica.info["ranks"] = said
+                assert replica.ranks == (it.pid,)
+            replica.info["ranks"] = [it.pid, 2]
+            assert status_of(orchestrator, "b", replica.index).ranks == (it.pid, 2)
             assert it.uptime_s is not None
             assert it.links == {"a": 1, "c": 1}
         assert [(it.stage, it.index) for it in orchestrator.control.status()] == [

@@ -50,6 +50,8 @@ class ReplicaStatus:
     state: str
     incarnation: int
     pid: int | None
+    ranks: tuple[int, ...]
+    """Processes of its ranks, ``pid`` first; those of the others are known once it is ready."""
     device: str
     requests: int
     questions: int
@@ -239,6 +241,7 @@ def _status(replica: StageReplica) -> ReplicaStatus:
         state=_state(replica),
         incarnation=replica.incarnation,
         pid=replica.pid,
+        ranks=replica.ranks,
         device=replica.stage.device_of(replica.index),
         requests=len(replica.requests),
         questions=replica.questions,

@@ -130,6 +130,14 @@ class StageReplica:
         return f"{self.stage.name}#{self.index}@{self.incarnation}"
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """Processes of this life: its worker's, and those of the other ranks once it has said them (``info``)."""
+        said = self.info.get("ranks")
+        if isinstance(said, list) and said[:1] == [self.pid] and all(isinstance(pid, int) for pid in said):
+            return tuple(said)
+        return () if self.pid is None else (self.pid,)
+
+    @property
     def live(self) -> bool:
         return self.state is ReplicaState.READY
 

@@ -161,13 +161,18 @@ def table(found: list[dict[str, Any]]) -> Table:
         state = it["state"] if it["next_s"] is None else f"{it['state']} (ready in {it['next_s']:.0f} s)"
         end = it["last_end"]
         made.add_row(
-            *(Text(str(cell)) for cell in (it["stage"], it["index"], state, it["pid"] or "–", it["device"])),
+            *(Text(str(cell)) for cell in (it["stage"], it["index"], state, _lines(it["ranks"]), it["device"])),
             *(str(it[name]) for name in ("requests", "served")),
             "–" if it["uptime_s"] is None else _span(it["uptime_s"]),
             str(it["restarts"]),
             Text("" if end is None else f"{end['cause']}, {_span(end['ago_s'])} ago: {end['message']}"),
         )
     return made
+
+
+def _lines(pids: list[int]) -> str:
+    """A line per rank."""
+    return "\n".join(map(str, pids)) or "–"
 
 
 def _span(seconds: float) -> str:
