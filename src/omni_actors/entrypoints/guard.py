@@ -287,7 +287,7 @@ class Guarded:
 
 def new_context() -> RequestContext:
     """Of what has just arrived."""
-    return RequestContext(id=f"req-{getrandbits(128):032x}", label=None, started=trio.current_time())
+    return RequestContext("req-" + getrandbits(128).to_bytes(16, "little").hex(), None, trio.current_time())
 
 
 def refusal(info: ErrorInfo) -> tuple[int, Headers, bytes]:

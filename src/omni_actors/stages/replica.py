@@ -145,8 +145,9 @@ class StageReplica:
     def takes(self) -> bool:
         """Whether new requests may be bound to it. None is new to the media process, which holds its media: that drains
         by beginning nothing (``Orchestrator.query_media``)."""
-        drained = self.drained and self.stage.name != MEDIA_STAGE
-        return self.state is ReplicaState.READY and not drained and not self.reserved
+        if self.state is not ReplicaState.READY or self.reserved:
+            return False
+        return not self.drained or self.stage.name == MEDIA_STAGE
 
     @property
     def empty(self) -> bool:
