@@ -23,6 +23,7 @@ from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.supervisor import Supervisor, open_supervisor
 from omni_actors.media.questions import begins
 from omni_actors.orchestrator.admission import Admission, Load
+from omni_actors.orchestrator.binding import bind, bind_whole
 from omni_actors.orchestrator.deadlines import Deadlines, Patience
 from omni_actors.orchestrator.record import RequestStream
 from omni_actors.orchestrator.recovery import Recovery
@@ -146,9 +147,8 @@ class Orchestrator:
                 now = trio.current_time()
             try:
                 record.sections = sections_of(request)
-                replicas = self._bind(request, graph, {})
                 key = next(self._keys)
-                submits = submits_of(record, key, graph, replicas, max(0.0, deadline - now))
+                replicas, submits = self._bind(record, key, graph, {}, max(0.0, deadline - now))
                 break
             except BaseException as error:
                 self.admission.leave(seat)
@@ -171,31 +171,34 @@ class Orchestrator:
         what else speaks against it."""
         graph = record.subgraph
         assert graph is not None
-        replicas = self._bind(record.request, graph, places)
+        key = next(self._keys)
+        replicas, submits = self._bind(record, key, graph, places, record.deadline - trio.current_time())
         if record.request.media and replicas[MEDIA_STAGE].incarnation != record.media_life:
             raise not_resumable(MEDIA_STAGE)  # what it had decoded is gone
-        key = next(self._keys)
-        submits = submits_of(record, key, graph, replicas, record.deadline - trio.current_time())
         log.debug("attempt key=%d", key, extra={"request": record.id})
         assert record.seat is not None
         self.admission.again(record.seat)
         self._begin(record, key, replicas, submits)
         record.feed_again()
 
-    def _bind(self, request: Request, graph: Subgraph, places: Mapping[str, StageReplica]) -> dict[str, StageReplica]:
-        replicas: dict[str, StageReplica] = {}
-        for part in graph.parts:
-            name = part.stage.name
-            place = places.get(name)
-            if place is None:
-                pool = self.pools[name]
-                # Who has no choice does not look at what it would depend on.
-                sources = [replicas[edge.source] for edge in part.inputs] if len(pool.replicas) > 1 else ()
-                place = pool.bind(request, sources)
-            elif not place.live:
-                raise self.pools[name].unavailable()
-            replicas[name] = place
-        return replicas
+    def _bind(
+        self, record: RequestStream, key: int, graph: Subgraph, places: Mapping[str, StageReplica], budget_s: float
+    ) -> tuple[dict[str, StageReplica], list[tuple[StageReplica, bytes]]]:
+        """The replicas of an attempt, and what each is to be told. Raises ``stage_unavailable`` where there are none
+        that are all linked."""
+        pools, request = self.pools, record.request
+        try:
+            replicas = bind(pools, request, graph, places)
+            submits = submits_of(record, key, graph, replicas, budget_s)
+        except OmniError as error:
+            whole = bind_whole(pools, request, graph, places) if error.info.code == "stage_unavailable" else None
+            if whole is None:
+                raise
+            replicas, submits = whole, submits_of(record, key, graph, whole, budget_s)
+        if request.affinity is not None:
+            for name, replica in replicas.items():
+                pools[name].keep(request.affinity, replica)
+        return replicas, submits
 
     def _begin(
         self,

@@ -72,22 +72,36 @@ class StagePool:
 
     def bind(self, request: Request, sources: Sequence[StageReplica] = ()) -> StageReplica:
         """A live replica, if there are several one that ``sources``, which will feed it, have links to: the one that
-        the request's affinity had before if it is such a one, else by the stage's balancer.
+        is :meth:`kept` if it is such a one, else by the stage's balancer.
 
         Raises ``stage_unavailable`` (503) when there is none.
         """
-        affinity = request.affinity
-        if affinity is None:
-            return self._choose(request, sources)
-        kept = self._affinities.pop(affinity, None)
+        kept = None if request.affinity is None else self.kept(request)
         if kept is None or not _can_take(kept, sources):
-            chosen = self._choose(request, sources)
-        else:
-            chosen = kept if self._prefixes is None else self._prefixes.choose([kept], request)
+            return self._choose(request, sources)
+        return kept if self._prefixes is None else self._prefixes.choose([kept], request)
+
+    def options(self, request: Request) -> list[StageReplica]:
+        """All that it may be bound to: the one that is :meth:`kept`, then the others, the less busy ones first."""
+        kept = self.kept(request)
+        return sorted(
+            (replica for replica in self.replicas if replica.takes),
+            key=lambda replica: (replica is not kept, len(replica.requests)),
+        )
+
+    def kept(self, request: Request) -> StageReplica | None:
+        """The replica that the request's affinity had before, if it may have it again."""
+        if request.affinity is None:
+            return None
+        found = self._affinities.get(request.affinity)
+        return found if found is not None and found.takes else None
+
+    def keep(self, affinity: str, replica: StageReplica) -> None:
+        """The affinity has this one from now on."""
+        self._affinities.pop(affinity, None)
         if len(self._affinities) >= _MAX_AFFINITIES:
             del self._affinities[next(iter(self._affinities))]
-        self._affinities[affinity] = chosen  # at the end: the one that was not used for longest goes first
-        return chosen
+        self._affinities[affinity] = replica  # at the end: the one that was not used for longest goes first
 
     def forget(self, replica: StageReplica) -> None:
         """What a replica had cached is gone, though it lives."""

@@ -1,0 +1,81 @@
+"""Which replicas serve an attempt of a request: one of each of its stages, linked along every edge.
+
+A link by TCP may be broken, and not made anew yet, while both its ends live. So with several replicas not every choice
+will do. Usually each stage's pool chooses in its turn among the replicas that those before it have links to, which
+looks at no more than it must. Where that leads nowhere, all combinations are considered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from omni_actors.pipelines.subgraph import Subgraph
+from omni_actors.protocol.request import Request
+from omni_actors.stages.pool import StagePool
+from omni_actors.stages.replica import StageReplica
+
+Options = Mapping[str, Sequence[StageReplica]]
+
+
+def bind(
+    pools: Mapping[str, StagePool], request: Request, graph: Subgraph, places: Mapping[str, StageReplica]
+) -> dict[str, StageReplica]:
+    """A replica of each stage, by its pool or as ``places`` has it. Raises ``stage_unavailable`` where none is left. A
+    stage that has no choice is not asked whether it is linked: the links show that when they are looked up."""
+    replicas: dict[str, StageReplica] = {}
+    for part in graph.parts:
+        name = part.stage.name
+        place = places.get(name)
+        if place is None:
+            pool = pools[name]
+            # Who has no choice does not look at what it would depend on.
+            sources = [replicas[edge.source] for edge in part.inputs] if len(pool.replicas) > 1 else ()
+            place = pool.bind(request, sources)
+        elif not place.live:
+            raise pools[name].unavailable()
+        replicas[name] = place
+    return replicas
+
+
+def bind_whole(
+    pools: Mapping[str, StagePool], request: Request, graph: Subgraph, places: Mapping[str, StageReplica]
+) -> dict[str, StageReplica] | None:
+    """The same, where one stage after the other has found none: a combination that is linked along every edge, if there
+    is one. Replicas of the request's affinity are kept rather than others, then the less busy ones."""
+    options: dict[str, Sequence[StageReplica]] = {}
+    for part in graph.parts:
+        place = places.get(name := part.stage.name)
+        options[name] = pools[name].options(request) if place is None else [place] if place.live else []
+    edges = [(edge.source, edge.target) for edge in graph.edges]
+    kept = [name for name, some in options.items() if some and some[0] is pools[name].kept(request)]
+    order = [*kept, *(name for name in options if name not in kept)]
+    return _combination(edges, {name: options[name] for name in order})
+
+
+def _combination(edges: Sequence[tuple[str, str]], options: Options) -> dict[str, StageReplica] | None:
+    """One option of each stage, such that all are linked: of the first stage with several the first that will do, and
+    so on. What each choice leaves of the others' options is worked out before the next one: without a cycle of edges
+    (of whatever direction) no choice is taken back then."""
+    left = _linked(edges, options)
+    if not all(left.values()):
+        return None
+    for name, some in left.items():
+        if len(some) > 1:
+            tried = (_combination(edges, {**left, name: [one]}) for one in some)
+            return next((found for found in tried if found is not None), None)
+    return {name: one for name, (one,) in left.items()}
+
+
+def _linked(edges: Sequence[tuple[str, str]], options: Options) -> Options:
+    """The options that have a link to some option of every neighbour, which has one itself, and so on (Mackworth's arc
+    consistency, AC-1)."""
+    left = dict(options)
+    changed = True
+    while changed:
+        changed = False
+        for source, target in edges:
+            for one, other in ((source, target), (target, source)):
+                some = [it for it in left[one] if any((other, to.index) in it.links for to in left[other])]
+                changed |= len(some) < len(left[one])
+                left[one] = some
+    return left
