@@ -9,7 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from omni_actors.entrypoints.openai.forms import read_form
+from omni_actors.entrypoints.openai.forms import MAX_FIELDS_BYTES, MAX_HEAD, SLICE, read_form
+from omni_actors.protocol.errors import OmniError
 
 KIND = "multipart/form-data; boundary=b"
 FILE = b"RIFF\r\n--not the boundary\r\n\r\r\n"
@@ -64,3 +65,55 @@ async def test_a_part_without_a_word_cut_anywhere(ending: bytes, behind: bytes) 
     assert await read(*(form[at : at + 1] for at in range(len(form)))) == meant
     for at in range(len(form)):
         assert await read(form[:at], form[at:]) == meant
+
+
+async def refused(*pieces: bytes, kind: str = KIND) -> tuple[int, str, int]:
+    """Status, parameter, and how many bytes were read before it was said."""
+    taken = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for piece in pieces:
+            taken += len(piece)
+            yield piece
+
+    async def take(file: AsyncIterator[bytes], filename: str | None, content_type: str | None) -> None:
+        pass
+
+    with pytest.raises(OmniError) as error:
+        await read_form(body(), kind, "file", take)
+    return error.value.info.status, error.value.info.param or "", taken
+
+
+async def test_fields_are_not_kept_beyond_their_limit() -> None:
+    """Whether one is too large or many are: what comes behind the limit is not read."""
+    piece = bytes(SLICE)
+    many = [part("prompt[]", piece) for _ in range(60)]
+    for pieces in ([part("prompt", b"")[:-2], *[piece] * 1000, b"\r\n--b--\r\n"], [*many, b"--b--\r\n"]):
+        status, _, taken = await refused(*pieces)
+        assert status == 400
+        assert taken < MAX_FIELDS_BYTES + 3 * SLICE
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"a:b\r\n" * 200_000, b"X: " + b"y" * 1_000_000 + b"\r\n", b"X: y" + b"\r\n z" * 200_000 + b"\r\n"],
+    ids=["lines", "a line", "folded"],
+)
+async def test_the_head_of_a_part_is_not_waited_for_for_long(head: bytes) -> None:
+    """It is taken apart in one go, which would hold up everybody."""
+    form = part("prompt", b"hi").replace(b"\r\n\r\n", b"\r\n" + head + b"\r\n") + b"--b--\r\n"
+    for pieces in ([form], [form[at : at + 1000] for at in range(0, len(form), 1000)]):
+        status, _, taken = await refused(*pieces)
+        assert status == 400
+        assert taken < MAX_HEAD + 2 * SLICE or len(pieces) == 1
+
+
+async def test_a_content_type_is_short() -> None:
+    assert (await refused(FORM, kind=KIND + "; a=b" * 10_000))[0] == 400
+
+
+@pytest.mark.parametrize("names", [("a", "a[]"), ("a[]", "a"), ("a", "a"), ("a[]", "a[]", "a")])
+async def test_a_name_comes_twice_only_as_a_list(names: tuple[str, ...]) -> None:
+    assert (await refused(*(part(name, b"1") for name in names), b"--b--\r\n"))[:2] == (400, "a")
+    assert (await read(part("a[]", b"1"), part("a[]", b"2"), b"--b--\r\n"))[0] == {"a": ["1", "2"]}

@@ -12,10 +12,14 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 
 MAX_PARTS = 64
 MAX_FIELDS_BYTES = 1 << 20
+MAX_TYPE = 1024
+"""Characters of the content type. (A boundary has 70 at most, by RFC 2046.)"""
 PADDING = 64
 """Blanks that may follow a boundary in its line."""
 SLICE = 64 << 10
 """Bytes that are looked through at once, so that a large file never holds the loop."""
+MAX_HEAD = SLICE + (16 << 10)
+"""Bytes that are looked through for the end of a part's head, which is taken apart in one go."""
 
 Take = Callable[[AsyncIterator[bytes], str | None, str | None], Awaitable[Any]]
 """Takes a file: its pieces, file name and content type."""
@@ -29,6 +33,8 @@ async def read_form(
     A field named with ``[]`` is a list under its bare name. Raises 400 for anything else that comes twice, for a file
     elsewhere, and for what is not a form.
     """
+    if len(content_type) > MAX_TYPE:
+        raise invalid_request("The form's content type is too long.")
     _, options = parse_options_header(content_type)
     boundary = options.get("boundary", "")
     if not boundary:
@@ -52,21 +58,23 @@ async def read_form(
             async for _ in reader.data():  # what the taker did not want
                 pass
             continue
-        pieces = [piece async for piece in reader.data()]
-        size += sum(map(len, pieces))
-        if size > MAX_FIELDS_BYTES:
-            raise invalid_request("The form's fields are too large.", part.name)
+        pieces = []
+        async for piece in reader.data():
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_FIELDS_BYTES:
+                raise invalid_request("The form's fields are too large.", part.name)
         try:
             value = b"".join(pieces).decode()
         except UnicodeDecodeError:
             raise invalid_request(f"'{part.name}' is not UTF-8.", part.name) from None
         name = part.name.removesuffix("[]")
-        if part.name.endswith("[]"):
-            fields.setdefault(name, []).append(value)
-        elif name in fields:
-            raise invalid_request(f"'{name}' comes twice.", name)
-        else:
+        if not part.name.endswith("[]") and name not in fields:
             fields[name] = value
+        elif part.name.endswith("[]") and isinstance(several := fields.setdefault(name, []), list):
+            several.append(value)
+        else:
+            raise invalid_request(f"'{name}' comes twice.", name)
     return fields, taken
 
 
@@ -85,6 +93,7 @@ class _Reader:
         self._given = b""  # the end of it
         self._slices = _slices(body)
         self._in_part = False
+        self._head = 0
 
     async def part(self) -> Field | File | None:
         """The head of the next part; ``None`` behind the last."""
@@ -113,8 +122,12 @@ class _Reader:
             except Exception:  # werkzeug raises ValueError, and its own HTTP errors for its limits
                 raise _malformed() from None
             if not isinstance(event, NeedData):
+                self._head = 0
                 return event
             piece = await anext(self._slices, None)
+            self._head += len(piece or b"")
+            if self._head > MAX_HEAD and not self._in_part:
+                raise _malformed()
             try:
                 self._decoder.receive_data(self._held if piece is None else self._whole_lines(piece))
                 if piece is None:
