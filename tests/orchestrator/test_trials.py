@@ -116,6 +116,29 @@ async def test_an_operator_who_kills_a_worker_makes_nobody_a_suspect() -> None:
                 assert not alone.casualty.strikes
 
 
+async def test_with_one_resume_all_that_are_in_a_second_death_fail_and_none_is_tried() -> None:
+    async with stub_orchestrator("limits.max_resumes=1", "limits.restart_delay_s=0.01") as orchestrator:
+        silent = stub("tokens", stall="a")
+        with trio.fail_after(20):
+            async with orchestrator.open(silent) as one, orchestrator.open(silent) as two:
+                await suspects(orchestrator, [one, two])
+                for stream in (one, two):
+                    with pytest.raises(OmniError) as failed:
+                        await stream.receive()
+                    assert (failed.value.info.status, failed.value.info.code) == (503, "stage_died")
+                assert not orchestrator.recovery.waiting
+
+
+async def test_who_kills_a_worker_is_not_told_from_a_request_that_is_alone_in_it() -> None:
+    async with stub_orchestrator("limits.restart_delay_s=0.01") as orchestrator:
+        with trio.fail_after(20):
+            async with orchestrator.open(stub("tokens", stall="a")) as alone:
+                await suspects(orchestrator, [alone])
+                with pytest.raises(OmniError) as failed:
+                    await alone.receive()
+                assert failed.value.info.code == "poison"
+
+
 async def test_requests_that_wait_for_a_replica_end_with_the_deployment() -> None:
     failures: list[OmniError] = []
 

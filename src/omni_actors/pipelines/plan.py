@@ -73,7 +73,9 @@ class DeploymentLimits:
     release_timeout_s: float = limit(
         60.0, "What a worker gets to let go of a request that is over; one that does not is replaced."
     )
-    max_resumes: int = limit(3, "How often a request is resumed after the death of a worker; 0 fails it at once.", 0)
+    max_resumes: int = limit(
+        3, "How often a request is resumed after the death of a worker; 0 fails it at once, 1 at the next death.", 0
+    )
     resume_wait_s: float = limit(60.0, "What a request waits for a live replica to be resumed on; then 503.")
     restart_delay_s: float = limit(0.1, "Pause before a dead worker's first restart; doubles with each failure.")
     restart_delay_max_s: float = limit(10.0, "Longest pause between two restarts of a worker.")
