@@ -200,14 +200,18 @@ async def test_a_cancelled_ask_that_waits_there_is_not_begun() -> None:
 
 
 async def test_withdrawn_asks_use_up_no_window() -> None:
-    async with remote(capacity=8) as ref:
+    async with remote(capacity=WINDOW) as ref:
         async with busy(ref):
             for _ in range(4):
                 async with trio.open_nursery() as nursery:
                     for number in range(WINDOW // 2):
                         nursery.start_soon(_ask_in_vain, ref, number)
                         await trio.testing.wait_all_tasks_blocked()
-        assert await ref.ask("log", within=20) == ["begun", "cancelled"]
+            ref.tell("late")
+            with trio.fail_after(20):
+                while ref.depth:  # until it is sent, which takes a place in the window
+                    await trio.sleep(0.01)
+        assert await ref.ask("log", within=20) == ["begun", "cancelled", "late"]
 
 
 async def test_an_ask_withdrawn_before_there_was_room_is_not_sent() -> None:
