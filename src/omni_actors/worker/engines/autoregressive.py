@@ -11,80 +11,55 @@ import logging
 import pkgutil
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from omni_actors.connectors.device import CONNECTOR as DEVICE
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.codec import frame
-from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, overloaded
+from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello, Ready
 from omni_actors.protocol.request import Usage
-from omni_actors.worker import kv
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.collectives import ALONE, Group, ProcessGroup
-from omni_actors.worker.engine import Engine, Outbox, Work
+from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_options import EngineOptions
 from omni_actors.worker.engines.ar_output import hand_out
 from omni_actors.worker.engines.ar_ranks import follow
-from omni_actors.worker.engines.ar_request import (
-    Request,
-    choice_of,
-    limit_of,
-    prompt_text,
-    resume,
-    score,
-    scores_prompt,
-)
-from omni_actors.worker.engines.ar_scheduler import Scheduler, Swap
+from omni_actors.worker.engines.ar_request import Request, prompt_text, resume, score
+from omni_actors.worker.engines.ar_scheduler import Scheduler
 from omni_actors.worker.engines.ar_step import Isolated
 from omni_actors.worker.engines.choice import Choice
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, PromptInput, StepOutput
-from omni_actors.worker.engines.detokenize import StopStrings
-from omni_actors.worker.engines.handover import Exports, Imports
+from omni_actors.worker.engines.handover import Exports, Imports, swap_of
 from omni_actors.worker.engines.model_runner import ModelRunner
 from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.sampling import resolve, validate
+from omni_actors.worker.engines.prompt_engine import PromptEngine
 from omni_actors.worker.engines.sequence import Chunk, Sequence
-from omni_actors.worker.isolation import Faults
 
 log = logging.getLogger(__name__)
 
 
-class AutoregressiveEngine(Engine):
+class AutoregressiveEngine(PromptEngine):
     """Drives one :class:`AutoregressiveAdapter`, named by ``hello.adapter``. Options: :class:`EngineOptions`."""
+
+    totals = ("computed_tokens", "recomputed_prompt_tokens")
+
+    _adapter: AutoregressiveAdapter
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self.options = EngineOptions.of(hello)
-        self._requests: dict[int, Request] = {}
-        self._order = 0  # of arrival, one number for each choice
+        self.options: EngineOptions = EngineOptions.of(hello)
+        self._prompt_only = self.options.role == "prefill"
         self._over: dict[int, list[Choice]] = {}  # by request: choices of which an earlier attempt has told everything
-        self._totals = dict.fromkeys(
-            (
-                "steps",
-                "prompt_tokens",
-                "computed_tokens",
-                "recomputed_prompt_tokens",
-                "completion_tokens",
-                "resumed_tokens",
-                "finished",
-                "failures",
-                "aborted",
-            ),
-            0,
-        )
-        self._faults = Faults(hello)
         self._group: Group = ALONE
         self._exports: Exports | None = None
         self._imports: Imports | None = None
-        self._adapter: AutoregressiveAdapter
         self._runner: ModelRunner
         self._isolated: Isolated
         self._pool: BlockPool
         self._scheduler: Scheduler
-        self._max_len: int
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         torch.set_num_threads(self.hello.threads)
@@ -101,7 +76,7 @@ class AutoregressiveEngine(Engine):
             followers.wait_loaded()
         self.attach(adapter)
         progress("warming up", None)
-        self._warm_up()
+        self._runner.warm_up(self._pool, self._max_len)
         self._record(progress)
         return {
             "max_model_len": self._max_len,
@@ -131,30 +106,16 @@ class AutoregressiveEngine(Engine):
         most = max(options.step_tokens, options.max_batch)
         self._isolated = Isolated(self._runner, adapter, most, self._faults, self._token_bytes, kernels)
         cache = self._runner.cache
-        swap = None
-        if options.role == "decode":
-            swap = Swap(
-                save=lambda sequence: kv.extract(cache, sequence.blocks, 0, sequence.computed),
-                restore=lambda sequence, saved: kv.insert(cache, sequence.blocks, saved),
-            )
+        swap = swap_of(cache) if options.role == "decode" else None
         self._scheduler = Scheduler(self._pool, options.max_batch, options.step_tokens, swap)
-        if options.role:
-            layout = kv.Layout.of(cache.shape, kv.model_identity(self.hello.model, self.hello.adapter))
-            if options.role == "prefill":
-                by_device = any(it.kind == kv.KIND and it.connector == DEVICE for it in self.hello.outputs)
-                self._exports = Exports(cache, layout, on_device=by_device)
-            else:
-                self._imports = Imports(cache, self._pool, self._scheduler, layout)
+        if options.role == "prefill":
+            self._exports = Exports(self.hello, cache)
+        elif options.role == "decode":
+            self._imports = Imports(self.hello, cache, self._pool, self._scheduler)
         # A sequence alone must always fit: that is what makes preemption end.
         self._max_len = min(adapter.max_model_len, blocks * options.block_size)
         if self._max_len < adapter.max_model_len:
             log.warning("the KV cache holds %d tokens: the context is cut to that", self._max_len)
-
-    def _warm_up(self, most: int = 16) -> None:
-        """Run a prompt of at most so many tokens, and a decode, if there is room for them."""
-        count = min(most, self._max_len - 1, self._pool.available * self._pool.block_size - 1)
-        if count > 0:
-            self._runner.warm_up(count, self._pool)
 
     def _record(self, progress: Callable[[str, float | None], None]) -> None:
         """Let the device replay decode steps, and what follows them, where it can. Raises what says that the device is
@@ -177,75 +138,35 @@ class AutoregressiveEngine(Engine):
 
     # ---- requests
 
-    def admit(self, work: Work) -> None:
-        if len(self._requests) >= self.options.max_requests:
-            raise overloaded(f"Stage '{self.hello.stage}' holds {self.options.max_requests} requests already.")
-        adapter = self._adapter
-        sampling = adapter.sampling(work)
-        validate(sampling, adapter.decoder.vocab_size)
-        defaults = self.options.sampling, adapter.sampling_defaults
-        choosing = resolve(sampling, *defaults, request_id=work.request_id)
-        first = Sequence(work.key, 0, self._order, [], 0, sealed=False)
-        request = Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
-        request.scored = scores_prompt(work, sampling)
-        if self._imports is not None:
-            request.opened = False
-        else:
-            try:
-                self._extend(request, adapter.open(work))
-            except BaseException:
-                adapter.close(work.key)
-                raise
-            if work.key not in self._over:
-                self._scheduler.add(first)
-        self._order += sampling.n
-        self._requests[work.key] = request
-
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
+        if self._imports is None:
+            return super().feed(key, port, payload, end)
         request = self._requests[key]
-        if end:
-            request.open_ports.discard(port)
-        if self._imports is not None:
-            return self._imports.feed(request, payload, end, lambda: self._limit(request))
-        self._extend(request, self._adapter.feed(key, port, payload, end))
-        return True
+        return self._imports.feed(request, payload, end, lambda: self._limit(request))
 
-    def abort(self, key: int) -> None:
-        if key in self._requests:
-            self._totals["aborted"] += 1
-            self._remove(key)
+    def _open(self, request: Request) -> None:
+        if self._imports is not None:
+            request.opened = False  # its prompt comes computed
+            return
+        super()._open(request)
+        if request.work.key not in self._over:
+            self._scheduler.add(request.first)
 
     def _extend(self, request: Request, prompt: PromptInput) -> None:
-        """More of the prompt is there. It is checked as soon as it is known, and computed as soon as it can be."""
+        """It is computed as soon as it can be, also before it is whole."""
         first = request.first
-        if first.sealed:
+        if request.scored and not first.sealed:
+            first.score = range(1, len(first.tokens) + len(prompt.tokens))
+        super()._extend(request, prompt)
+
+    def _start(self, request: Request, limit: int) -> None:
+        first = request.first
+        if self._exports is not None:
+            self._exports.add(first, sampled=not request.final)
             return
-        if prompt.tokens and not first.tokens:
-            first.root, first.reuse = prompt.root, first.reuse and prompt.reuse
-            request.continued, request.final, request.most = prompt.continued, prompt.final, prompt.max_tokens
-        first.tokens += prompt.tokens
-        first.prompt_len = len(first.tokens)
-        if request.scored:
-            first.score = range(1, first.prompt_len)
-        limit = self._limit(request)
-        if prompt.complete or not request.open_ports:
-            if not first.tokens:
-                raise invalid_request("The prompt is empty.", param=request.prompt_param)
-            first.sealed = True
-            self._totals["prompt_tokens"] += first.prompt_len
-            if self._exports is not None:
-                self._exports.add(first, sampled=not request.final)
-                return
-            request.choices.append(self._choice(request, first, limit))
-            if request.sampling.n == 1:  # else when the prompt is computed, which they share
-                self._resume(request)
-
-    def _limit(self, request: Request) -> int:
-        prompt_only = self._exports is not None
-        return limit_of(request, self._max_len, self.options.max_tokens, prompt_only=prompt_only)
-
-    def _choice(self, request: Request, sequence: Sequence, limit: int) -> Choice:
-        return choice_of(request, sequence, limit, self._adapter, self.hello.stage)
+        request.choices.append(self._choice(request, first, limit))
+        if request.sampling.n == 1:  # else when the prompt is computed, which they share
+            self._resume(request)
 
     def _resume(self, request: Request) -> list[Choice]:
         """Bring the choices to where an earlier attempt has left them. Returns those that have nothing to be computed
@@ -258,19 +179,15 @@ class AutoregressiveEngine(Engine):
                 self._scheduler.remove(choice.sequence)
         return due
 
-    def _remove(self, key: int) -> None:
-        request = self._requests.pop(key)
+    def _remove(self, key: int) -> Request:
+        request = super()._remove(key)
         self._over.pop(key, None)
-        if request.opened:
-            try:
-                self._adapter.close(key)
-            except Exception:
-                log.exception("the request's state did not close", extra={"request": request.work.request_id})
         for half in (self._exports, self._imports):
             if half is not None:
                 half.remove(key)
         for sequence in request.sequences:
             self._scheduler.remove(sequence)
+        return request
 
     # ---- one step
 
@@ -311,7 +228,8 @@ class AutoregressiveEngine(Engine):
         for key, error in computed.failed.items():
             self._condemn(key, error, out)
         if output is None:
-            self._faults.prove(lambda: self._warm_up(1), next(iter(computed.failed.values())))
+            again = partial(self._runner.warm_up, self._pool, self._max_len, most=1)
+            self._faults.prove(again, next(iter(computed.failed.values())))
             return True
         due = self._advance(chunks, output, out)
         if exports is not None:
@@ -343,11 +261,6 @@ class AutoregressiveEngine(Engine):
         for key in dict.fromkeys(choice.sequence.key for choice in moved):
             if (request := self._requests.get(key)) is not None and request.done:
                 self._finish(key, request.usage, out)
-
-    def _finish(self, key: int, usage: Usage, out: Outbox) -> None:
-        out.finish(key, usage)
-        self._totals["finished"] += 1
-        self._remove(key)
 
     def _advance(self, chunks: list[Chunk], output: StepOutput, out: Outbox) -> list[tuple[Sequence, int]]:
         """Take in what was computed: the sequences that a token is due of, with the rows of their logits."""
@@ -439,23 +352,12 @@ class AutoregressiveEngine(Engine):
                 each.echo(text, request.prompt_logprobs)
         return due
 
-    def _token_bytes(self, token_id: int) -> bytes:
-        vocabulary = self._adapter.vocabulary
-        return b"" if vocabulary is None else vocabulary.token_bytes(token_id)
-
     def _condemn(self, key: int, error: Exception, out: Outbox) -> None:
         """The network raised, or gave numbers that are none. What this request alone wrote to the cache may be as
         bad."""
         for sequence in self._requests[key].sequences:
             self._runner.scrub(self._pool.condemn(sequence.blocks))
         self._fail(key, error, out)
-
-    def _fail(self, key: int, error: Exception, out: Outbox) -> None:
-        """This request alone."""
-        info = self._faults.explain(error, self._requests[key].work.request_id)
-        self._totals["failures"] += 1
-        self._remove(key)
-        out.fail(key, info)
 
     # ---- halves of a split stage
 
@@ -507,16 +409,14 @@ class AutoregressiveEngine(Engine):
         """Gauges: ``requests`` held, sequences ``running`` and ``waiting``, ``kv_blocks_used`` (blocks that are only
         kept for reuse are not), and those of a split stage's half. What ends in ``_total`` only grows."""
         scheduler = self._scheduler
-        found: dict[str, float] = {
-            "requests": len(self._requests),
+        found = {
+            **super().counters(),
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "kv_blocks_used": self._pool.used,
             "preemptions_total": scheduler.preemptions,
             "out_of_memory_total": self._isolated.shortages,
             "prefix_hit_tokens_total": scheduler.prefix_hit_tokens,
-            **{f"{name}_total": count for name, count in self._totals.items()},
-            **self._adapter.counters(),
         }
         if self._runner.recorded is not None:
             found["recorded_steps_total"] = self._runner.recorded.steps
@@ -525,6 +425,5 @@ class AutoregressiveEngine(Engine):
         return found
 
     def close(self) -> None:
-        for key in list(self._requests):
-            self._remove(key)
+        super().close()
         self._group.close()

@@ -17,13 +17,15 @@ import msgspec
 import numpy as np
 import torch
 
+from omni_actors.connectors.device import CONNECTOR as DEVICE
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker import kv
 from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_request import Request
-from omni_actors.worker.engines.ar_scheduler import Scheduler
+from omni_actors.worker.engines.ar_scheduler import Scheduler, Swap
 from omni_actors.worker.engines.decoder import State, StepOutput
 from omni_actors.worker.engines.paged_attention import KVCache
 from omni_actors.worker.engines.paged_cache import BlockPool
@@ -104,11 +106,10 @@ class Exports:
     part runs beside the computation of the next; computing waits for no credit.
     """
 
-    def __init__(self, cache: KVCache, layout: kv.Layout, *, on_device: bool = False) -> None:
-        """``on_device``: the other engine opens this device's memory."""
+    def __init__(self, hello: Hello, cache: KVCache) -> None:
         self._cache = cache
-        self._layout = layout
-        self._on_device = on_device
+        self._layout = _layout_of(hello, cache)
+        self._on_device = any(it.kind == kv.KIND and it.connector == DEVICE for it in hello.outputs)
         self._tokens = max(1, PAYLOAD_BYTES // cache.shape.token_bytes)
         self._by_key: dict[int, _Export] = {}
         self._total = 0  # tokens sent
@@ -219,11 +220,11 @@ class Imports:
     only the first engine could compute it again. Who runs already comes first; who asked first is granted first.
     """
 
-    def __init__(self, cache: KVCache, pool: BlockPool, scheduler: Scheduler, layout: kv.Layout) -> None:
+    def __init__(self, hello: Hello, cache: KVCache, pool: BlockPool, scheduler: Scheduler) -> None:
         self._cache = cache
         self._pool = pool
         self._scheduler = scheduler
-        self._layout = layout
+        self._layout = _layout_of(hello, cache)
         self._by_key: dict[int, _Import] = {}
         self._total = 0  # tokens received
 
@@ -315,3 +316,15 @@ class Imports:
         taken = len(scheduler.running) + len(scheduler.waiting)
         taken += sum(i.request.sampling.n for i in self._by_key.values() if i.granted)
         return not taken or taken + coming.request.sampling.n <= scheduler.max_running
+
+
+def swap_of(cache: KVCache) -> Swap:
+    """How the second engine makes room: it could not compute a prompt again."""
+    return Swap(
+        save=lambda sequence: kv.extract(cache, sequence.blocks, 0, sequence.computed),
+        restore=lambda sequence, saved: kv.insert(cache, sequence.blocks, saved),
+    )
+
+
+def _layout_of(hello: Hello, cache: KVCache) -> kv.Layout:
+    return kv.Layout.of(cache.shape, kv.model_identity(hello.model, hello.adapter))

@@ -46,9 +46,13 @@ class ModelRunner:
             self._followers.tell(Scrub(list(blocks)))
         self.cache.scrub(blocks)
 
-    def warm_up(self, count: int, pool: BlockPool) -> None:
-        """Run a prompt of so many tokens, and a decode, in free blocks, which are clean and free again: so that the
-        first request does not pay for what is made on first use. Raises what the network raises."""
+    def warm_up(self, pool: BlockPool, max_len: int, most: int = 16) -> None:
+        """Run a prompt of at most ``most`` tokens, and a decode, as far as there is room for them in free blocks, which
+        are clean and free again: so that the first request does not pay for what is made on first use. Raises what the
+        network raises."""
+        count = min(most, max_len - 1, pool.available * pool.block_size - 1)
+        if count <= 0:
+            return
         sequence = TokenSequence(-1, 0, 0, [0] * count, count, blocks=pool.allocate(pool.blocks_for(count + 1)))
         self.run([Chunk(sequence, 0, count, True)])
         sequence.tokens.append(0)

@@ -15,37 +15,36 @@ import logging
 import math
 import pkgutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from omni_actors.connectors.payload import Payload
-from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable, overloaded
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable
 from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker.checks import OutputError
-from omni_actors.worker.engine import Engine, Outbox, Work
+from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_output import hand_out
-from omni_actors.worker.engines.ar_request import Request, choice_of, limit_of, prompt_text, scores_prompt
+from omni_actors.worker.engines.ar_request import Request, prompt_text
 from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
-from omni_actors.worker.engines.detokenize import StopStrings
-from omni_actors.worker.engines.sampling import resolve, validate
-from omni_actors.worker.engines.sequence import Sequence
+from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.engines.prompt_engine import PromptEngine
 from omni_actors.worker.engines.vllm_core import Core, Media
 from omni_actors.worker.engines.vllm_options import VllmOptions
 from omni_actors.worker.engines.vllm_params import counts_tokens, prompt_scores, sampling_params, seed_of, token_logprob
-from omni_actors.worker.isolation import Faults
 from vllm import SamplingParams
 
 log = logging.getLogger(__name__)
 
 
-class VllmEngine(Engine):
+class VllmEngine(PromptEngine):
     """Drives vLLM for the :class:`PromptAdapter` named by ``hello.adapter``. Options: :class:`VllmOptions`."""
+
+    constrained = True
+    totals = ("prefix_hit_tokens",)
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self.options = VllmOptions.of(hello)
-        self._requests: dict[int, Request] = {}
+        self.options: VllmOptions = VllmOptions.of(hello)
         self._computed: dict[str, tuple[Request, Choice]] = {}
         """What vLLM holds, by the name it has there."""
         self._media: dict[int, Media] = {}
@@ -53,23 +52,7 @@ class VllmEngine(Engine):
         self._begun: set[str] = set()
         self._moved: dict[tuple[int, int], Choice] = {}
         """Choices that have something to hand out, by request and index."""
-        self._totals = dict.fromkeys(
-            (
-                "steps",
-                "prompt_tokens",
-                "completion_tokens",
-                "resumed_tokens",
-                "prefix_hit_tokens",
-                "finished",
-                "failures",
-                "aborted",
-            ),
-            0,
-        )
-        self._faults = Faults(hello)
-        self._adapter: PromptAdapter
         self._core: Core
-        self._max_len: int
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         self._adapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
@@ -100,65 +83,23 @@ class VllmEngine(Engine):
 
     # ---- requests
 
-    def admit(self, work: Work) -> None:
-        if len(self._requests) >= self.options.max_requests:
-            raise overloaded(f"Stage '{self.hello.stage}' holds {self.options.max_requests} requests already.")
-        adapter = self._adapter
-        sampling = adapter.sampling(work)
-        validate(sampling, adapter.vocab_size, constrained=True)
-        defaults = self.options.sampling, adapter.sampling_defaults
-        choosing = resolve(sampling, *defaults, request_id=work.request_id)
-        first = Sequence(work.key, 0, 0, [], 0, sealed=False)
-        request = Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
-        request.scored = scores_prompt(work, sampling)
+    def _open(self, request: Request) -> None:
         self._core.wake()  # who sends requests wants answers
-        self._requests[work.key] = request
-        try:
-            self._extend(request, adapter.open(work))
-        except BaseException:
-            self._remove(work.key)
-            raise
-
-    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
-        request = self._requests[key]
-        if end:
-            request.open_ports.discard(port)
-        self._extend(request, self._adapter.feed(key, port, payload, end))
-        return True
-
-    def abort(self, key: int) -> None:
-        if key in self._requests:
-            self._totals["aborted"] += 1
-            self._remove(key)
+        super()._open(request)
 
     def _extend(self, request: Request, prompt: PromptInput) -> None:
-        """More of the prompt is there. It is computed when it is whole."""
-        first = request.first
-        if first.sealed:
-            return
-        if prompt.tokens and not first.tokens:
-            first.root, first.reuse = prompt.root, prompt.reuse
-            request.continued, request.most = prompt.continued, prompt.max_tokens
-        tokens = prompt.tokens
-        if prompt.media:
-            assert not first.tokens, "media, and the prompt is not whole"
-            tokens, self._media[request.work.key] = self._core.look(tokens, prompt.media)
-        first.tokens += tokens
-        first.prompt_len = len(first.tokens)
-        limit = limit_of(request, self._max_len, self.options.max_tokens, prompt_only=False)
-        if prompt.complete or not request.open_ports:
-            if not first.tokens:
-                raise invalid_request("The prompt is empty.", param=request.prompt_param)
-            first.sealed = True
-            self._totals["prompt_tokens"] += first.prompt_len
-            self._start(request, limit)
+        if prompt.media and not request.first.sealed:
+            assert not request.first.tokens, "media, and the prompt is not whole"
+            tokens, self._media[request.work.key] = self._core.look(prompt.tokens, prompt.media)
+            prompt = replace(prompt, tokens=tokens)
+        super()._extend(request, prompt)
 
     def _start(self, request: Request, limit: int) -> None:
         """The prompt is whole: each choice goes on where an earlier attempt has left it."""
         work, first = request.work, request.first
         for index in range(request.sampling.n):
             sequence = first if index == 0 else first.sibling(index)
-            request.choices.append(choice_of(request, sequence, limit, self._adapter, self.hello.stage))
+            request.choices.append(self._choice(request, sequence, limit))
         if work.prefix is not None:
             self._adapter.restore(work.key, work.prefix)
         for choice in request.choices:
@@ -204,16 +145,13 @@ class VllmEngine(Engine):
         )
         self._computed[name] = (request, choice)
 
-    def _remove(self, key: int) -> None:
-        request = self._requests.pop(key)
+    def _remove(self, key: int) -> Request:
+        request = super()._remove(key)
         self._media.pop(key, None)
         for index in range(len(request.choices)):
             self._moved.pop((key, index), None)
             self._forget(f"{key}.{index}")
-        try:
-            self._adapter.close(key)
-        except Exception:
-            log.exception("the request's state did not close", extra={"request": request.work.request_id})
+        return request
 
     def _forget(self, name: str) -> None:
         """Nothing more is wanted of this choice."""
@@ -294,10 +232,6 @@ class VllmEngine(Engine):
         if request.sampling.echo and not choice.told:
             choice.echo(prompt_text(request, self._adapter), scores)
 
-    def _token_bytes(self, token_id: int) -> bytes:
-        vocabulary = self._adapter.vocabulary
-        return b"" if vocabulary is None else vocabulary.token_bytes(token_id)
-
     def _deliver(self, out: Outbox) -> bool:
         """Hand out what choices made, as far as there is credit, and finish requests of which all have ended; whether
         there was any."""
@@ -312,17 +246,8 @@ class VllmEngine(Engine):
                 self._fail(key, error, out)
                 continue
             if request.done:
-                out.finish(key, request.usage)
-                self._totals["finished"] += 1
-                self._remove(key)
+                self._finish(key, request.usage, out)
         return bool(keys)
-
-    def _fail(self, key: int, error: Exception, out: Outbox) -> None:
-        """This request alone."""
-        info = self._faults.explain(error, self._requests[key].work.request_id)
-        self._totals["failures"] += 1
-        self._remove(key)
-        out.fail(key, info)
 
     # ---- the rest
 
@@ -346,18 +271,15 @@ class VllmEngine(Engine):
         for reuse are not). What ends in ``_total`` only grows."""
         core = self._core
         return {
-            "requests": len(self._requests),
+            **super().counters(),
             "running": core.running,
             "waiting": core.waiting,
             "kv_blocks_used": core.kv_blocks_used,
             **({} if core.cached_blocks is None else core.cached_blocks.counters()),
-            **{f"{name}_total": count for name, count in self._totals.items()},
-            **self._adapter.counters(),
         }
 
     def close(self) -> None:
-        for key in list(self._requests):
-            self._remove(key)
+        super().close()
         self._core.close()
 
 
