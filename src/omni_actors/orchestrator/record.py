@@ -181,7 +181,10 @@ class RequestStream:
     # ---- the replicas' side
 
     def on_text(self, replica: StageReplica, delta: TextDelta) -> None:
-        if delta.key == self.key and (new := self._ledger(replica).text(delta)) is not None:
+        if delta.key != self.key:
+            return
+        ledger = self.ledgers.get(replica.stage.name) or self._ledger(replica)
+        if (new := ledger.text(delta)) is not None:
             self._push(replica, new)
 
     def on_media(self, replica: StageReplica, chunk: MediaChunk) -> None:
@@ -307,7 +310,8 @@ class RequestStream:
             return
         if self.state is RequestState.ADMITTED:
             self.state = advance(self.state, RequestState.RUNNING)
-        self._progress(replica)
+        if self.casualty is not None:
+            self._progress(replica)
         if (
             self._take is not None
             and self._task is not None

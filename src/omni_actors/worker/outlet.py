@@ -57,9 +57,9 @@ class Outlet:
 
     def ready(self, key: int) -> bool:
         job = self.jobs.get(key)
-        if job is None:
+        if job is None or not job.routes:
             return True
-        return job.ready and not (job.holds_memory and self.departures.pressed)
+        return job.ready and not (self.departures.pressed and job.holds_memory)
 
     def text(self, delta: TextDelta) -> None:
         job = self.jobs.get(delta.key)

@@ -268,10 +268,11 @@ async def _text_stream(services: Services, call: Call, events: Events, answer: _
     texts = [template.around(_choice(index, b'{"content":%b}')) for index in range(answer.choices)]
 
     def at_once(event: TextDelta) -> bool:
-        plain = event.finish_reason is None and bool(event.text) and not answer.logprobs
+        plain = event.finish_reason is None and bool(event.text)
         return plain and call.write_now(texts[event.index] % sse.encode(event.text))
 
-    events.divert(at_once)
+    if not answer.logprobs:
+        events.divert(at_once)
     async for event in events:
         if isinstance(event, TextDelta):
             logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
