@@ -101,6 +101,41 @@ async def test_requests_sent_ahead_wait_in_the_kernel() -> None:
         assert door.value("http_connections_open") == 1
 
 
+@pytest.mark.parametrize("behind", ["an empty line", "another request"])
+async def test_what_comes_behind_the_last_request_does_not_cost_its_answer(behind: str) -> None:
+    """A socket that is closed with unread bytes in it resets the connection, and with it an answer under way."""
+    go_on = trio.Event()
+
+    async def app(exchange: Exchange) -> None:
+        await go_on.wait()
+        await exchange.respond(200, PLAIN, b"done")
+
+    watched = Watched(app)
+    async with opened(watched) as door, await door.connect() as stream:
+        await stream.send_all(request("/", None, "Connection: close"))
+        with trio.fail_after(5):
+            await watched.begun.wait()
+        await stream.send_all(BEHIND[behind])
+        await trio.sleep(0.05)  # so that it is there
+        go_on.set()
+        assert (await until_end(stream)).endswith(b"done")
+        await stream.aclose()
+        await door.closed("done")
+
+
+async def test_a_body_that_goes_wrong_behind_its_answer_does_not_cost_that() -> None:
+    async def app(exchange: Exchange) -> None:
+        await exchange.respond(200, PLAIN, b"done")
+
+    async with opened(app) as door, await door.connect() as stream:
+        await stream.send_all(request("/", None, "Transfer-Encoding: chunked", method="POST"))
+        await until(stream, b"done")
+        await stream.send_all(b"no size\r\n" + b"x" * 500_000)
+        assert await until_end(stream) == b""
+        await stream.aclose()
+        await door.closed("bad_request")
+
+
 async def test_a_reader_that_stops_is_cut_off() -> None:
     """It sees a reset, and its handler is cancelled; the others are not held up."""
     watched = Watched(stream_forever)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.entrypoints.server.door import (
+    PLAIN,
     App,
     Door,
     Watched,
@@ -27,7 +28,7 @@ from tests.entrypoints.server.door import (
     until_end,
 )
 
-from omni_actors.entrypoints.server import Limits, serve
+from omni_actors.entrypoints.server import Exchange, Limits, serve
 from omni_actors.entrypoints.server.listeners import INHERITED, RESERVED, _most
 
 ONCE = request("/", None, "Connection: close")
@@ -74,6 +75,27 @@ async def test_without_an_idle_one_the_next_waits() -> None:
         with trio.fail_after(5):
             await watched.begun.wait()
         await next_one.aclose()
+
+
+async def test_who_becomes_idle_makes_way_for_who_waits() -> None:
+    go_on = trio.Event()
+
+    async def app(exchange: Exchange) -> None:
+        await go_on.wait()
+        await exchange.respond(200, PLAIN, b"done")
+
+    async with opened(app, limits=Limits(connections=1)) as door, await door.connect() as first:
+        await first.send_all(request())
+        while not door.value("http_connections_open"):
+            await trio.sleep(0.002)
+        async with await door.connect() as second:
+            await second.send_all(ONCE)
+            while not door.value("http_accepting_paused_total", cause="connections"):
+                await trio.sleep(0.002)
+            go_on.set()
+            assert (await until_end(first)).endswith(b"done")
+            assert (await until_end(second)).endswith(b"done")
+        await door.closed("shed")
 
 
 async def test_one_address_may_have_so_many() -> None:

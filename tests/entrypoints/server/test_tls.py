@@ -41,24 +41,10 @@ async def test_tls(certificate: Path) -> None:
     async def app(exchange: object) -> None:
         await (watched(exchange) if exchange.path == "/stream" else App().http(exchange))  # type: ignore[attr-defined, arg-type]
 
-    limits = Limits(handshake_s=1.0, handshakes=2, write_s=0.4)
+    limits = Limits(handshake_s=1.0, write_s=0.4)
     async with opened(app, tls=tls_context(str(certificate), None), limits=limits) as door:
         assert door.url.startswith("https://")
-        silent = [await door.connect() for _ in range(2)]  # they take no place
-        async with await secure(door, certificate) as stream:
-            with trio.fail_after(0.9):
-                await stream.do_handshake()
-        await door.closed("handshake_timeout", 2)
-        slow = [await door.connect() for _ in range(2)]  # they take every place there is
-        for one in slow:
-            await one.send_all(b"\x16\x03\x01\x02\x00\x01")
-        await trio.sleep(0.02)
-        async with await secure(door, certificate) as stream:
-            with trio.move_on_after(0.1):
-                await stream.do_handshake()
-                raise AssertionError("there was a place")
-        await door.closed("client_left")
-        await door.closed("handshake_timeout", 4)
+        silent = [await door.connect() for _ in range(4)]
         async with await secure(door, certificate) as stream:
             await stream.send_all(b"nonsense\r\n\r\n")
             assert (await until_end(stream)).startswith(b"HTTP/1.1 400 ")
@@ -78,7 +64,8 @@ async def test_tls(certificate: Path) -> None:
         await stream.transport_stream.aclose()
         with trio.fail_after(1):
             await watched.cancelled.wait()
-        for one in (*silent, *slow):
+        await door.closed("handshake_timeout", 4)
+        for one in silent:
             await one.aclose()
         await door.settled()
         trust = ssl.create_default_context(cafile=str(certificate))
@@ -94,6 +81,38 @@ async def test_tls(certificate: Path) -> None:
             assert ended.value.rcvd.code == 1001
         with trio.fail_after(2):
             await door.over.wait()
+
+
+async def test_slow_handshakes_hold_up_nobody(certificate: Path) -> None:
+    """Neither who sends nothing, nor who stops in its first message, nor who does not go on behind the server's."""
+    trust = ssl.create_default_context(cafile=str(certificate))
+    wire = ssl.MemoryBIO()
+    client = trust.wrap_bio(ssl.MemoryBIO(), wire, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = wire.read()
+    async with opened(tls=tls_context(str(certificate), None), limits=Limits(handshakes=1, handshake_s=1)) as door:
+        slow = [await door.connect() for _ in range(9)]
+        for one in slow[:3]:
+            await one.send_all(hello[:-1])
+        for one in slow[3:6]:
+            await one.send_all(hello)
+            assert await one.receive_some()
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(9):
+
+                async def ask() -> None:
+                    async with await secure(door, certificate) as stream:
+                        await stream.send_all(request("/", None, "Connection: close"))
+                        assert (await until_end(stream)).endswith(b"GET / ? ")
+
+                nursery.start_soon(ask)
+        assert trio.current_time() - began < 0.5
+        await door.closed("handshake_timeout", 9)
+        for one in slow:
+            await one.aclose()
+        await door.settled()
 
 
 PLAIN_HTTP = {

@@ -213,9 +213,10 @@ async def test_a_client_that_does_not_answer_a_close() -> None:
     async def handler(socket: WebSocket) -> None:
         await socket.accept()
 
-    async with opened(websocket=handler, limits=Limits(close_s=0.2, linger_s=0.2)) as door, socket_to(door) as client:
+    async with opened(websocket=handler, limits=Limits(close_s=0.2, linger_s=20)) as door, socket_to(door) as client:
         assert await client.code() == 1000
         assert await client.read(1) == (-1, b"")
+        await door.closed("close_timeout")
         await door.settled()
 
 

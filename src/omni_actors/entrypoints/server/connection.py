@@ -129,7 +129,7 @@ class Connection:
         last = b""
         if self._refusal is not None and (self._exchange is None or not self._exchange.started):
             last = error_response(self._refusal)
-        elif self.reason != "done" or self._is_cut() or self._has_all():
+        elif self.reason not in ("done", "bad_request") or self._is_cut() or self._has_all():
             return
         linger_s = self.server.limits.linger_s
         if self.server.draining or (self.socket is not None and self.socket.both_closed):
@@ -150,8 +150,9 @@ class Connection:
 
     def _has_all(self) -> bool:
         """Whether the client has said its last word, and it is read, and it has all there is to tell it."""
-        parser = self._parser
-        return parser.complete and not parser.keep_alive and not self._pending and not self.transport.says_end
+        parser, transport = self._parser, self.transport
+        over = parser.complete and not parser.keep_alive and not self._pending
+        return over and not transport.says_end and not transport.has_bytes()
 
     def _cut_short(self) -> None:
         """The server's end, and nothing may be waited for."""
@@ -210,15 +211,17 @@ class Connection:
             self.end_after(CLOSED_S, "drained")
         with trio.move_on_after(server.limits.handshake_s):
             try:
-                self.idle = True
-                await trio.lowlevel.wait_readable(transport.socket)  # who says nothing takes nobody's place
+                self._rest()
+                first = await transport.first_byte()
                 self.idle = False
-                if (plain := await transport.plain_http()) is not None:
+                if not first:
+                    self.reason = "done"
+                    return False
+                if (plain := await transport.plain_http(first)) is not None:
                     self.transport = plain
                     self.reason, self._refusal = "plain_http", BadRequest(400, NEEDS_TLS)
                     return False
-                async with server.handshakes:
-                    await transport.handshake()
+                await transport.handshake(server.handshakes)
                 if server.draining:
                     self.reason, self._refusal = "drained", BadRequest(503, "The server is shutting down.")
                 return not server.draining
@@ -229,6 +232,12 @@ class Connection:
         return False
 
     # --- requests
+
+    def _rest(self) -> None:
+        """Between requests: another one may have this one's place."""
+        self.idle = True
+        if self.server.freed:
+            self.server.freed.unpark_all()
 
     async def _requests(self) -> None:
         while await self._head():
@@ -281,7 +290,7 @@ class Connection:
         """Of the next request; ``b""`` when the client closes instead."""
         connections = self.server.connections
         connections[self] = connections.pop(self)  # behind those that have been idle for longer
-        self.idle = True
+        self._rest()
         limits = self.server.limits
         if self._served:
             self.idle_until = trio.current_time() + limits.keep_alive_s

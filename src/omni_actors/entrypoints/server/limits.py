@@ -36,7 +36,7 @@ class Limits:
     connections_per_client: int = _limit(
         0, "Most connections of one address at once; 0: any number (behind a proxy all have one address).", none=True
     )
-    handshakes: int = _limit(128, "Most TLS handshakes at once; further ones wait.")
+    handshakes: int = _limit(16, "TLS handshakes that are computed at once; who waits for its client is not counted.")
     handshake_s: float = _limit(10.0, "What a TLS handshake gets, waiting included.")
     message_bytes: int = _limit(16 << 20, "Largest WebSocket message, in however many fragments; then 1009.")
     unfinished_bytes: int = _limit(

@@ -42,7 +42,7 @@ class Server:
     connections: dict[Connection, None] = field(default_factory=dict)
     """The idle ones are in the order in which they became idle."""
     freed: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
-    """Who waits for a connection to end."""
+    """Who waits for a connection to end, or to be idle."""
     handshakes: trio.CapacityLimiter = field(init=False)
     held: int = 0
     """Bytes of WebSocket messages that have not wholly come."""

@@ -172,27 +172,72 @@ class Transport:
         self.socket.close()
 
 
+class _Wire(trio.abc.Stream):
+    """A connected socket as TLS reads and writes it.
+
+    A handshake's steps are some of the longest calls there are here (a signature takes up to 1 ms): with ``places``
+    only so many are computed in one pass of the loop. Who waits for its peer has no place, so that none can take one.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        self._has_place = False
+        self.places: trio.CapacityLimiter | None = None
+
+    def leave(self) -> None:
+        """Give back the place that it may have."""
+        if self._has_place and self.places is not None:
+            self._has_place = False
+            self.places.release()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if self.places is not None:
+            self.leave()
+            await trio.lowlevel.wait_readable(self._socket)
+            await self.places.acquire()
+            self._has_place = True
+        return await self._stream.receive_some(max_bytes)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self.leave()
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 class TlsTransport(Transport):
     """TLS over a connected socket. Its last word is lost: encryption needs to wait for room."""
 
-    __slots__ = ("_stream",)
+    __slots__ = ("_stream", "_wire")
 
     says_end = True
 
     def __init__(self, connection: socket.socket, stall_s: float, context: ssl.SSLContext) -> None:
         super().__init__(connection, stall_s)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-        self._stream = trio.SSLStream(stream, context, server_side=True)
+        self._wire = _Wire(connection)
+        self._stream = trio.SSLStream(self._wire, context, server_side=True)
 
-    async def plain_http(self) -> Transport | None:
-        """To be asked of a readable socket, before the handshake: one without TLS if the peer speaks HTTP without it,
-        and has said a method. Nothing that may be TLS is taken. Raises :class:`trio.BrokenResourceError` where what
-        comes is neither."""
-        try:
-            if self.socket.recv(1, socket.MSG_PEEK) not in _INITIALS:
-                return None
-        except OSError:
-            return None  # the handshake finds out
+    async def first_byte(self) -> bytes:
+        """As soon as it is there, where it stays; ``b""`` if the peer ends the connection instead."""
+        while True:
+            await trio.lowlevel.wait_readable(self.socket)
+            try:
+                return self.socket.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return b""
+
+    async def plain_http(self, first: bytes) -> Transport | None:
+        """A transport without TLS, if the peer speaks HTTP without it: it has said a method then. ``first`` is its
+        first byte; nothing that may be TLS is taken. Raises :class:`trio.BrokenResourceError` for what is neither."""
+        if first not in _INITIALS:
+            return None
         plain = Transport(self.socket, self._stall_s)
         said = b""
         while not said.startswith(_REQUESTS):
@@ -202,9 +247,14 @@ class TlsTransport(Transport):
                 raise trio.BrokenResourceError("neither TLS nor HTTP")
         return plain
 
-    async def handshake(self) -> None:
-        """Raises :class:`trio.BrokenResourceError` when it fails."""
-        await self._stream.do_handshake()
+    async def handshake(self, places: trio.CapacityLimiter) -> None:
+        """One of ``places`` is held while it computes. Raises :class:`trio.BrokenResourceError` when it fails."""
+        self._wire.places = places
+        try:
+            await self._stream.do_handshake()
+        finally:
+            self._wire.leave()
+            self._wire.places = None
 
     async def receive(self) -> bytes:
         try:

@@ -170,11 +170,13 @@ class WebSocket:
         """Close with ``code`` where nobody has, and wait for the client to say so too."""
         if not self.accepted:
             return
-        with trio.move_on_after(self._limits.close_s):
+        with trio.move_on_after(self._limits.close_s) as patience:
             await self.close(code)
             await self._flush()
             while not self._protocol.eof_sent:  # that is when both sides have closed
                 await self._read()
+        if patience.cancelled_caught:
+            self._connection.end("close_timeout")
 
     @property
     def both_closed(self) -> bool:
