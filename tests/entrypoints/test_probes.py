@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
-from tests.entrypoints.fakes import message, served
+from tests.entrypoints.fakes import FakeOrchestrator, message, served
 
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.probes import public
@@ -94,6 +94,35 @@ async def test_ready_is_any_task_and_live_is_the_process() -> None:
         assert (await server.get("/ready")).status_code == 503
         assert (await server.get("/live")).status_code == 200
         assert (await server.get("/version")).json() == {"version": __version__}
+
+
+async def test_many_scrapes_ask_the_workers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may read metrics. All who wait have one answer, which is none from before they asked."""
+    begun, go_on = 0, trio.Event()
+
+    async def counters(orchestrator: FakeOrchestrator) -> dict[str, list[dict[str, float]]]:
+        nonlocal begun
+        begun += 1
+        await go_on.wait()
+        return {"llm": [{"scrape": float(begun)}]}
+
+    monkeypatch.setattr(FakeOrchestrator, "counters", counters)
+    async with served() as server:
+        told: list[str] = []
+
+        async def scrape() -> None:
+            response = await server.get("/metrics")
+            told.append(response.text.partition('omni_actors_stage_scrape{replica="0",stage="llm"} ')[2].split()[0])
+
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(0.1):
+                await server.get("/metrics")  # its client leaves
+            for _ in range(20):
+                nursery.start_soon(scrape)
+            await trio.sleep(0.1)
+            go_on.set()
+        await scrape()
+    assert told == [*["2.0"] * 20, "3.0"]
 
 
 async def test_metrics_count_each_request_once() -> None:

@@ -18,8 +18,9 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.telemetry.metrics import CONTENT_TYPE
 from omni_actors.version import __version__
 
-COUNTERS_S = 2.0
-"""How long a scrape waits for the workers' own counters; without them it gives the rest."""
+COUNTERS_S = 2.5
+"""How long a scrape waits for the workers' own counters; without them it gives the rest. (Twice what they get, for who
+has to wait for somebody else's answer first.)"""
 
 PUBLIC_CHARS = 300
 """Most of a worker's message that is shown to everybody."""
@@ -67,7 +68,7 @@ async def version(services: Services, call: Call) -> Reply:
 async def metrics(services: Services, call: Call) -> Reply:
     counters = {}
     with trio.move_on_after(COUNTERS_S):
-        counters = dict(await services.orchestrator.counters())
+        counters = dict(await services.counters())
     stages = services.orchestrator.health()
     replicas = {name: (state.live, state.wanted) for name, state in stages.items()}
     fetches = services.media.fetches if services.media is not None else None

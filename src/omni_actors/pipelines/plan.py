@@ -66,7 +66,7 @@ class DeploymentLimits:
     sink_bytes: int = limit(16 << 20, "Output that may wait for one slow client; over it its request is cancelled.")
     query_timeout_s: float = limit(
         10.0,
-        "Longest wait for a worker's answer to a question without a time of its own (counters: 2 s; media: by kind).",
+        "Longest wait for a worker's answer to a question without a time of its own (counters: 1 s; media: by kind).",
     )
     stop_grace_s: float = limit(1.5, "What a worker gets to finish after a stop message, and again after SIGTERM.")
     drain_s: float = limit(30.0, "What requests in flight get to finish when the server is asked to stop.")
