@@ -7,6 +7,8 @@ import os
 import resource
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -168,22 +170,75 @@ async def test_few_descriptors_are_shared_by_halves_and_many_but_for_the_reserve
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def served_by(door: Door) -> Iterator[tuple[bool, dict[int, int]]]:
+    """Whether it is kept alive, and its options of TCP, of each socket that speaks for the server's address."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with found:
+            if found.family == socket.AF_INET and found.getsockname() == door.address:
+                options = {option: found.getsockopt(socket.IPPROTO_TCP, option) for option in INHERITED}
+                yield bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)), options
+
+
 async def test_connections_have_their_listeners_options() -> None:
     async with opened() as door, await door.connect():
         with trio.fail_after(5):
             while not door.value("http_connections_open"):
                 await trio.sleep(0.002)
-        theirs = []
-        for name in os.listdir("/proc/self/fd"):  # ours among them: the one that speaks for the server's address
-            try:
-                found = socket.socket(fileno=os.dup(int(name)))
-            except OSError:
-                continue
-            with found:
-                if found.family == socket.AF_INET and found.getsockname() == door.address:
-                    theirs.append({option: found.getsockopt(socket.IPPROTO_TCP, option) for option in INHERITED})
-                    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert theirs == [INHERITED] * 2  # the listener and the connection
+        theirs = list(served_by(door))
+        assert [options for _, options in theirs] == [INHERITED] * 2  # the listener and the connection
+        assert all(kept_alive for kept_alive, _ in theirs)
+
+
+VANISHES = """
+import socket, subprocess, trio
+from omni_actors.entrypoints.server import listeners
+from tests.entrypoints.server.door import PLAIN, Watched, opened, request
+
+async def drip(exchange):
+    await exchange.start(200, PLAIN)
+    while True:
+        await exchange.write(b"word ")
+        await trio.sleep(0.05)
+
+async def main():
+    watched = Watched(drip)
+    async with opened(watched) as door:
+        stream = await door.connect()
+        await stream.send_all(request())
+        await stream.receive_some()
+        subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+        with trio.fail_after(20):
+            await watched.cancelled.wait()
+
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+listeners.INHERITED[socket.TCP_USER_TIMEOUT] = 500
+trio.run(main)
+"""
+
+
+def test_a_client_that_vanishes_in_the_middle_of_a_slow_answer_is_found_out() -> None:
+    """Without a word, and long before what it does not take fills a buffer. Its time is 0.5 s here, not two minutes."""
+    own_network = ["unshare", "--map-root-user", "--net"]
+    try:
+        subprocess.run([*own_network, "ip", "link"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no network of one's own on this machine")
+    done = subprocess.run([*own_network, sys.executable, "-c", VANISHES], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+
+
+async def test_a_limit_over_the_kernels_patience_is_kept() -> None:
+    async with opened(limits=Limits(write_s=300)) as door, await door.connect() as stream:
+        await stream.send_all(request())
+        await until(stream, b"GET / ? ")
+        assert sorted(options[socket.TCP_USER_TIMEOUT] for _, options in served_by(door)) == [
+            INHERITED[socket.TCP_USER_TIMEOUT],
+            300_000,
+        ]
 
 
 async def test_clients_that_are_gone_before_they_are_accepted() -> None:

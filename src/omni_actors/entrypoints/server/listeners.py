@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import resource
 import socket
@@ -34,15 +35,19 @@ UNSENT = 262_144
 """Most bytes that wait in the kernel to be sent to one client. (Its own default is 4 MiB, and it would tell of a slow
 reader's progress only by thirds of that.)"""
 
+VANISHED_MS = 120_000
+
 INHERITED = {
     socket.TCP_NODELAY: 1,
     socket.TCP_NOTSENT_LOWAT: UNSENT,
     socket.TCP_KEEPIDLE: 60,
     socket.TCP_KEEPINTVL: 15,
     socket.TCP_KEEPCNT: 4,
+    socket.TCP_USER_TIMEOUT: VANISHED_MS,
 }
 """Options of TCP that connections have from their listener. The kernel asks a client that is silent for a minute every
-15 s: one that has vanished is gone after two."""
+15 s, and gives it two to acknowledge what it was sent (it would go on for a quarter of an hour by itself): one that has
+vanished is gone after two minutes, also in the middle of an answer that is slow to fill its buffer."""
 
 _ABSENT = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -208,6 +213,8 @@ class Door:
         if isinstance(address, tuple):
             client = (address[0], address[1])
         stall_s = server.limits.write_s
+        if client is not None and stall_s * 1000 > VANISHED_MS:  # longer than the kernel would wait
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(stall_s * 1000))
         if server.tls is None:
             transport = Transport(connection, stall_s)
         else:
