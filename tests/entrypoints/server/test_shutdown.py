@@ -92,6 +92,31 @@ async def test_a_head_that_does_not_go_on_is_not_waited_for() -> None:
         assert door.value("http_connections_closed_total", reason="drained") == 2
 
 
+BEHIND_AN_ANSWER = {
+    "a body that does not come": request("/", b"body")[:-1],
+    "no end of what is no HTTP": b"nonsense\r\n\r\n",
+    "a body that waits for a word": request("/", None, "Expect: 100-continue", "Content-Length: 5"),
+    "no end": request("/", None, "Connection: close") + b"more",
+}
+
+
+async def test_what_is_waited_for_behind_an_answer_does_not_hold_up_the_end() -> None:
+    async def app(exchange: Exchange) -> None:
+        await exchange.respond(200, PLAIN, b"done")
+
+    async with opened(app, grace_s=20, limits=Limits(linger_s=10)) as door:
+        streams = [await door.connect() for _ in BEHIND_AN_ANSWER]
+        for stream, said in zip(streams, BEHIND_AN_ANSWER.values(), strict=True):
+            await stream.send_all(said)
+            with trio.fail_after(5):
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 ")
+        door.stop.set()
+        with trio.fail_after(3):
+            await door.over.wait()
+        for stream in streams:
+            await stream.aclose()
+
+
 async def test_a_busy_socket_ends_first_and_then_goes_away() -> None:
     async def handler(socket: WebSocket) -> None:
         await socket.accept()

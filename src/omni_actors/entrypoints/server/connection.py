@@ -33,6 +33,7 @@ class Connection:
     __slots__ = (
         "_exchange",
         "_late",
+        "_lingering",
         "_parser",
         "_pending",
         "_refusal",
@@ -59,6 +60,7 @@ class Connection:
         self.socket: WebSocket | None = None
         self._exchange: Exchange | None = None
         self._late = "idle"
+        self._lingering: trio.CancelScope | None = None
         self._refusal: BadRequest | None = None
         self._parser = RequestParser(server.limits)
         self._pending = b""
@@ -109,6 +111,8 @@ class Connection:
             self.end("client_left")
 
     def drain(self) -> None:
+        if self._lingering is not None:
+            self._lingering.deadline = min(self._lingering.deadline, trio.current_time() + CLOSED_S)
         if self.idle or self._reads_head:
             self.end("drained")
         elif self.socket is not None:
@@ -131,10 +135,7 @@ class Connection:
             last = error_response(self._refusal)
         elif self.reason not in ("done", "bad_request") or self._is_cut() or self._has_all():
             return
-        linger_s = self.server.limits.linger_s
-        if self.server.draining or (self.socket is not None and self.socket.both_closed):
-            linger_s = min(linger_s, CLOSED_S)
-        with trio.move_on_after(linger_s):
+        with self._linger():
             try:
                 await self.transport.send(last)
                 await self.transport.end_writing()
@@ -142,6 +143,14 @@ class Connection:
                     pass
             except (trio.BrokenResourceError, Stalled):
                 return
+
+    def _linger(self) -> trio.CancelScope:
+        """For what is waited for behind an answer."""
+        linger_s = self.server.limits.linger_s
+        if self.server.draining or (self.socket is not None and self.socket.both_closed):
+            linger_s = min(linger_s, CLOSED_S)
+        self._lingering = trio.move_on_after(linger_s)
+        return self._lingering
 
     @property
     def _reads_head(self) -> bool:
@@ -332,7 +341,7 @@ class Connection:
 
     async def _discard(self) -> None:
         """What is left of a request's body behind its answer."""
-        with trio.move_on_after(self.server.limits.linger_s):
+        with self._linger():
             while not self._parser.complete:
                 self._parser.body.clear()
                 await self.fill()
