@@ -19,6 +19,7 @@ from tests.platforms.fake_flash import FlashAttn, by_documentation
 from torch.nn.attention import SDPBackend
 
 from omni_actors.platforms import kernels as plain
+from omni_actors.platforms import trial
 from omni_actors.platforms.cuda import CudaPlatform, attention
 from omni_actors.platforms.cuda.kernels import kernels
 from omni_actors.platforms.cuda.runtime import CudaRuntime
@@ -119,7 +120,7 @@ def test_this_torchs_own_function_takes_the_arguments_it_is_given() -> None:
     if found is None:
         pytest.skip("this torch's varlen_attn reads no paged cache")
     with pytest.raises(NotImplementedError, match="_flash_attention_forward"):  # it has none for processors
-        attention.decode_error(PAGES, CPU, attention.decode_by_torch(found))
+        trial.decode_error(PAGES, CPU, attention.decode_by_torch(found))
 
 
 @pytest.mark.parametrize("window", [None, 1, 7])
@@ -184,7 +185,7 @@ def test_a_choice_is_made_once(flash: FlashAttn) -> None:
 def test_experts_are_grouped_where_that_is_one_kernel() -> None:
     assert chosen(HOPPER).experts is plain.experts_in_groups
     assert chosen(AMPERE).experts is plain.experts
-    assert on_rocm(Capability("gfx942"), triton=False).experts is plain.experts_in_groups
+    assert on_rocm(Capability("gfx942"), CPU, triton=False).experts is plain.experts_in_groups
 
 
 def test_experts_are_grouped_where_grouped_products_take_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tests.worker.engines.ar_driver import hello
 
 from omni_actors.platforms.ascend.engines import in_large_blocks
 from omni_actors.platforms.ascend.runtime import AscendRuntime
-from omni_actors.platforms.kernels import CacheLayout
+from omni_actors.platforms.kernels import CacheLayout, paged_decode
 from omni_actors.platforms.module_runtime import ModuleRuntime
 from omni_actors.platforms.musa.kernels import kernels as musa_kernels
 from omni_actors.platforms.musa.runtime import MusaRuntime
@@ -276,9 +276,9 @@ def test_tritons_attention_is_for_devices_and_blocks_that_it_can(
     architecture: str, triton: bool, size: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in = ModuleType("triton_attention")
-    stand_in.paged_decode = object()  # type: ignore[attr-defined]
+    stand_in.paged_decode = paged_decode  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "omni_actors.platforms.triton_attention", stand_in)
-    kernels = rocm_kernels(Capability(architecture), triton)
+    kernels = rocm_kernels(Capability(architecture), torch.device("cpu"), triton)
     found = kernels.paged_decode(CacheLayout(2, 64, size, torch.bfloat16))
     assert (found is not None) is chosen
 
@@ -288,9 +288,20 @@ def test_the_max_series_has_no_fused_attention(features: frozenset[str]) -> None
     assert bool(xpu_kernels(Capability("an Intel GPU", features)).fused_decode_limit) is bool(features)
 
 
-def test_mates_attention_is_for_devices_and_dtypes_that_it_can() -> None:
-    layout = CacheLayout(2, 64, 16, torch.bfloat16)
-    assert musa_kernels((3, 1), True).paged_decode(layout) is not None
-    assert musa_kernels((2, 2), True).paged_decode(layout) is None
-    assert musa_kernels((3, 1), False).paged_decode(layout) is None
-    assert musa_kernels((3, 1), True).paged_decode(replace(layout, dtype=torch.float32)) is None
+def test_mates_attention_is_for_devices_and_dtypes_that_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, cpu = CacheLayout(2, 64, 16, torch.bfloat16), torch.device("cpu")
+    mate = ModuleType("mate")
+    monkeypatch.setitem(sys.modules, "mate", mate)
+
+    def flash_attn_with_kvcache(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **given: Any) -> Any:
+        (before, _), query = given["window_size"], query.squeeze(1)
+        table, lengths, scale = given["page_table"], given["cache_seqlens"], given["softmax_scale"]
+        window = None if before < 0 else before + 1
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        return paged_decode(query, keys, values, table, lengths, scale, window, None).unsqueeze(1)
+
+    mate.flash_attn_with_kvcache = flash_attn_with_kvcache  # type: ignore[attr-defined]
+    assert musa_kernels((3, 1), cpu, True).paged_decode(layout) is not None
+    assert musa_kernels((2, 2), cpu, True).paged_decode(layout) is None
+    assert musa_kernels((3, 1), cpu, False).paged_decode(layout) is None
+    assert musa_kernels((3, 1), cpu, True).paged_decode(replace(layout, dtype=torch.float32)) is None

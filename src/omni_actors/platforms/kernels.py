@@ -146,6 +146,23 @@ def paged_decode(
     return torch.matmul(weights, v).transpose(0, 1).reshape(count, heads, head_dim)
 
 
+def prompt_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    """:class:`PromptAttention` written out: what others are held to."""
+    tokens, heads, _ = query.shape
+    kv_heads, length = keys.shape[:2]
+    place = torch.arange(length, device=query.device)
+    own = place[length - tokens :, None]
+    hidden = place > own
+    if window is not None:
+        hidden |= place <= own - window
+    k, v = (it.repeat_interleave(heads // kv_heads, 0) for it in (keys, values))
+    scores = torch.matmul(query.transpose(0, 1), k.transpose(1, 2)) * scale
+    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+    return torch.matmul(weights, v).transpose(0, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """One platform's choice.

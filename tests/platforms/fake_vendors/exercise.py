@@ -124,6 +124,7 @@ def compute(runtime: Any) -> dict[str, Any]:
     for name in ("scaled_dot_product_attention", "grouped_mm"):
         setattr(torch.nn.functional, name, heard(name, getattr(torch.nn.functional, name)))
     device, chosen, plain = runtime.torch_device, runtime.kernels, Kernels()
+    logits(device, chosen)  # what is tried before it is chosen is tried once
     with recorded() as calls:
         found = logits(device, chosen)
     seen: dict[str, Any] = {

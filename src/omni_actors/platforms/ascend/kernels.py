@@ -1,11 +1,14 @@
-"""What an NPU executes: weights in the NZ layout, experts as grouped products, CANN's fused attention. Its cores have
-no float64."""
+"""What an NPU executes: weights in the NZ layout, experts as grouped products, CANN's fused attention where that agrees
+with plain torch. Its cores have no float64."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 
 from omni_actors.platforms import kernels as plain
+from omni_actors.platforms import trial
 from omni_actors.platforms.ascend import attention
 from omni_actors.platforms.ascend.weights import nz
 from omni_actors.platforms.kernels import CacheLayout, Kernels, Linear, PagedDecode, PromptAttention
@@ -22,14 +25,15 @@ _BY_ROWS = 0
 
 def kernels(device: torch.device, nz_weights: bool) -> Kernels:
     """One device's choice. ``nz_weights`` says whether products' weights are laid out anew when they are loaded."""
-    decode = attention.FusedDecode()
-    prompt = attention.FusedPrompt(device)
 
+    @functools.cache
     def paged_decode(layout: CacheLayout) -> PagedDecode | None:
-        return decode if attention.decodes(layout) else None
+        return trial.decode(layout, device, [("CANN", attention.FusedDecode)] if attention.decodes(layout) else [])
 
+    @functools.cache
     def prompt_attention(layout: CacheLayout) -> PromptAttention | None:
-        return prompt if attention.prompts(layout) else None
+        fused = functools.partial(attention.FusedPrompt, device)
+        return trial.prompt(layout, device, [("CANN", fused)] if attention.prompts(layout) else [])
 
     return Kernels(
         linear=linear if nz_weights else plain.linear,

@@ -4,27 +4,21 @@ FlashAttention needs compute capability 8.0, a 16-bit dtype, and heads of up to 
 bring it: ``flash-attn``, and torch itself. Both read a paged cache in place when its blocks are multiples of 256
 tokens. The masks of prompts that go on behind computed ones are aligned to the last key (bottom right), as ours are.
 Without it, torch's scaled_dot_product_attention chooses among its backends, cuDNN's first where that is the fastest.
-
-Each is tried against plain torch, once, on a few tokens, before it is chosen: one that raises or disagrees is left out,
-and that is said.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from omni_actors.platforms import kernels as plain
-from omni_actors.platforms.kernels import CacheLayout, PagedDecode, PromptAttention
-
-log = logging.getLogger(__name__)
+from omni_actors.platforms.kernels import PagedDecode, PromptAttention
 
 FLASH_BLOCK = 256
 """FlashAttention 2 reads pages of a multiple of so many tokens."""
@@ -32,33 +26,10 @@ FLASH_BLOCK = 256
 FLASH_HEAD = 256
 """The most channels of a head that it computes, in steps of 8."""
 
-TOLERANCE = {torch.bfloat16: 4e-2, torch.float16: 1e-2, torch.float32: 1e-3}
-"""What results on standard normal numbers may differ by from plain float32's. A wrong mask differs by tenths."""
-
-A = TypeVar("A", PagedDecode, PromptAttention)
-
 
 def flashes(capability: tuple[int, int], dtype: torch.dtype, head_dim: int) -> bool:
     """Whether FlashAttention computes this."""
     return capability >= (8, 0) and dtype.itemsize == 2 and head_dim <= FLASH_HEAD and head_dim % 8 == 0
-
-
-def first_that_agrees(
-    kind: str, candidates: Sequence[tuple[str, Callable[[], A]]], check: Callable[[A], float]
-) -> A | None:
-    """The first candidate whose largest error, as ``check`` finds it, is small. Says which, and why others are not."""
-    for name, make in candidates:
-        try:
-            made = make()
-            error = check(made)
-        except Exception as failure:
-            log.warning("%s attention '%s' is not used: %s: %s", kind, name, type(failure).__name__, failure)
-            continue
-        if error <= 1.0:
-            log.info("%s attention: %s", kind, name)
-            return made
-        log.warning("%s attention '%s' is not used: it is off by %.1f times what rounding explains", kind, name, error)
-    return None
 
 
 # ---- one new token per sequence
@@ -141,24 +112,6 @@ def torch_reads_tables() -> Any | None:
     return varlen_attn if "block_table" in inspect.signature(varlen_attn).parameters else None
 
 
-def decode_error(layout: CacheLayout, device: torch.device, attend: PagedDecode) -> float:
-    """How far ``attend`` is from plain float32, in tolerances: two sequences, of one block and a bit, and of one token,
-    with and without a window."""
-    size, heads = layout.block_size, 2 * layout.kv_heads
-    draw = _draws(device, layout.dtype)
-    pool = draw(4, 2 * layout.kv_heads, size, layout.head_dim)
-    keys, values = pool[:, : layout.kv_heads], pool[:, layout.kv_heads :]
-    query = draw(2, heads, layout.head_dim)
-    table = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32, device=device)
-    lengths = torch.tensor([size + 3, 1], dtype=torch.int32, device=device)
-    worst = 0.0
-    for window in (None, 5):
-        given = (table, lengths, layout.head_dim**-0.5, window, None)
-        expected = plain.paged_decode(query.float(), keys.float(), values.float(), *given)
-        worst = max(worst, _off(attend(query, keys, values, *given), expected, layout.dtype))
-    return worst
-
-
 # ---- prompts
 
 
@@ -225,32 +178,6 @@ def backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[SDPBacken
     return (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, *rest)
 
 
-def prompt_error(layout: CacheLayout, device: torch.device, attend: PromptAttention) -> float:
-    """How far ``attend`` is from plain float32, in tolerances: a whole prompt, and the end of a longer one, with and
-    without a window."""
-    draw = _draws(device, layout.dtype)
-    both = draw(2 * layout.kv_heads, 19, layout.head_dim)
-    keys, values = both[: layout.kv_heads], both[layout.kv_heads :]
-    query = draw(19, 2 * layout.kv_heads, layout.head_dim)
-    exact = prompt_by_backends((SDPBackend.MATH,))
-    scale, worst = layout.head_dim**-0.5, 0.0
-    for count in (19, 7):
-        for window in (None, 5):
-            rows = query[-count:]
-            expected = exact(rows.float(), keys.float(), values.float(), scale, window)
-            worst = max(worst, _off(attend(rows, keys, values, scale, window), expected, layout.dtype))
-    return worst
-
-
 def _window(window: int | None) -> tuple[int, int]:
     """FlashAttention's: places before a token that it sees, and behind it; -1 is all."""
     return (-1, 0) if window is None else (window - 1, 0)
-
-
-def _draws(device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return lambda *shape: torch.randn(*shape, generator=generator).to(device, dtype)
-
-
-def _off(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> float:
-    return float((found.float() - expected).abs().max()) / TOLERANCE[dtype]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omni_actors.platforms import kernels as plain
+from omni_actors.platforms import trial
 from omni_actors.platforms.cuda import attention
 from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode, PromptAttention
 
@@ -35,9 +36,7 @@ def kernels(capability: tuple[int, int], device: torch.device, wanted: str, has:
                 candidates.append(("torch's FlashAttention", lambda: attention.decode_by_torch(varlen)))
         if wanted == "triton" and has("triton") and capability >= (8, 0) and _power(layout.block_size):
             candidates.append(("Triton", _triton))
-        return attention.first_that_agrees(
-            "decode", candidates, functools.partial(attention.decode_error, layout, device)
-        )
+        return trial.decode(layout, device, candidates)
 
     @functools.cache
     def prompt_attention(layout: CacheLayout) -> PromptAttention | None:
@@ -47,9 +46,7 @@ def kernels(capability: tuple[int, int], device: torch.device, wanted: str, has:
             candidates.append(("flash-attn", lambda: attention.prompt_by_package(_flash_attn())))
         if order:
             candidates.append((", ".join(it.name for it in order), lambda: attention.prompt_by_backends(order)))
-        return attention.first_that_agrees(
-            "prompt", candidates, functools.partial(attention.prompt_error, layout, device)
-        )
+        return trial.prompt(layout, device, candidates)
 
     return Kernels(
         # Grouped products are one kernel from compute capability 9.0 on; below, torch waits for the counts itself.

@@ -1,26 +1,32 @@
-"""What a Moore Threads GPU executes: mate's FlashAttention over the paged cache, from capability 3.1 on.
+"""What a Moore Threads GPU executes: mate's FlashAttention over the paged cache, from capability 3.1 on, where it
+agrees with plain torch.
 
 Whether it has float64 is not sure (vLLM-Omni says that torch_musa does not): nothing here asks for it.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
+from omni_actors.platforms import trial
 from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode
 
 _FLASH_FROM = (3, 1)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
-def kernels(version: tuple[int, int], mate: bool) -> Kernels:
+def kernels(version: tuple[int, int], device: torch.device, mate: bool) -> Kernels:
     """This device's choice. ``mate`` says whether the package is there."""
 
+    @functools.cache
     def paged_decode(layout: CacheLayout) -> PagedDecode | None:
         fits = layout.dtype in _SIXTEEN_BITS and layout.head_dim % 8 == 0 and layout.head_dim <= 256
-        return flash_decode if mate and version >= _FLASH_FROM and fits else None
+        if not mate or version < _FLASH_FROM or not fits:
+            return None
+        return trial.decode(layout, device, [("mate", lambda: flash_decode)])
 
     return Kernels(paged_decode=paged_decode, draws_on_host=True)
 

@@ -45,7 +45,7 @@ class MusaRuntime(ModuleRuntime):
     def choose(self) -> Kernels:
         from omni_actors.platforms.musa.kernels import kernels
 
-        return kernels(self._version(), has("mate"))
+        return kernels(self._version(), self.torch_device, has("mate"))
 
     def capability(self) -> Capability:
         major, minor = self._version()

@@ -1,4 +1,5 @@
-"""What an AMD GPU executes: Triton's attention over the paged cache, where Triton and the device allow it.
+"""What an AMD GPU executes: Triton's attention over the paged cache, where Triton and the device allow it, and it
+agrees with plain torch.
 
 Prompts stay with scaled_dot_product_attention, which is Triton's too in a torch built for ROCm (AOTriton). Rows of
 experts are multiplied in groups where the device computes in bfloat16 and torch has that for it (gfx942, gfx950).
@@ -6,7 +7,12 @@ experts are multiplied in groups where the device computes in bfloat16 and torch
 
 from __future__ import annotations
 
+import functools
+
+import torch
+
 from omni_actors.platforms import kernels as plain
+from omni_actors.platforms import trial
 from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode
 from omni_actors.platforms.runtime import Capability
 
@@ -17,18 +23,23 @@ _GROUPED = ("gfx942", "gfx950")
 """Architectures that torch's grouped products are built for."""
 
 
-def kernels(capability: Capability, triton: bool) -> Kernels:
+def kernels(capability: Capability, device: torch.device, triton: bool) -> Kernels:
     """This device's choice. ``triton`` says whether the package is there."""
     matrix = capability.name.startswith(_MATRIX)
 
+    @functools.cache
     def paged_decode(layout: CacheLayout) -> PagedDecode | None:
         if not triton or not matrix or layout.block_size < 16 or layout.block_size & (layout.block_size - 1):
             return None
-        from omni_actors.platforms.triton_attention import paged_decode as chosen
-
-        return chosen
+        return trial.decode(layout, device, [("Triton", _triton)])
 
     return Kernels(
         experts=plain.experts_in_groups if capability.name in _GROUPED else plain.experts,
         paged_decode=paged_decode,
     )
+
+
+def _triton() -> PagedDecode:
+    from omni_actors.platforms.triton_attention import paged_decode
+
+    return paged_decode

@@ -48,7 +48,7 @@ class RocmRuntime(ModuleRuntime):
     def choose(self) -> Kernels:
         from omni_actors.platforms.rocm.kernels import kernels
 
-        return kernels(self.capability(), has("triton"))
+        return kernels(self.capability(), self.torch_device, has("triton"))
 
     def capability(self) -> Capability:
         """The architecture, as ``gfx942``."""

@@ -152,7 +152,8 @@ class KernelChecks:
                 shape = (KV_HEADS, length, HEAD_DIM)
                 query, keys, values = self._random(dtype, (tokens, HEADS, HEAD_DIM), shape, shape)
                 found = kernel(*map(self._there, (query, keys, values)), HEAD_DIM**-0.5, window)
-                wanted = _causal(query.double(), keys.double(), values.double(), window)
+                exact = (query.double(), keys.double(), values.double())
+                wanted = plain.prompt_attention(*exact, HEAD_DIM**-0.5, window)
                 self._close(found, wanted, dtype, f"prompt_attention of {tokens} behind {length - tokens} ({window})")
         if not tried:
             raise Skip("it has no kernel for it")
@@ -173,17 +174,3 @@ class KernelChecks:
         most = TOLERANCE[dtype] * steps
         name = str(dtype).removeprefix("torch.")
         expect(error <= most * scale, f"{what} in {name} is off by {error / scale:.1e} of its scale, over {most:.0e}")
-
-
-def _causal(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
-    """[tokens, heads, head_dim]: attention written out."""
-    tokens, heads, head_dim = query.shape
-    length = keys.shape[1]
-    place = torch.arange(length)[None, :]
-    own = torch.arange(length - tokens, length)[:, None]
-    hidden = place > own
-    if window is not None:
-        hidden |= place <= own - window
-    grouped = [it.repeat_interleave(heads // keys.shape[0], 0) for it in (keys, values)]
-    scores = query.transpose(0, 1) @ grouped[0].transpose(1, 2) * head_dim**-0.5
-    return (torch.softmax(scores.masked_fill(hidden, -torch.inf), -1) @ grouped[1]).transpose(0, 1)
