@@ -12,6 +12,7 @@ import pytest
 from omni_actors.pipelines.engines import architectures, installed
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import PlanError, StagePlan
+from omni_actors.platforms.cpu import CpuPlatform
 
 VLLM = "omni_actors.worker.engines.vllm:VllmEngine"
 TORCH = "omni_actors.worker.engines.autoregressive:AutoregressiveEngine"
@@ -100,6 +101,24 @@ def test_auto_takes_vllm_where_it_is_and_knows_the_model(
     assert stage.constrains
     assert stage.limits["max_inflight"] == stage.options["max_batch"] * 9 // 8
     assert "vllm" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("engine", "cores", "threads", "why"),
+    [
+        ("vllm", 8, 7, "platform cpu, 7 of 8 cores shared by weight"),
+        ("torch", 8, 8, "platform cpu, 8 cores shared by weight"),
+        ("vllm", 1, 1, "platform cpu, 1 cores shared by weight"),
+    ],
+)
+def test_a_stage_of_vllms_leaves_a_core_to_the_server(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, engine: str, cores: int, threads: int, why: str
+) -> None:
+    install(tmp_path, monkeypatch)
+    monkeypatch.setattr(CpuPlatform, "cores", lambda self: cores)
+    plan = resolve(str(model), platform="cpu", overrides=(f"stages.llm.engine={engine}",))
+    assert (plan.stage("llm").threads, str(plan.provenance["stages.llm.threads"])) == (threads, why)
+    assert plan.stage("llm").environments[0]["OMP_NUM_THREADS"] == str(threads)
 
 
 def test_auto_takes_torch_for_a_model_or_a_build_that_does_not_fit(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -54,7 +55,7 @@ from omni_actors.pipelines.settings import DECLARED, DEFAULT, Settings
 from omni_actors.pipelines.sizing import sized
 from omni_actors.pipelines.strategy import VLLM, Strategy
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
-from omni_actors.pipelines.threads import share_threads
+from omni_actors.pipelines.threads import share_threads, usable_cores
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.select import load, select
@@ -263,13 +264,10 @@ def _stages(
     weights = {s.name: s.weight for s in declared}
     strategies = {s.name: _strategy(stage_path(s.name), settings) for s in declared}
     processes = {name: count * strategies[name].ranks for name, count in replicas.items()}
+    share = partial(share_threads, weights=weights, replicas=processes, fixed=fixed)
     found = []
     for index, stage in enumerate(declared):
         platform = placed[stage.name]
-        cores = platform.cores()
-        threads = share_threads(cores, weights, processes, fixed)[stage.name]
-        shared = Origin("platform", f"{platform.name}, {cores} cores shared by weight")
-        share = settings.get(f"{stage_path(stage.name)}.threads", threads, shared)
         found.append(
             _stage(index, stage, folder, platform, settings, strategies[stage.name], replicas[stage.name], share)
         )
@@ -294,7 +292,7 @@ def _stage(
     settings: Settings,
     strategy: Strategy,
     replicas: int,
-    threads: int,
+    share: Callable[[int], Mapping[str, int]],
 ) -> StagePlan:
     at = stage_path(stage.name)
     by_platform = Origin("platform", platform.name)
@@ -302,6 +300,11 @@ def _stage(
     model = _model(at, stage, folder, settings)
     stage, kind = choose_engine(stage, model, platform, settings)
     check_quantization(stage.name, kind, model, platform)
+    cores = platform.cores()
+    usable = usable_cores(kind, cores)
+    shared = f"{cores} cores" if usable == cores else f"{usable} of {cores} cores"
+    origin = Origin("platform", f"{platform.name}, {shared} shared by weight")
+    threads = settings.get(f"{at}.threads", share(usable)[stage.name], origin)
     try:
         engine = kind if ":" in kind else platform.engine_for(kind)
     except PlatformError as error:
