@@ -115,6 +115,25 @@ async def test_slow_handshakes_hold_up_nobody(certificate: Path) -> None:
         await door.settled()
 
 
+async def test_an_answer_to_a_body_that_nobody_wants_arrives(certificate: Path) -> None:
+    """Its sender goes on for a while: the connection is not reset under it."""
+
+    async def app(exchange: Exchange) -> None:
+        await exchange.respond(413, [], b"too much")
+
+    async with opened(app, tls=tls_context(str(certificate), None)) as door:
+        for more in ("Connection: close", "X-More: nothing"):
+            async with await secure(door, certificate) as stream:
+                await stream.send_all(request("/", None, more, "Content-Length: 3000000", method="POST"))
+                for _ in range(30):
+                    await stream.send_all(bytes(100_000))
+                    await trio.sleep(0.001)
+                assert (await until_end(stream) if "close" in more else await until(stream, b"too much")).startswith(
+                    b"HTTP/1.1 413 "
+                )
+        await door.closed("done", 2)
+
+
 PLAIN_HTTP = {
     "GET": [request()],
     "a body": [request("/a", b"x" * 300_000)],

@@ -213,12 +213,13 @@ class _Wire(trio.abc.Stream):
 class TlsTransport(Transport):
     """TLS over a connected socket. Its last word is lost: encryption needs to wait for room."""
 
-    __slots__ = ("_stream", "_wire")
+    __slots__ = ("_is_over", "_stream", "_wire")
 
     says_end = True
 
     def __init__(self, connection: socket.socket, stall_s: float, context: ssl.SSLContext) -> None:
         super().__init__(connection, stall_s)
+        self._is_over = False
         self._wire = _Wire(connection)
         self._stream = trio.SSLStream(self._wire, context, server_side=True)
 
@@ -257,6 +258,8 @@ class TlsTransport(Transport):
             self._wire.places = None
 
     async def receive(self) -> bytes:
+        if self._is_over:
+            return await super().receive()
         try:
             return bytes(await self._stream.receive_some(SEGMENT))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -278,9 +281,12 @@ class TlsTransport(Transport):
         return
 
     async def end_writing(self) -> None:
+        """After it :meth:`receive` may give what is still encrypted, to be thrown away."""
         try:
             with trio.move_on_after(self._stall_s):
                 await self._stream.unwrap()
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+        except trio.BrokenResourceError:
+            self._is_over = True  # the peer says more (the rest of a body, say): OpenSSL takes nothing behind an end
+        except (trio.ClosedResourceError, trio.BusyResourceError):
             pass
         await super().end_writing()
