@@ -71,6 +71,44 @@ async def test_who_was_cleared_is_not_tried_for_what_is_no_death(meanwhile: str)
         assert texts == ["x" * 300] * 2
 
 
+@pytest.mark.deadline(60)
+async def test_one_that_kills_late_is_found_by_halves() -> None:
+    """It ends each worker after it was cleared there. Nobody is tried alone for a whole life on its account."""
+    settings = ("stages.a.options.step_s=0.005", "limits.restart_delay_s=0.01", "limits.restart_delay_max_s=0.01")
+    async with stub_orchestrator(*settings) as orchestrator:
+        replica = orchestrator.pools["a"].replicas[0]
+        texts: list[str] = []
+
+        async def client(stream: RequestStream) -> None:
+            async with stream:
+                texts.append(text_of([event async for event in stream]))
+
+        culprit = orchestrator.open(stub("tokens", tokens=10**9))
+        streams = [orchestrator.open(stub("tokens", tokens=300)) for _ in range(3)]
+        with trio.fail_after(50):
+            async with trio.open_nursery() as nursery, culprit:
+                for stream in streams:
+                    nursery.start_soon(client, stream)
+                await suspects(orchestrator, [culprit, *streams])
+                for together in (4, 2, 1):
+                    await until(lambda there=together: _cleared(culprit, replica, there))  # type: ignore[misc]
+                    kill(replica.pid)
+                    await until(lambda: not replica.live)
+                with pytest.raises(OmniError) as failed:
+                    while True:
+                        await culprit.receive()
+                assert failed.value.info.code == "poison"
+        assert texts == ["x" * 300] * 3
+        assert not replica.reserved
+
+
+def _cleared(record: RequestStream, replica: StageReplica, there: int) -> bool:
+    """Whether it has got on since the last death, with so many in the worker by now."""
+    assert len(replica.requests) <= there
+    assert record.casualty is not None
+    return len(replica.requests) == there and record in replica.requests.values() and not record.casualty.watched
+
+
 def _dead(replica: StageReplica) -> bool:
     return not replica.live
 

@@ -7,8 +7,9 @@ the new key: what they had computed lies in their caches.
 Any request of a worker may have been what killed it. The first time all of them are *suspects* together and go on
 together, since a worker seldom dies of its requests. Those whose worker dies once more are tried: one at a time, on the
 replica that died, which takes no others until that is done. Who has got further there than before is cleared, and stays
-while the next one is tried. If the worker dies even so, that one is tried first with nobody beside it, and then the
-others so, until the culprit is found. Who dies alone is refused as poison. One stage's trial follows on another's.
+while the next one is tried. If the worker dies even so, those who were in it are tried again, the last ones first, and
+never more than half as many of them at once, until one is alone or all have ended. Who dies alone is refused as poison.
+One stage's trial follows on another's.
 """
 
 from __future__ import annotations
@@ -80,12 +81,12 @@ class Feeds:
 @dataclass(slots=True)
 class _Trial:
     """The suspects of one stage. ``on`` is the one that is tried, on the replica ``place``, which is theirs alone.
-    ``strict``: nobody is beside it."""
+    ``most`` of them may be there at once, until they end, once it has died with more."""
 
     waiting: deque[RequestStream] = field(default_factory=deque)
     on: RequestStream | None = None
     place: StageReplica | None = None
-    strict: bool = False
+    most: int | None = None
 
 
 class Recovery:
@@ -141,13 +142,13 @@ class Recovery:
             if alone and casualty.strikes[stage] >= _COMPANY:
                 self.poisoned += 1
                 if tried and trial is not None:
-                    trial.strict = False  # it was that one
+                    trial.most = None  # it was that one
                 log.error("the request ended %s, alone: poison", replica.name, extra={"request": record.id})
                 record.fail(poison(stage).info)
                 return
             if tried and not alone:
                 assert trial is not None
-                trial.strict = True  # it may be one that was cleared too early
+                trial.most = max(1, replica.casualties // 2)  # it may be one that was cleared too early
             else:
                 casualty.resumes += 1
             casualty.strikes[stage] += 1
@@ -164,7 +165,7 @@ class Recovery:
         self.resumed[stage] += 1
         casualty.watched[stage] = trio.current_time()
         if error.code == "stage_died" and casualty.strikes[stage] > _COMPANY:
-            self._accuse(record, replica)
+            self._accuse(record, replica, again=tried)
         else:
             self._go_on(record)
 
@@ -178,7 +179,7 @@ class Recovery:
         self.pauses += 1
         self.paused_s += pause_s
         trial = self._trials.get(replica.stage.name)
-        if trial is not None and trial.on is record and not trial.strict:
+        if trial is not None and trial.on is record:
             self._next(trial)
 
     def over(self, record: RequestStream) -> None:
@@ -199,9 +200,9 @@ class Recovery:
                 self._next(trial)
 
     def left(self, replica: StageReplica) -> None:
-        """An attempt is no more in a replica that is reserved: if it was the last one, somebody can be alone there."""
+        """An attempt is no more in a replica that is reserved: there may be room for somebody to be tried."""
         trial = self._trials.get(replica.stage.name)
-        if trial is not None and trial.place is replica and trial.on is None and trial.strict:
+        if trial is not None and trial.place is replica and trial.on is None and trial.most is not None:
             self._next(trial)
 
     def ready(self, replica: StageReplica) -> None:
@@ -256,14 +257,16 @@ class Recovery:
 
     # ---- trials
 
-    def _accuse(self, record: RequestStream, replica: StageReplica) -> None:
-        """Try a request on the replica that died with it, once that is back."""
+    def _accuse(self, record: RequestStream, replica: StageReplica, *, again: bool) -> None:
+        """Try a request on the replica that died with it, once that is back; before those who were not in it, if it
+        was being tried."""
         trial = self._trials.setdefault(replica.stage.name, _Trial())
         for other in list(self._trials.values()):
             if other.on is record and other is not trial:  # that stage is not what it is accused of now
                 self._next(other)
         if trial.on is record:
             trial.on = None
+        if again:
             trial.waiting.appendleft(record)
         else:
             trial.waiting.append(record)
@@ -292,7 +295,8 @@ class Recovery:
         place = trial.place
         assert place is not None
         trial.on = None
-        if trial.strict and place.requests:
+        there = len(place.requests)
+        if trial.most is not None and there and (there >= trial.most or not trial.waiting):
             return  # :meth:`left` comes back to it
         while trial.waiting and trial.on is None:
             if not place.live:
