@@ -127,6 +127,7 @@ def test_it_says_whether_a_server_could_listen_at_a_path(tmp_path: Path, capsys:
         code, said = call(capsys, "--platform", "cpu", "--uds", str(tmp_path / "taken"))
     assert code == 1
     assert "somebody listens there already" in said
+    assert call(capsys, "--uds", str(free), "--host", "localhost")[0] == 2
 
 
 def test_it_configures_the_logs_of_its_own_process_only(capsys: pytest.CaptureFixture[str], free_port: int) -> None:

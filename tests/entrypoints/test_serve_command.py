@@ -87,6 +87,7 @@ def test_a_unix_socket_a_limit_and_no_trace_of_them(tmp_path: Path) -> None:
         (["--limit", "write_s=nan"], "takes a positive number"),
         (["--limit", "write_s=3", "--server", "hypercorn"], "builtin"),
         (["--ssl-keyfile", __file__], "--ssl-certfile"),
+        (["--uds", "door", "--port", "8000"], "--uds is in place of --port"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(arguments: list[str], said: str) -> None:

@@ -6,9 +6,9 @@ import json
 import os
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 
+from omni_actors.entrypoints.commands.target import one_door, typed
 from omni_actors.entrypoints.doctor import examine
 from omni_actors.pipelines.platforms import VARIABLE
 from omni_actors.telemetry import logs
@@ -57,15 +57,16 @@ def doctor(
     Exit status: 0 if what was asked for can be served (a warning is none), 1 if something stands against it, 2 for a
     wrong option.
     """
-    if not deep and _typed(context, "deadline"):
+    if not deep and typed(context, "deadline"):
         raise click.UsageError("--deadline is for --deep")
+    one_door(context)
     if context.obj:
         logs.configure("error")  # what choosing a platform warns of is among the findings
     report = examine(
         platform or os.environ.get(VARIABLE, "").strip() or None,
         host=host,
         port=port,
-        port_asked=_typed(context, "port"),
+        port_asked=typed(context, "port"),
         unix_path=unix_path,
         deep_within_s=deadline if deep else None,
     )
@@ -75,7 +76,3 @@ def doctor(
         console = Console()
         (console if console.is_terminal else Console(width=PIPED_WIDTH)).print(report.as_text())
     return report.exit_code
-
-
-def _typed(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE

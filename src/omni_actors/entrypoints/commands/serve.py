@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
+from omni_actors.entrypoints.commands.target import one_door
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server.limits import Limits
 from omni_actors.pipelines.validate import nearest
@@ -78,7 +79,9 @@ from omni_actors.telemetry import logs
     help="'debug' follows each request through every process.",
 )
 @deployment_options
+@click.pass_context
 def serve(
+    context: click.Context,
     deployment: Deployment,
     host: str,
     port: int,
@@ -109,6 +112,7 @@ def serve(
     logs.configure(log_level)
     if not all(key.strip() for key in api_keys):
         raise click.UsageError("--api-key is empty")
+    one_door(context)
     if tls_key is not None and tls_certificate is None:
         raise click.UsageError("--ssl-keyfile needs --ssl-certfile")
     if limits and server != "builtin":

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,19 @@ class Target:
             connection.close()
             raise
         return connection
+
+
+def typed(context: click.Context, name: str) -> bool:
+    """Whether an option was given in the command line."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def one_door(context: click.Context) -> None:
+    """Raises :class:`click.UsageError` for a ``--uds`` beside the address in whose place it is."""
+    if typed(context, "unix_path"):
+        for name in ("host", "port"):
+            if typed(context, name):
+                raise click.UsageError(f"--uds is in place of --{name}")
 
 
 def target_options(url: str, doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
