@@ -79,6 +79,21 @@ def test_the_full_line_is_said_at_once_with_a_time_to_come_back(server: Server) 
     server.wait_for(lambda: waiting(server) == 0, 10)
 
 
+def test_what_is_sure_to_be_refused_is_refused_without_its_body(server: Server) -> None:
+    with held(server):
+        asked = [in_thread(lambda: ask(server, "red", 1)) for _ in range(3)]
+        server.wait_for(lambda: waiting(server) == 3, 10)
+        refused = metric(server, "omni_actors_requests_refused_total", reason="key_limit")
+        for path in (CHAT, "/v1/completions", "/v1/audio/speech"):
+            connection = connect(server)
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer red\r\nContent-Length: 40000000\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 429 ")
+            connection.close()
+        assert metric(server, "omni_actors_requests_refused_total", reason="key_limit") == refused + 3
+    assert [answer()[1] for answer in asked] == [200] * 3
+
+
 def test_the_urgent_is_answered_first(server: Server) -> None:
     with held(server):
         asked = []
