@@ -15,7 +15,7 @@ import torch
 from omni_actors.platforms.kernels import Kernels
 from omni_actors.protocol.codec import frame
 from omni_actors.worker.collectives import Group
-from omni_actors.worker.engines.ar_ranks import follow
+from omni_actors.worker.engines.ar_ranks import execute
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter
 from omni_actors.worker.ranks import MAX_FRAME, Followers
 
@@ -79,7 +79,7 @@ def in_threads(
 
     def run(adapter: AutoregressiveAdapter, control: socket.socket) -> None:
         try:
-            follow(adapter.decoder, kernels, control)
+            execute(adapter.decoder, kernels, control)
         except Exception as error:
             raised.append(error)
             meeting.end()

@@ -1,4 +1,5 @@
-"""A rank that follows: it runs the passes that its leader runs, over its own part of the network and of the cache.
+"""The ranks that share out an autoregressive stage's network. One leads; one that follows runs the passes that the
+leader runs, over its own part of the network and of the cache.
 
 The leader alone knows requests. Before each pass it sends what the pass is of, over the socketpair to each follower
 (measured: 20 µs for a step's frame, where a broadcast by gloo takes 300), and the ranks meet in the network's
@@ -8,17 +9,23 @@ places.
 
 from __future__ import annotations
 
+import pkgutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import torch
 
 from omni_actors.platforms.kernels import Kernels
-from omni_actors.worker.engines.decoder import Decoder, Span
+from omni_actors.protocol.codec import frame
+from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.frames import Hello, Ready
+from omni_actors.worker.collectives import ProcessGroup
+from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Decoder, Span
 from omni_actors.worker.engines.paged_attention import Extent
-from omni_actors.worker.ranks import receive
+from omni_actors.worker.ranks import Followers, receive
 
 
 class Attach(msgspec.Struct, tag="attach", array_like=True):
@@ -81,8 +88,47 @@ def _unpacked(dtype: str, shape: tuple[int, ...], raw: bytes, device: torch.devi
     return torch.frombuffer(bytearray(raw), dtype=getattr(torch, dtype)).view(shape).to(device)
 
 
+def lead(
+    hello: Hello, followers: Followers | None, progress: Callable[[str, float | None], None]
+) -> tuple[AutoregressiveAdapter, dict[str, Any]]:
+    """The adapter, loaded, and what it says of itself: with the whole network, or with the first rank's part of it, and
+    then the others have loaded theirs."""
+    if hello.ranks and followers is None:
+        raise OmniError(ErrorInfo(message="ranks are processes: they are led by a worker process", status=500))
+    adapter = _adapter(hello)
+    if followers is None:
+        return adapter, adapter.load(progress)
+    progress("meeting the other ranks", None)
+    adapter.group = ProcessGroup(hello, followers.rendezvous)
+    try:
+        info = adapter.load(progress)
+        progress("waiting for the other ranks", None)
+        followers.wait_loaded()
+    except BaseException:
+        adapter.group.close()
+        raise
+    return adapter, info
+
+
+def follow(hello: Hello, kernels: Kernels, control: socket.socket, rendezvous: int) -> None:
+    """Load this rank's part of the network, say so on ``control``, and do as the leader does until it lets go. Raises
+    as :func:`execute` does."""
+    adapter = _adapter(hello)
+    adapter.group = ProcessGroup(hello, rendezvous)
+    adapter.load(lambda text, fraction: None)
+    control.sendall(frame(Ready({})))
+    execute(adapter.decoder, kernels, control)
+    adapter.group.close()
+
+
+def _adapter(hello: Hello) -> AutoregressiveAdapter:
+    torch.set_num_threads(hello.threads)
+    made: AutoregressiveAdapter = pkgutil.resolve_name(hello.adapter)(hello)
+    return made
+
+
 @torch.inference_mode()
-def follow(decoder: Decoder, kernels: Kernels, control: socket.socket) -> None:
+def execute(decoder: Decoder, kernels: Kernels, control: socket.socket) -> None:
     """Do as the leader does until it lets go. Raises what the network raises: then the leader has raised it too, or
     waits for this rank, whose end it sees."""
     from omni_actors.worker.engines.model_runner import ModelRunner  # which speaks to followers

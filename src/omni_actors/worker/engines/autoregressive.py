@@ -8,7 +8,6 @@ samples one token for each sequence that is complete so far, and hands out what 
 from __future__ import annotations
 
 import logging
-import pkgutil
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -17,16 +16,14 @@ from typing import Any
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.protocol.codec import frame
-from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.protocol.frames import Hello, Ready
+from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError
-from omni_actors.worker.collectives import ALONE, Group, ProcessGroup
+from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_options import EngineOptions
 from omni_actors.worker.engines.ar_output import hand_out
-from omni_actors.worker.engines.ar_ranks import follow
+from omni_actors.worker.engines.ar_ranks import follow, lead
 from omni_actors.worker.engines.ar_request import Request, prompt_text, resume, score
 from omni_actors.worker.engines.ar_scheduler import Scheduler
 from omni_actors.worker.engines.ar_step import Isolated
@@ -62,18 +59,8 @@ class AutoregressiveEngine(PromptEngine):
         self._scheduler: Scheduler
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        torch.set_num_threads(self.hello.threads)
-        adapter: AutoregressiveAdapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
-        followers = self.followers
-        if self.hello.ranks and followers is None:
-            raise OmniError(ErrorInfo(message="ranks are processes: they are led by a worker process", status=500))
-        if followers is not None:
-            progress("meeting the other ranks", None)
-            adapter.group = self._group = ProcessGroup(self.hello, followers.rendezvous)
-        info = adapter.load(progress)
-        if followers is not None:
-            progress("waiting for the other ranks", None)
-            followers.wait_loaded()
+        adapter, info = lead(self.hello, self.followers, progress)
+        self._group = adapter.group
         self.attach(adapter)
         progress("warming up", None)
         self._runner.warm_up(self._pool, self._max_len)
@@ -86,13 +73,7 @@ class AutoregressiveEngine(PromptEngine):
         }
 
     def follow(self, control: socket.socket, rendezvous: int) -> None:
-        torch.set_num_threads(self.hello.threads)
-        adapter: AutoregressiveAdapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
-        adapter.group = self._group = ProcessGroup(self.hello, rendezvous)
-        adapter.load(lambda text, fraction: None)
-        control.sendall(frame(Ready({})))
-        follow(adapter.decoder, self._faults.runtime.kernels, control)
-        self._group.close()
+        follow(self.hello, self._faults.runtime.kernels, control, rendezvous)
 
     def attach(self, adapter: AutoregressiveAdapter) -> None:
         """Drive this adapter, which is loaded already, with a cache of its own."""
