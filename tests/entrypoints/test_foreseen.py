@@ -5,17 +5,21 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.entrypoints.fakes import PIPELINE, FakeOrchestrator, Server, answer, message, served
 from tests.entrypoints.test_audio import CLONER, HEAR, SAY
 from tests.entrypoints.test_guard import error_of
 from tests.entrypoints.test_media import CHAT, CLIP, LOCAL, OMNI, PNG, body, image, movie, said
 from tests.media.web import ok, web
 
+from omni_actors.entrypoints.openai import bodies
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.orchestrator.admission import Seat
 from omni_actors.pipelines.declaration import Pipeline
@@ -198,6 +202,24 @@ def _address(server: Server) -> tuple[str, int]:
     url = httpx.URL(server.url)
     assert url.port is not None
     return url.host, url.port
+
+
+@given(
+    st.lists(st.sampled_from(["pri", "ority", "priority", "\\", "u00", "x" * 9, "{", "p", '"']), max_size=8), st.data()
+)
+async def test_a_name_is_seen_however_the_body_is_cut(words: list[str], data: st.DataObject) -> None:
+    body = "".join(words).encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(body)))))
+    pieces = [body[a:b] for a, b in pairwise([0, *cuts, len(body)])]
+    asked: list[None] = []
+
+    async def come() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    seen = [piece async for piece in bodies._unless_named(come(), lambda: asked.append(None))]
+    assert seen == pieces
+    assert bool(asked) == (b"priority" not in body and b"\\u00" not in body)
 
 
 async def test_a_body_that_might_be_let_in_and_cannot_be_read_is_said_to_be_wrong() -> None:
