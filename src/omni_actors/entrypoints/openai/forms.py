@@ -58,14 +58,14 @@ async def read_form(
             async for _ in reader.data():  # what the taker did not want
                 pass
             continue
-        pieces = []
+        whole = bytearray()
         async for piece in reader.data():
-            pieces.append(piece)
+            whole += piece
             size += len(piece)
             if size > MAX_FIELDS_BYTES:
                 raise invalid_request("The form's fields are too large.", part.name)
         try:
-            value = b"".join(pieces).decode()
+            value = whole.decode()
         except UnicodeDecodeError:
             raise invalid_request(f"'{part.name}' is not UTF-8.", part.name) from None
         name = part.name.removesuffix("[]")
