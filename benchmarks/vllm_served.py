@@ -78,8 +78,6 @@ def ours(model: Path, port: int, eager: bool) -> list[str]:
         "options.max_model_len": CONTEXT,
         "options.kv_memory_mib": CACHE_MIB,
         "options.max_batch": BATCH,
-        # What vLLM's own server takes: one core is left to the rest.
-        "threads": max(1, len(os.sched_getaffinity(0)) - 1),
         "options.arguments": f"{{enforce_eager: {str(eager).lower()}}}",
         "start_timeout_s": START_S,
     }
