@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_actors.pipelines.threads import share_threads, usable_cores
+from omni_actors.pipelines.threads import share_threads, shared_cores
 
 
 def test_vllm_leaves_a_core_to_the_server_if_there_is_another() -> None:
-    assert [usable_cores("vllm", cores) for cores in (1, 2, 64)] == [1, 1, 63]
-    assert usable_cores("autoregressive", 2) == 2
+    assert [shared_cores("vllm", cores) for cores in (1, 2, 64)] == [1, 1, 63]
+    assert shared_cores("autoregressive", 2) == 2
 
 
 def test_one_stage_gets_all() -> None:

@@ -55,7 +55,7 @@ from omni_actors.pipelines.settings import DECLARED, DEFAULT, Settings
 from omni_actors.pipelines.sizing import sized
 from omni_actors.pipelines.strategy import VLLM, Strategy
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
-from omni_actors.pipelines.threads import share_threads, usable_cores
+from omni_actors.pipelines.threads import share_threads, shared_cores
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.select import load, select
@@ -301,7 +301,7 @@ def _stage(
     stage, kind = choose_engine(stage, model, platform, settings)
     check_quantization(stage.name, kind, model, platform)
     cores = platform.cores()
-    usable = usable_cores(kind, cores)
+    usable = shared_cores(kind, cores)
     shared = f"{cores} cores" if usable == cores else f"{usable} of {cores} cores"
     origin = Origin("platform", f"{platform.name}, {shared} shared by weight")
     threads = settings.get(f"{at}.threads", share(usable)[stage.name], origin)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from omni_actors.pipelines.strategy import VLLM
 
 
-def usable_cores(kind: str, cores: int) -> int:
+def shared_cores(kind: str, cores: int) -> int:
     """The cores that a stage of this engine has its share of. vLLM's threads wait for one another, so that one that
     waits for a core holds up all of them: one core is left to the server, as vLLM's own server does."""
     return max(1, cores - 1) if kind == VLLM else cores
