@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -19,6 +19,7 @@ from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
 from omni_actors.entrypoints.openai.voicing import SpeechRequest
 from omni_actors.entrypoints.server import Limits
+from omni_actors.entrypoints.server.server import Reason
 from omni_actors.media.stage import STAGE as MEDIA
 from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC
 from omni_actors.pipelines.declaration import Pipeline, Stage
@@ -132,6 +133,11 @@ def test_readme_publishes_the_accepted_no_ops() -> None:
     assert documented == expected
 
 
+def test_readme_explains_why_connections_end() -> None:
+    (table,) = re.findall(r"^\| reason \| \|\n\|---\|---\|\n((?:\|.*\n)+)", README.read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", re.sub(r" \|.*", "", table))) == sorted(get_args(Reason))
+
+
 def test_readme_commands_have_the_options_that_it_shows() -> None:
     used = []
     for block in blocks("README.md", "sh"):
@@ -142,7 +148,12 @@ def test_readme_commands_have_the_options_that_it_shows() -> None:
         command = cli.get_command(context, name)
         assert command is not None, name
         # Parses and converts everything, runs nothing.
-        command.make_context(name, shlex.split(rest))
+        words = shlex.split(rest)
+        parsed = command.make_context(name, words.copy())
+        if isinstance(command, click.Group):
+            below = command.get_command(parsed, words[0])
+            assert below is not None, words
+            below.make_context(words[0], words[1:], parent=parsed)
 
 
 def test_readme_deploy_file_is_valid(tmp_path: Path) -> None:

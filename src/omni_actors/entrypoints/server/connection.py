@@ -10,7 +10,7 @@ import trio
 from omni_actors.entrypoints.openai.errors import error_body, http_error
 from omni_actors.entrypoints.server.http1 import Exchange, error_response
 from omni_actors.entrypoints.server.parser import BadRequest, RequestParser
-from omni_actors.entrypoints.server.server import Server
+from omni_actors.entrypoints.server.server import Reason, Server
 from omni_actors.entrypoints.server.transport import Stalled, TlsTransport, Transport
 from omni_actors.entrypoints.server.websocket import WebSocket
 
@@ -55,11 +55,11 @@ class Connection:
         self.idle = False
         self.idle_until = math.inf
         """Trio time at which :meth:`Server.sweep` ends it, if it is idle then."""
-        self.reason: str | None = None
+        self.reason: Reason | None = None
         self.scope = trio.CancelScope()
         self.socket: WebSocket | None = None
         self._exchange: Exchange | None = None
-        self._late = "idle"
+        self._late: Reason = "idle"
         self._lingering: trio.CancelScope | None = None
         self._refusal: BadRequest | None = None
         self._parser = RequestParser(server.limits)
@@ -84,7 +84,7 @@ class Connection:
             departures.forget(self.transport.socket)
             self.close(self.reason or "failed", reset=self._is_cut())
 
-    def close(self, reason: str, *, reset: bool) -> None:
+    def close(self, reason: Reason, *, reset: bool) -> None:
         """At the end of :meth:`run`, or instead of it."""
         log.debug("connection of %s: %s", self.client, reason)
         self.transport.close(reset=reset)
@@ -92,13 +92,13 @@ class Connection:
 
     # --- ends
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: Reason) -> None:
         """Cancel what the connection is at, and close it."""
         if self.reason is None:
             self.reason = reason
         self.scope.cancel()
 
-    def end_after(self, seconds: float, reason: str) -> None:
+    def end_after(self, seconds: float, reason: Reason) -> None:
         """:meth:`end` it then, unless another time is set before (``math.inf`` is never)."""
         self._late = reason
         self.scope.deadline = trio.current_time() + seconds

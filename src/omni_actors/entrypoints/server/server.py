@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import trio
 
@@ -17,6 +17,28 @@ from omni_actors.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from omni_actors.entrypoints.server.connection import Connection
+
+
+Reason = Literal[
+    "done",
+    "client_left",
+    "idle",
+    "head_timeout",
+    "write_stalled",
+    "ping_timeout",
+    "close_timeout",
+    "handshake_timeout",
+    "bad_request",
+    "handshake_failed",
+    "plain_http",
+    "too_many",
+    "shed",
+    "unfinished",
+    "failed",
+    "drained",
+    "shutdown",
+]
+"""Why a connection has ended, as the README explains it."""
 
 
 @runtime_checkable
@@ -59,7 +81,7 @@ class Server:
         self.connections[connection] = None
         self.metrics.connection_opened()
 
-    def remove(self, connection: Connection, reason: str) -> None:
+    def remove(self, connection: Connection, reason: Reason) -> None:
         del self.connections[connection]
         if connection.socket is not None:
             self.held -= connection.socket.held
