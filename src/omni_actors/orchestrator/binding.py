@@ -46,6 +46,8 @@ def bind_whole(
     for part in graph.parts:
         place = places.get(name := part.stage.name)
         options[name] = pools[name].options(request) if place is None else [place] if place.live else []
+        if not options[name]:
+            return None
     edges = [(edge.source, edge.target) for edge in graph.edges]
     kept = [name for name, some in options.items() if some and some[0] is pools[name].kept(request)]
     order = [*kept, *(name for name in options if name not in kept)]
