@@ -219,14 +219,23 @@ async def test_the_command_line_does_the_same() -> None:
 
 def test_the_table_has_a_line_for_each_rank() -> None:
     one = {"stage": "llm", "index": 0, "state": "ready", "pid": 11, "device": "cpu", "requests": 2, "served": 3}
-    one |= {"ranks": [11, 12], "uptime_s": 130.0, "restarts": 0, "next_s": None, "last_end": None}
+    one |= {
+        "ranks": [11, 12],
+        "devices": ["cpu", "cpu"],
+        "uptime_s": 130.0,
+        "restarts": 0,
+        "next_s": None,
+        "last_end": None,
+    }
+    apart = one | {"devices": ["cuda:0", "cuda:1"]}
     dead = one | {"index": 1, "state": "dead", "pid": None, "ranks": [], "uptime_s": None, "next_s": 2.0}
     with (console := Console(width=110)).capture() as shown:
-        console.print(table([one, dead]))
+        console.print(table([one, apart, dead]))
     words = [line.split() for line in shown.get().splitlines()]
     assert words[1] == ["llm", "0", "ready", "11", "cpu", "2", "3", "2", "min", "0"]
     assert words[2] == ["12"]
-    assert words[3][:9] == ["llm", "1", "dead", "(ready", "in", "2", "s)", "–", "cpu"]
+    assert (words[3][4], words[4]) == ("cuda:0", ["12", "cuda:1"])
+    assert words[5][:9] == ["llm", "1", "dead", "(ready", "in", "2", "s)", "–", "cpu"]
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

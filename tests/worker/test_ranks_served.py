@@ -111,6 +111,7 @@ async def test_ranks_live_and_die_together_and_requests_outlive_them(folder: Pat
         assert len(set(undisturbed.said())) == 4
         (status,) = (it for it in orchestrator.control.status() if it.stage == replica.stage.name)
         assert (status.pid, *status.ranks) == (replica.pid, *ranks_of(replica))
+        assert status.devices == ("cpu", "cpu")
         for rank, number, cause, words in FAULTS.values():
             before, life, clients = ranks_of(replica), replica.incarnation, Clients()
             assert len(set(before)) == 2

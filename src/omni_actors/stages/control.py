@@ -53,6 +53,8 @@ class ReplicaStatus:
     ranks: tuple[int, ...]
     """Processes of its ranks, ``pid`` first; those of the others are known once it is ready."""
     device: str
+    devices: tuple[str, ...]
+    """Of each rank, ``device`` first."""
     requests: int
     questions: int
     served: int
@@ -243,6 +245,7 @@ def _status(replica: StageReplica) -> ReplicaStatus:
         pid=replica.pid,
         ranks=replica.ranks,
         device=replica.stage.device_of(replica.index),
+        devices=tuple(replica.stage.device_of(replica.index, rank) for rank in range(replica.stage.strategy.ranks)),
         requests=len(replica.requests),
         questions=replica.questions,
         served=lives.served,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,9 +159,9 @@ def table(found: list[dict[str, Any]]) -> Table:
     made.add_column("last end", overflow="fold")
     for it in found:
         state = it["state"] if it["next_s"] is None else f"{it['state']} (ready in {it['next_s']:.0f} s)"
-        end = it["last_end"]
+        end, on = it["last_end"], _lines(dict.fromkeys(it["devices"]))
         made.add_row(
-            *(Text(str(cell)) for cell in (it["stage"], it["index"], state, _lines(it["ranks"]), it["device"])),
+            *(Text(str(cell)) for cell in (it["stage"], it["index"], state, _lines(it["ranks"]), on)),
             *(str(it[name]) for name in ("requests", "served")),
             "–" if it["uptime_s"] is None else _span(it["uptime_s"]),
             str(it["restarts"]),
@@ -170,9 +170,8 @@ def table(found: list[dict[str, Any]]) -> Table:
     return made
 
 
-def _lines(pids: list[int]) -> str:
-    """A line per rank."""
-    return "\n".join(map(str, pids)) or "–"
+def _lines(values: Iterable[object]) -> str:
+    return "\n".join(map(str, values)) or "–"
 
 
 def _span(seconds: float) -> str:
