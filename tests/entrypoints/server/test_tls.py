@@ -139,6 +139,7 @@ PLAIN_HTTP = {
     "a body": [request("/a", b"x" * 300_000)],
     "a WebSocket": [UPGRADE],
     "a begin": [b"OPTIONS "],
+    "for a proxy": [b"CONNECT api.example:443 HTTP/1.1\r\n\r\n"],
     "byte by byte": [bytes([byte]) for byte in request("/", b"", method="DELETE")],
 }
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+from http import HTTPMethod
 
 import trio
-
-from omni_actors.entrypoints.server.parser import METHODS
 
 SEGMENT = 65_536
 """Most bytes that are taken from the kernel at once."""
@@ -19,7 +18,7 @@ STEPS = 16
 STEP = 12
 """Binary logarithm of how many bytes take as long as a call."""
 
-_REQUESTS = tuple(f"{method} ".encode() for method in METHODS)
+_REQUESTS = tuple(f"{method} ".encode() for method in HTTPMethod)
 _INITIALS = frozenset(begin[:1] for begin in _REQUESTS)
 """How HTTP begins. TLS begins with no letter: its first record is one of type 22."""
 
