@@ -76,6 +76,37 @@ async def test_a_request_that_comes_after_is_503() -> None:
         assert CLOSE in answer.lower()
 
 
+@pytest.mark.parametrize("more", ["Content-Length: 9", "Expect: 100-continue\r\nContent-Length: 9"])
+async def test_a_body_that_still_comes_is_not_waited_for(more: str) -> None:
+    """Its request is one that comes after: 503. One that has come wholly is answered."""
+    begun, go_on = trio.Event(), trio.Event()
+
+    async def app(exchange: Exchange) -> None:
+        begun.set()
+        while await exchange.receive():
+            pass
+        await go_on.wait()
+        await exchange.respond(200, PLAIN, b"done")
+
+    async with opened(app, grace_s=20) as door, await door.connect() as late, await door.connect() as whole:
+        await late.send_all(request("/", None, more, method="POST") + (b"" if "Expect" in more else b"part"))
+        with trio.fail_after(5):
+            await begun.wait()
+        begun = trio.Event()
+        await whole.send_all(request("/", b"whole"))
+        with trio.fail_after(5):
+            await begun.wait()
+        if "Expect" in more:
+            await until(late, b"100 Continue\r\n\r\n")
+        await trio.sleep(0.02)
+        door.stop.set()
+        assert (await until_end(late, 1)).startswith(b"HTTP/1.1 503 ")
+        await late.aclose()
+        await door.closed("drained")
+        go_on.set()
+        assert (await until_end(whole)).endswith(b"done")
+
+
 async def test_a_head_that_does_not_go_on_is_not_waited_for() -> None:
     async with opened(grace_s=20) as door, await door.connect() as first, await door.connect() as second:
         await second.send_all(request())

@@ -44,8 +44,9 @@ async def serve(
     With ``unix_path`` it listens there, and not at ``host`` and ``port``. ``task_status`` gets the URLs once
     connections are accepted; ``port`` 0 takes a free one.
 
-    After ``shutdown`` no connection is accepted, idle ones are closed, WebSockets are closed with 1001, and answers
-    under way have ``grace_s`` seconds; then their handlers are cancelled, whatever their clients do.
+    After ``shutdown`` no connection is accepted, idle ones are closed, WebSockets are closed with 1001, requests that
+    have not wholly come are answered 503, and answers to the others have ``grace_s`` seconds; then their handlers are
+    cancelled, whatever their clients do.
     Raises ``OSError`` when the address cannot be bound.
     """
     opened = await listeners.listen(host, port, unix_path)

@@ -117,6 +117,9 @@ class Connection:
             self.end("drained")
         elif self.socket is not None:
             self.socket.drain()
+        elif self._exchange is not None and not self._parser.complete and not self._exchange.started:
+            self._refusal = BadRequest(503, "The server is shutting down.")  # it still comes
+            self.end("drained")
         elif not self._served:  # at a TLS handshake
             self.end_after(CLOSED_S, "drained")
 
