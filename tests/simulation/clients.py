@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import product
 
 import trio
 
@@ -65,11 +66,13 @@ async def client(world: World, orchestrator: Orchestrator, number: int, load: Lo
     outcome = Outcome(load, f"r{number}", mix(number, 23))
     await trio.sleep(load.at / 1000)
     outcome.begun_at = trio.current_time()
+    request = request_of(load, outcome.id, outcome.seed)
+    foreseen = _foreseen(orchestrator, request)
     with trio.CancelScope() as scope:
         if load.habit == "gone":
             scope.deadline = trio.current_time() + load.amount / 1000
         try:
-            async with orchestrator.open(request_of(load, outcome.id, outcome.seed)) as stream:
+            async with orchestrator.open(request) as stream:
                 outcome.admitted = True
                 world.streams.add(stream)
                 if load.task == "stream":
@@ -87,11 +90,22 @@ async def client(world: World, orchestrator: Orchestrator, number: int, load: Lo
     if scope.cancelled_caught:
         outcome.left = True
     outcome.ended_at = trio.current_time()
+    if foreseen not in (None, outcome.error):
+        world.violate(f"{outcome.id} was to be refused ({foreseen}), and was not: {outcome.error}")
     if outcome.left:
         world.hit(f"client:{load.habit}")
     word = "left" if outcome.left else "completed" if outcome.completed else outcome.error and outcome.error.code
     world.note(f"{outcome.id} ({load.task} {load.outputs} {load.habit} {load.trouble}): {word}")
     return outcome
+
+
+def _foreseen(orchestrator: Orchestrator, request: Request) -> ErrorInfo | None:
+    """What is said of a request before it is made."""
+    try:
+        orchestrator.foresee(request, or_later=False)
+    except OmniError as error:
+        return error.info
+    return None
 
 
 def _check_refusal(world: World, orchestrator: Orchestrator, outcome: Outcome) -> None:
@@ -116,8 +130,22 @@ def _check_refusal(world: World, orchestrator: Orchestrator, outcome: Outcome) -
             world.hit("refused: down")
             assert error.stage is not None
             takes = any(replica.takes for replica in orchestrator.pools[error.stage].replicas)
-            if takes and not world.breaks and not plan_has_tcp(world.schedule.deployment):
+            if plan_has_tcp(world.schedule.deployment):
+                takes = takes and _whole(orchestrator, request_of(outcome.load, outcome.id, outcome.seed))
+            if takes:
                 world.violate(f"{outcome.id} is refused for want of {error.stage}, which is there")
+
+
+def _whole(orchestrator: Orchestrator, request: Request) -> bool:
+    """Whether some replicas of its stages are all linked."""
+    graph = orchestrator.subgraph(request)
+    names = [part.stage.name for part in graph.parts]
+    choices = [[it for it in orchestrator.pools[name].replicas if it.takes] for name in names]
+    for replicas in product(*choices):
+        by_name = dict(zip(names, replicas, strict=True))
+        if all((edge.target, by_name[edge.target].index) in by_name[edge.source].links for edge in graph.edges):
+            return True
+    return False
 
 
 async def _receive(world: World, stream: RequestStream, outcome: Outcome) -> None:
