@@ -228,6 +228,37 @@ async def test_handshakes_do_not_hold_up_the_end(certificate: Path) -> None:
             await trio.aclose_forcefully(one)
 
 
+async def test_who_comes_too_late_is_told_so(certificate: Path) -> None:
+    """In a head, in a body, in a handshake that ends when the server drains: 503, by TLS."""
+    watched = Watched(App().http)  # type: ignore[arg-type]
+    async with opened(watched, tls=tls_context(str(certificate), None), grace_s=20) as door:
+        streams = [await secure(door, certificate, strict=True) for _ in range(3)]
+        head, body, late = streams
+        await head.send_all(request()[:10])
+        await body.send_all(request("/", b"body")[:-1])
+        with trio.fail_after(5):
+            await watched.begun.wait()
+        async with await door.connect() as raw:  # it is greeted, and goes on when the drain has begun
+            hello, wire = ssl.MemoryBIO(), ssl.MemoryBIO()
+            trust = ssl.create_default_context(cafile=str(certificate))
+            client = trust.wrap_bio(hello, wire, server_hostname="localhost")
+            with pytest.raises(ssl.SSLWantReadError):
+                client.do_handshake()
+            await raw.send_all(wire.read())
+            hello.write(await raw.receive_some())
+            door.stop.set()
+            for stream in (head, body):
+                assert (await until_end(stream)).startswith(b"HTTP/1.1 503 ")
+                await stream.aclose()
+            client.do_handshake()
+            await raw.send_all(wire.read())
+            hello.write(await until_end(raw))
+            assert client.read().startswith(b"HTTP/1.1 503 ")
+        await trio.aclose_forcefully(late)
+        with trio.fail_after(3):
+            await door.over.wait()
+
+
 async def test_an_answer_that_the_connections_end_ends_is_known_to_be_whole(certificate: Path) -> None:
     """TLS tells an end from a connection that was cut, and the server says it."""
 

@@ -134,7 +134,8 @@ class Connection:
             # a request that crossed the drain
             self._refusal = BadRequest(503, "The server is shutting down.")
         last = b""
-        if self._refusal is not None and (self._exchange is None or not self._exchange.started):
+        answered = self.transport.torn or (self._exchange is not None and self._exchange.started)
+        if self._refusal is not None and not answered:
             last = error_response(self._refusal)
         elif self.reason not in ("done", "bad_request") or self._is_cut() or self._has_all():
             return
