@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,28 +95,16 @@ async def test_over_a_unix_socket_the_servers_own_user_needs_no_key(
             await replicas("list", "--uds", path)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of localhost, with its key in the same file."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", "both.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"]
-    subprocess.run([*command, "-addext", "subjectAltName=DNS:localhost"], cwd=folder, check=True, capture_output=True)
-    whole = folder / "both.pem"
-    whole.write_text(whole.read_text() + (folder / "cert.pem").read_text())
-    return str(whole)
-
-
 @pytest.mark.parametrize("where", ["tcp", "unix"])
-async def test_tls(certificate: str, where: str, tmp_path: Path) -> None:
+async def test_tls(certificate: Path, where: str, tmp_path: Path) -> None:
     path = str(tmp_path / "door") if where == "unix" else None
-    tls = tls_context(certificate, None)
+    tls = tls_context(str(certificate), None)
     async with served(options=ServerOptions(unix_path=path), tls=tls) as server:
         words = ["--url", server.url.replace("127.0.0.1", "localhost") if path is None else "https://localhost"]
         words += ["--uds", path] if path is not None else []
-        assert await replicas("list", *words, SSL_CERT_FILE=certificate) == []
+        assert await replicas("list", *words, SSL_CERT_FILE=str(certificate)) == []
         few = ("--requests", "1", "--repeats", "1", "--warmup", "0")
-        done = await run(bench_command, "chat", *words, *few, SSL_CERT_FILE=certificate)
+        done = await run(bench_command, "chat", *words, *few, SSL_CERT_FILE=str(certificate))
         assert done.exit_code == 0, done.output
         with pytest.raises(OmniError, match="certificate verify failed"):
             await replicas("list", *words)

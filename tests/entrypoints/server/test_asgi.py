@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,18 +182,14 @@ async def test_an_application_that_cannot_start() -> None:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-async def test_both_servers_keep_one_contract(server: str, tmp_path: Path) -> None:
+async def test_both_servers_keep_one_contract(server: str, tmp_path: Path, certificate: Path) -> None:
     """URLs, unix sockets, TLS, a stop that lets an answer end, a taken address."""
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"]
-    subprocess.run([*command, "-addext", "subjectAltName=DNS:localhost"], cwd=tmp_path, check=True, capture_output=True)
-    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     trust = ssl.create_default_context(cafile=certificate)
     once = request("/whole", b"body", "Connection: close")
     for where in ("tcp", "unix", "tls"):
         stop, over = trio.Event(), trio.Event()
         path = str(tmp_path / "door") if where == "unix" else None
-        tls = tls_context(certificate, key) if where == "tls" else None
+        tls = tls_context(str(certificate), None) if where == "tls" else None
         run = partial(SERVERS[server], Asgi().asgi, "127.0.0.1", 0, unix_path=path, tls=tls, shutdown=stop.wait)
 
         async def go(run: Any = run, over: trio.Event = over, *, task_status: trio.TaskStatus[list[str]]) -> None:
