@@ -102,6 +102,26 @@ async def test_one_that_kills_late_is_found_by_halves() -> None:
         assert not replica.reserved
 
 
+async def test_who_was_cleared_stays_while_others_are_tried() -> None:
+    async with stub_orchestrator(PACED) as orchestrator:
+        replica = orchestrator.pools["a"].replicas[0]
+        with trio.fail_after(20):
+            async with (
+                orchestrator.open(stub("tokens", tokens=10**9)) as cleared,
+                orchestrator.open(stub("tokens", stall="a")) as silent,
+            ):
+                await suspects(orchestrator, [cleared, silent])
+                await until(lambda: len(replica.requests) == 2)
+                assert replica.reserved
+                before = cleared.key
+                cleared.on_failed(replica, before, link_lost("a").info)
+                assert cleared.key > before
+                assert not orchestrator.recovery.waiting
+                with pytest.raises(OmniError, match="before its deadline"):
+                    await orchestrator.open(stub("tokens", tokens=1, deadline_s=0.1)).__aenter__()
+        await until(lambda: not replica.reserved)
+
+
 def _cleared(record: RequestStream, replica: StageReplica, there: int) -> bool:
     """Whether it has got on since the last death, with so many in the worker by now."""
     assert len(replica.requests) <= there

@@ -81,11 +81,13 @@ class Feeds:
 @dataclass(slots=True)
 class _Trial:
     """The suspects of one stage. ``on`` is the one that is tried, on the replica ``place``, which is theirs alone.
-    ``most`` of them may be there at once, until they end, once it has died with more."""
+    ``there`` are those who have been tried so far: for what else happens to them they need not go away. ``most`` may be
+    there at once, until they end, once it has died with more."""
 
     waiting: deque[RequestStream] = field(default_factory=deque)
     on: RequestStream | None = None
     place: StageReplica | None = None
+    there: set[RequestStream] = field(default_factory=set)
     most: int | None = None
 
 
@@ -185,6 +187,8 @@ class Recovery:
     def over(self, record: RequestStream) -> None:
         """A request is terminal: it waits for nothing any more."""
         self._wait_no_more(record)
+        for trial in self._trials.values():
+            trial.there.discard(record)
         if record in self._accused:
             self._acquit(record)
             for trial in list(self._trials.values()):
@@ -225,7 +229,7 @@ class Recovery:
         places = {
             stage: trial.place
             for stage, trial in self._trials.items()
-            if trial.on is record and trial.place is not None
+            if record in trial.there and trial.place is not None
         }
         try:
             self._attempt(record, places)
@@ -264,6 +268,7 @@ class Recovery:
         for other in list(self._trials.values()):
             if other.on is record and other is not trial:  # that stage is not what it is accused of now
                 self._next(other)
+        trial.there.discard(record)
         if trial.on is record:
             trial.on = None
         if again:
@@ -302,6 +307,7 @@ class Recovery:
             if not place.live:
                 return  # :meth:`ready` comes back to it
             trial.on = record = trial.waiting.popleft()
+            trial.there.add(record)
             self._acquit(record)
             self._go_on(record)
             if trial.on is record and not record.state.live:  # else its end has brought the next one on
