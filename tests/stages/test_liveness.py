@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -189,6 +190,26 @@ async def test_a_worker_that_is_stopped_while_it_waits_for_input_is_found_out() 
         assert "no sign of life" in b.lives.last.error.message
         await until(lambda: b.live)
         assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
+
+
+async def test_what_a_stuck_worker_tells_in_its_last_moment_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stub_orchestrator(QUICK.replace("stages.b", "stages.c"), "limits.max_resumes=0") as orchestrator:
+        c = orchestrator.pools["c"].replicas[0]
+        child, pid = c._child, c.pid
+        assert child is not None
+        assert pid is not None
+        end = child.kill
+
+        def wake_and_end() -> None:
+            os.kill(pid, signal.SIGCONT)
+            assert select.select([child.sock], [], [], 10)[0]
+            end()
+
+        monkeypatch.setattr(child, "kill", wake_and_end)
+        os.kill(pid, signal.SIGSTOP)
+        assert text_of(await collect(orchestrator, stub(text="late"))) == "late"
+        await until(lambda: c.live and c.incarnation == 2)
+        assert c.lives.ends["stuck"] == 1
 
 
 async def test_a_worker_that_does_not_come_back_from_a_step_is_killed_and_replaced() -> None:

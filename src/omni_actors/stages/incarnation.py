@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from omni_actors.stages.replica import StageReplica
 
 
+LAST_WORDS_S = 1.0
+"""What a worker that is killed gets to be gone: by then its socket is read to its end."""
+
+
 class WorkerEnded(ProcessDied):
     """A worker's life ended, in its own words where it had any."""
 
@@ -137,11 +141,13 @@ class Incarnation(Actor[Never]):
         raise WorkerEnded(error, await self._end(cause, error))
 
     async def _watch(self, watch: Watch) -> None:
-        """End a worker that is stuck. Also one that not even SIGKILL ends now: those who wait for it are told."""
+        """End a worker that is stuck. What it had told is read first, and then its end, which ends this life. Where not
+        even SIGKILL ends it soon, those who wait for it are told."""
         replica = self._replica
-        why = await watch.until_stuck()
-        error = ErrorInfo(message=f"the worker is stuck: {why}", stage=replica.stage.name)
-        replica.kill()
+        why = f"the worker is stuck: {await watch.until_stuck()}"
+        replica.kill("stuck", why)
+        await trio.sleep(LAST_WORDS_S)
+        error = ErrorInfo(message=why, stage=replica.stage.name)
         replica.ended("stuck", error)
         raise WorkerEnded(error, await self._end("stuck", error))
 
