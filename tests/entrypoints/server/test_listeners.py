@@ -79,6 +79,31 @@ async def test_without_an_idle_one_the_next_waits() -> None:
         await next_one.aclose()
 
 
+async def test_slow_heads_keep_nobody_out() -> None:
+    """The one that has been at it for longest makes way; who is being answered does not."""
+    watched = Watched(forever)
+
+    async def app(exchange: Exchange) -> None:
+        await (watched(exchange) if exchange.path == "/busy" else App().http(exchange))
+
+    async with opened(app, limits=Limits(connections=3)) as door:
+        busy, first, second = [await door.connect() for _ in range(3)]
+        await busy.send_all(request("/busy"))
+        with trio.fail_after(5):
+            await watched.begun.wait()
+        for stream in (first, second):
+            await stream.send_all(request()[:10])
+            await trio.sleep(0.02)
+        assert (await door.say(ONCE)).startswith(b"HTTP/1.1 200 ")
+        await door.closed("shed")
+        assert await until_end(first) == b""
+        await second.send_all(request()[10:])
+        await until(second, b"GET / ? ")
+        assert not watched.cancelled.is_set()
+        for stream in (busy, first, second):
+            await stream.aclose()
+
+
 async def test_who_becomes_idle_makes_way_for_who_waits() -> None:
     go_on = trio.Event()
 

@@ -209,6 +209,25 @@ async def test_who_has_said_nothing_is_idle(certificate: Path) -> None:
         await first.aclose()
 
 
+async def test_slow_handshakes_keep_nobody_out(certificate: Path) -> None:
+    """They make way; who is told that this is TLS, and lingers, is not taken for one of them."""
+    tls = tls_context(str(certificate), None)
+    async with opened(tls=tls, limits=Limits(connections=3, linger_s=20)) as door:
+        told, *slow = [await door.connect() for _ in range(3)]
+        await told.send_all(request())
+        await until(told, b"}")
+        for begun in slow:
+            await begun.send_all(b"\x16\x03\x01")
+        await trio.sleep(0.02)
+        async with await secure(door, certificate) as stream:
+            await stream.send_all(request())
+            await until(stream, b"GET / ? ")
+        await door.closed("shed")
+        assert await until_end(slow[0]) == b""
+        for left in (told, *slow):
+            await left.aclose()
+
+
 async def test_handshakes_do_not_hold_up_the_end(certificate: Path) -> None:
     """One that says nothing is closed at once; one in the middle gets a second."""
     async with opened(tls=tls_context(str(certificate), None), grace_s=20) as door:

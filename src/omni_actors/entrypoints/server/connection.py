@@ -157,6 +157,11 @@ class Connection:
         return self._lingering
 
     @property
+    def asks(self) -> bool:
+        """Whether its request's head, or its TLS before that, has come in part: that may be all that ever comes."""
+        return self.reason in (None, "shed") and (self._reads_head or not self._served)
+
+    @property
     def _reads_head(self) -> bool:
         """Whether a part of a request's head has come, and no more."""
         return self._served and not self.idle and self._exchange is None and self._refusal is None
@@ -224,7 +229,8 @@ class Connection:
             self.end_after(CLOSED_S, "drained")
         with trio.move_on_after(server.limits.handshake_s):
             try:
-                self._rest()
+                self.idle = True
+                self._offer_place()
                 first = await transport.first_byte()
                 self.idle = False
                 if not first:
@@ -246,9 +252,8 @@ class Connection:
 
     # --- requests
 
-    def _rest(self) -> None:
-        """Between requests: another one may have this one's place."""
-        self.idle = True
+    def _offer_place(self) -> None:
+        """Whoever waits for one may have this one's: nothing is done for it now."""
         if self.server.freed:
             self.server.freed.unpark_all()
 
@@ -293,6 +298,7 @@ class Connection:
                 return True
             if not late:
                 late = True
+                self._offer_place()
                 self.end_after(self.server.limits.head_s, "head_timeout")
             data = self._pending or await self.transport.receive()
             if not data:
@@ -303,7 +309,8 @@ class Connection:
         """Of the next request; ``b""`` when the client closes instead."""
         connections = self.server.connections
         connections[self] = connections.pop(self)  # behind those that have been idle for longer
-        self._rest()
+        self.idle = True
+        self._offer_place()
         limits = self.server.limits
         if self._served:
             self.idle_until = trio.current_time() + limits.keep_alive_s

@@ -31,7 +31,8 @@ class Limits:
         5.0, "How long the rest of a refused body is read and thrown away, so that its sender sees the answer."
     )
     connections: int = _limit(
-        4096, "Most connections at once. Beyond, the longest idle one is closed; if none is idle, the next waits."
+        4096,
+        "Most connections at once. Beyond, the longest idle one is closed, or a slow head's; else the next waits.",
     )
     connections_per_client: int = _limit(
         0, "Most connections of one address at once; 0: any number (behind a proxy all have one address).", none=True

@@ -64,7 +64,7 @@ class Server:
     connections: dict[Connection, None] = field(default_factory=dict)
     """The idle ones are in the order in which they became idle."""
     freed: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
-    """Who waits for a connection to end, or to be idle."""
+    """Who waits for a connection to end, or to have nothing done for it."""
     handshakes: trio.CapacityLimiter = field(init=False)
     held: int = 0
     """Bytes of WebSocket messages that have not wholly come."""
@@ -120,8 +120,11 @@ class Server:
             await trio.sleep_until(following)
 
     def shed(self, number: int) -> int:
-        """Close the connections that have been idle for longest. Returns how many there were."""
-        idle = list(islice((connection for connection in self.connections if connection.idle), number))
-        for connection in idle:
+        """Close the connections that have been idle for longest; if none is, those that have asked for longest for what
+        is not known yet. Returns how many there were."""
+        idle = (connection for connection in self.connections if connection.idle)
+        asking = (connection for connection in self.connections if connection.asks)
+        found = list(islice(idle, number)) or list(islice(asking, number))
+        for connection in found:
             connection.end("shed")
-        return len(idle)
+        return len(found)
