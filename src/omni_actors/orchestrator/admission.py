@@ -139,6 +139,8 @@ class Admission:
         Nobody else is turned away for it here, and it holds nothing."""
         shape = self._shapes.get((outline.task, outline.inputs, outline.outputs)) or self._shape(outline, graph)
         self._check(outline, shape)
+        if not self._line and all(gate.room(1) for gate in shape.gates):
+            return
         now = trio.current_time()
         # One of a later priority may even do better: those of it have waited for longer, or are others'.
         later = [it for it in self._line.priorities if it > outline.priority] if or_later else []
