@@ -43,7 +43,16 @@ def test_urls(url: str, target: Target, said: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["ftp://x", "http://", "http://x:99999", "http://x:port", "http://me:secret@x", "http://x/?a=b", "http://x/#a"],
+    [
+        "ftp://x",
+        "http://",
+        "http://x:99999",
+        "http://x:port",
+        "http://me:secret@x",
+        "http://x/?a=b",
+        "http://x/#a",
+        "unix:/run/x",
+    ],
 )
 @pytest.mark.parametrize("command", [bench_command, replicas_group.commands["list"]], ids=["bench", "replicas"])
 def test_what_is_no_url_is_refused(command: click.Command, url: str) -> None:

@@ -29,6 +29,8 @@ class Target:
     @classmethod
     def parse(cls, url: str, uds: str | None = None) -> Target:
         """Raises :class:`ValueError` for what is no http(s) URL."""
+        if url.startswith("unix:"):  # as 'serve' says where it is
+            raise ValueError(f"a unix socket is --uds {url.removeprefix('unix:')}")
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an http:// or https:// URL")
