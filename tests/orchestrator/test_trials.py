@@ -102,6 +102,26 @@ async def test_one_that_kills_late_is_found_by_halves() -> None:
         assert not replica.reserved
 
 
+async def test_those_behind_in_a_trial_wait_for_their_turn() -> None:
+    """Each needs half a second to be cleared, and all of them more than a request waits for a replica that is gone."""
+    async with stub_orchestrator(PACED, "limits.resume_wait_s=1.5", "limits.restart_delay_s=0.01") as orchestrator:
+        told = [0] * 6
+
+        async def client(place: int, stream: RequestStream) -> None:
+            async with stream:
+                async for event in stream:
+                    told[place] += type(event) is TextDelta
+
+        streams = [orchestrator.open(stub("tokens", tokens=60)) for _ in told]
+        with trio.fail_after(25):
+            async with trio.open_nursery() as nursery:
+                for place, stream in enumerate(streams):
+                    nursery.start_soon(client, place, stream)
+                await until(lambda: min(told) >= 50)
+                await suspects(orchestrator, streams)
+        assert told == [60] * 6
+
+
 async def test_who_was_cleared_stays_while_others_are_tried() -> None:
     async with stub_orchestrator(PACED) as orchestrator:
         replica = orchestrator.pools["a"].replicas[0]

@@ -15,6 +15,7 @@ One stage's trial follows on another's.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -112,6 +113,8 @@ class Recovery:
         """Those that wait for their trial."""
         self.overdue: Deadlines[RequestStream] = Deadlines(self._give_up)
         self._trials: dict[str, _Trial] = {}
+        self._tried_at = -math.inf
+        """When the last suspect began to be tried."""
         self.stopping = False
         self.resumed: dict[str, int] = dict.fromkeys(pools, 0)
         """Attempts begun after a death, by the stage that died."""
@@ -250,7 +253,13 @@ class Recovery:
         return self.overdue.add(record, trio.current_time() + self._limits.resume_wait_s)
 
     def _give_up(self, record: RequestStream) -> None:
-        """No replica came back in time."""
+        """No replica came back in time. While suspects are tried there is one: whoever may be waiting for their end
+        waits for so long from the last one's begin."""
+        until = self._tried_at + self._limits.resume_wait_s
+        if self._trials and until > trio.current_time():
+            table = self._accused if record in self._accused else self._waiting
+            table[record] = self.overdue.add(record, until)
+            return
         assert record.subgraph is not None
         dead = [
             part.stage.name
@@ -308,6 +317,7 @@ class Recovery:
                 return  # :meth:`ready` comes back to it
             trial.on = record = trial.waiting.popleft()
             trial.there.add(record)
+            self._tried_at = trio.current_time()
             self._acquit(record)
             self._go_on(record)
             if trial.on is record and not record.state.live:  # else its end has brought the next one on
