@@ -91,6 +91,10 @@ def foresee_any(services: Services, call: Call, needs: Key) -> None:
     foresee(services, call, needs, -MAX_PRIORITY, or_later=True)
 
 
+_NAMES = (b"priority", b"\\u006", b"\\u007")
+"""What is in a JSON body with a field ``priority``: its letters may be escapes."""
+
+
 class _Wish(msgspec.Struct):
     priority: Priority | None = None
 
@@ -105,13 +109,12 @@ def _foresee_of(services: Services, call: Call, needs: Key, data: bytes) -> None
 
 
 async def _unless_named(pieces: AsyncIterator[bytes], at_end: Callable[[], None]) -> AsyncIterator[bytes]:
-    """``pieces``; behind the last one, ``at_end`` is called if the body cannot have a field ``priority`` (the letters
-    of the name may be escapes)."""
+    """``pieces``; behind the last one, ``at_end`` is called if the body cannot have a field ``priority``."""
     named, end = False, b""
     async for piece in pieces:
         yield piece
         seen = end + piece
-        named = named or b"priority" in seen or b"\\u00" in seen
+        named = named or any(name in seen for name in _NAMES)
         end = seen[-7:]
     if not named:
         at_end()
