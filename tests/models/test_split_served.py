@@ -54,16 +54,19 @@ async def ask(omni: AsyncOmni, number: int) -> Output:
 
 
 async def ask_all(omni: AsyncOmni) -> list[Output | OmniError]:
-    """At concurrency 8."""
+    """At concurrency 8. Who comes while a stage is down is refused, and comes again."""
     found: dict[int, Output | OmniError] = {}
     free = trio.CapacityLimiter(8)
 
     async def one(number: int) -> None:
         async with free:
-            try:
-                found[number] = await ask(omni, number)
-            except OmniError as error:
-                found[number] = error
+            while number not in found:
+                try:
+                    found[number] = await ask(omni, number)
+                except OmniError as error:
+                    if error.info.code != "stage_unavailable":
+                        found[number] = error
+                    await trio.sleep(0.1)
 
     async with trio.open_nursery() as nursery:
         for number in range(COUNT):
