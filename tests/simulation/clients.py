@@ -233,7 +233,7 @@ def judge(world: World, outcome: Outcome, closing: bool) -> None:
         may |= {"not_resumable"} if load.trouble == "early" else set()
     if world.deaths:
         may.add("stage_unavailable")
-    if world.deaths.total() > world.limits.max_resumes:
+    if world.deaths.total() + world.breaks > world.limits.max_resumes:
         may.add("stage_died")
     if error.stage is not None and world.inflicted[error.stage] and world.deaths[error.stage] > 1:
         may.add("poison")  # it may well have been alone when that befell its worker
