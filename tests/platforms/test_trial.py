@@ -43,6 +43,11 @@ def wrong(*args: Any, **kwargs: Any) -> Any:
     return (args[0], args[0]) if "num_heads" in kwargs else args[0]
 
 
+def no_numbers(*args: Any, **kwargs: Any) -> Any:
+    found = torch.full_like(args[0], torch.nan)
+    return (found, found) if "num_heads" in kwargs else found
+
+
 @pytest.fixture(params=sorted(CHOICES))
 def name(request: pytest.FixtureRequest) -> str:
     found: str = request.param
@@ -57,7 +62,9 @@ def chosen(name: str, compute: Callable[..., Any], monkeypatch: pytest.MonkeyPat
     return choose()
 
 
-@pytest.mark.parametrize(("compute", "said"), [(raises, "no such instruction"), (wrong, "it is off by")])
+@pytest.mark.parametrize(
+    ("compute", "said"), [(raises, "no such instruction"), (wrong, "it is off by"), (no_numbers, "it is off by")]
+)
 def test_a_kernel_that_raises_or_disagrees_is_left_out_and_that_is_said(
     name: str,
     compute: Callable[..., Any],

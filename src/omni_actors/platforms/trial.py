@@ -7,6 +7,7 @@ Only workers import this: it imports torch.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -95,4 +96,5 @@ def _draws(device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tens
 
 
 def _off(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> float:
-    return float((found.float() - expected).abs().max()) / TOLERANCE[dtype]
+    worst = float((found.float() - expected).abs().max())
+    return math.inf if math.isnan(worst) else worst / TOLERANCE[dtype]
