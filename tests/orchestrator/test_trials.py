@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
+from omni_actors.orchestrator.recovery import Feeds
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError, link_lost, stage_died
 from omni_actors.protocol.request import TextDelta
@@ -120,6 +121,39 @@ async def test_those_behind_in_a_trial_wait_for_their_turn() -> None:
                 await until(lambda: min(told) >= 50)
                 await suspects(orchestrator, streams)
         assert told == [60] * 6
+
+
+@pytest.mark.deadline(40)
+async def test_a_trial_by_halves_lasts_as_long_as_those_who_were_let_in() -> None:
+    """Also when the last one who waits leaves, and when one of them cannot go on after the next death."""
+    settings = ("limits.max_resumes=2", "limits.restart_delay_s=0.01", "limits.restart_delay_max_s=0.01")
+    async with stub_orchestrator(PACED, *settings) as orchestrator:
+        replica = orchestrator.pools["a"].replicas[0]
+        async with contextlib.AsyncExitStack() as stack:
+            with trio.fail_after(30):
+                streams = [orchestrator.open(stub("tokens", tokens=10**9)) for _ in range(3)]
+                streams.append(orchestrator.open(stub("tokens", stall="a")))
+                for stream in streams:
+                    await stack.enter_async_context(stream)
+                waits, second, first, silent = streams
+                await suspects(orchestrator, streams)
+                await until(lambda: len(replica.requests) == 4)
+                kill(replica.pid)
+                await until(lambda: list(replica.requests.values()) == [silent])
+                silent.fail(stage_died("a").info)
+                await until(lambda: _cleared(second, replica, 2))
+                assert list(replica.requests.values()) == [first, second]
+                waits.fail(stage_died("a").info)
+                assert replica.reserved
+
+                first.feeds = Feeds(lost_for="a")
+                kill(replica.pid)
+                await until(lambda: not first.state.live)
+                await until(lambda: list(replica.requests.values()) == [second])
+                assert replica.reserved
+                assert second.casualty is not None
+                assert second.casualty.resumes == 2
+        await until(lambda: not replica.reserved)
 
 
 async def test_who_was_cleared_stays_while_others_are_tried() -> None:

@@ -198,7 +198,7 @@ class Recovery:
                 if record in trial.waiting:
                     trial.waiting.remove(record)
                     if trial.on is None and not trial.waiting:
-                        self._close(trial)
+                        self._next(trial)
 
     def released(self, record: RequestStream) -> None:
         """No worker holds it any more: the next one can be tried."""

@@ -311,6 +311,7 @@ class StageReplica:
         self.casualties = len(requests)
         for key, participant in requests.items():
             participant.on_failed(self, key, info)
+        for key, participant in requests.items():  # once it is known what becomes of each
             participant.on_released(self, key)
         self._questions.died()
         self._changed()
