@@ -13,6 +13,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.13 python3.12; do \
 	if $$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 HOST ?= 127.0.0.1
 PORT ?= 8000
+# Tests at a time: each starts several processes of its own.
+JOBS ?= 2
 N ?= 1000
 T ?= 600
 
@@ -65,7 +67,7 @@ format: setup  ## let ruff fix and format
 	$(BIN)/ruff format .
 
 test: lint weights  ## everything that has to hold: lint, types, import contract, tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 bench: weights  ## the benchmarks, one after the other (minutes each), with JSON into results/
 	@mkdir -p results
