@@ -104,6 +104,29 @@ async def test_slow_heads_keep_nobody_out() -> None:
             await stream.aclose()
 
 
+async def test_who_has_just_come_does_not_make_way_for_slow_heads() -> None:
+    """Nor who asks again on a connection that was idle for long: it counts from the head's begin."""
+    async with opened(limits=Limits(connections=3)) as door:
+        kept, *slow = [await door.connect() for _ in range(3)]
+        await kept.send_all(request())
+        await until(kept, b"GET / ? ")
+        for stream in slow:
+            await stream.send_all(request()[:10])
+            await trio.sleep(0.02)
+        await kept.send_all(request()[:10])
+        await trio.sleep(0.02)
+        fresh = await door.connect()
+        await door.closed("shed")
+        last = await door.connect()
+        await door.closed("shed", 2)
+        for stream in slow:
+            assert await until_end(stream) == b""
+        for stream, rest in ((kept, request()[10:]), (fresh, request()), (last, request())):
+            await stream.send_all(rest)
+            await until(stream, b"GET / ? ")
+            await stream.aclose()
+
+
 async def test_who_becomes_idle_makes_way_for_who_waits() -> None:
     go_on = trio.Event()
 
@@ -123,6 +146,7 @@ async def test_who_becomes_idle_makes_way_for_who_waits() -> None:
             assert (await until_end(first)).endswith(b"done")
             assert (await until_end(second)).endswith(b"done")
         await door.closed("shed")
+        assert door.value("http_accepting_paused_total", cause="connections") == 1
 
 
 async def test_one_address_may_have_so_many() -> None:
@@ -264,6 +288,13 @@ async def test_a_limit_over_the_kernels_patience_is_kept() -> None:
             INHERITED[socket.TCP_USER_TIMEOUT],
             300_000,
         ]
+
+
+async def test_a_limit_over_the_kernels_numbers_is_as_much_as_it_takes() -> None:
+    async with opened(limits=Limits(write_s=1e9)) as door, await door.connect() as stream:
+        await stream.send_all(request())
+        await until(stream, b"GET / ? ")
+        assert 2**31 - 1 in [options[socket.TCP_USER_TIMEOUT] for _, options in served_by(door)]
 
 
 async def test_clients_that_are_gone_before_they_are_accepted() -> None:

@@ -37,6 +37,9 @@ reader's progress only by thirds of that.)"""
 
 VANISHED_MS = 120_000
 
+MOST_MS = (1 << 31) - 1
+"""Most that the kernel takes for a time."""
+
 INHERITED = {
     socket.TCP_NODELAY: 1,
     socket.TCP_NOTSENT_LOWAT: UNSENT,
@@ -177,8 +180,9 @@ class Door:
     async def _room(self) -> None:
         """For somebody who waits."""
         server = self._server
-        while self._is_full():
+        if self._is_full():
             server.metrics.accepting_paused("connections")
+        while self._is_full():
             server.shed(1)
             await server.freed.park()
 
@@ -214,7 +218,8 @@ class Door:
             client = (address[0], address[1])
         stall_s = server.limits.write_s
         if client is not None and stall_s * 1000 > VANISHED_MS:  # longer than the kernel would wait
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(stall_s * 1000))
+            patience_ms = min(math.ceil(stall_s * 1000), MOST_MS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
         if server.tls is None:
             transport = Transport(connection, stall_s)
         else:
