@@ -230,7 +230,7 @@ class Connection:
         with trio.move_on_after(server.limits.handshake_s):
             try:
                 self.idle = True
-                self._offer_place()
+                self._queue()
                 first = await transport.first_byte()
                 self.idle = False
                 if not first:
@@ -240,6 +240,7 @@ class Connection:
                     self.transport = plain
                     self.reason, self._refusal = "plain_http", BadRequest(400, NEEDS_TLS)
                     return False
+                self._queue()
                 await transport.handshake(server.handshakes)
                 if server.draining:
                     self.reason, self._refusal = "drained", BadRequest(503, "The server is shutting down.")
@@ -252,8 +253,11 @@ class Connection:
 
     # --- requests
 
-    def _offer_place(self) -> None:
-        """Whoever waits for one may have this one's: nothing is done for it now."""
+    def _queue(self) -> None:
+        """Nothing is done for it from now on: whoever waits for a place may have this one's, behind those of which that
+        is so for longer."""
+        connections = self.server.connections
+        connections[self] = connections.pop(self)
         if self.server.freed:
             self.server.freed.unpark_all()
 
@@ -298,7 +302,7 @@ class Connection:
                 return True
             if not late:
                 late = True
-                self._offer_place()
+                self._queue()
                 self.end_after(self.server.limits.head_s, "head_timeout")
             data = self._pending or await self.transport.receive()
             if not data:
@@ -307,10 +311,8 @@ class Connection:
 
     async def _first_bytes(self) -> bytes:
         """Of the next request; ``b""`` when the client closes instead."""
-        connections = self.server.connections
-        connections[self] = connections.pop(self)  # behind those that have been idle for longer
         self.idle = True
-        self._offer_place()
+        self._queue()
         limits = self.server.limits
         if self._served:
             self.idle_until = trio.current_time() + limits.keep_alive_s

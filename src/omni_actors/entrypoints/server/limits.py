@@ -32,7 +32,7 @@ class Limits:
     )
     connections: int = _limit(
         4096,
-        "Most connections at once. Beyond, the longest idle one is closed, or a slow head's; else the next waits.",
+        "Most connections at once. Beyond, the one longest idle or busy with its head is closed; else the next waits.",
     )
     connections_per_client: int = _limit(
         0, "Most connections of one address at once; 0: any number (behind a proxy all have one address).", none=True

@@ -62,7 +62,7 @@ class Server:
     tls: ssl.SSLContext | None = None
     date_line: DateLine = field(default_factory=DateLine)
     connections: dict[Connection, None] = field(default_factory=dict)
-    """The idle ones are in the order in which they became idle."""
+    """Those that are idle, or ask, are in the order in which they began to."""
     freed: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
     """Who waits for a connection to end, or to have nothing done for it."""
     handshakes: trio.CapacityLimiter = field(init=False)
@@ -120,11 +120,10 @@ class Server:
             await trio.sleep_until(following)
 
     def shed(self, number: int) -> int:
-        """Close the connections that have been idle for longest; if none is, those that have asked for longest for what
-        is not known yet. Returns how many there were."""
-        idle = (connection for connection in self.connections if connection.idle)
-        asking = (connection for connection in self.connections if connection.asks)
-        found = list(islice(idle, number)) or list(islice(asking, number))
+        """Close the connections that have been idle for longest, or have asked for longest for what is not known yet:
+        one of both kinds, so that who has just come outlives those that came earlier to keep the others out. Returns
+        how many there were."""
+        found = list(islice((it for it in self.connections if it.idle or it.asks), number))
         for connection in found:
             connection.end("shed")
         return len(found)
