@@ -228,6 +228,26 @@ async def test_slow_handshakes_keep_nobody_out(certificate: Path) -> None:
             await left.aclose()
 
 
+async def test_who_waits_for_a_place_does_not_end_the_handshake_of_who_got_it(certificate: Path) -> None:
+    """With one place beside those that are being answered, everybody gets it in turn."""
+    served = 0
+
+    async def ask(door: Door) -> None:
+        nonlocal served
+        async with await secure(door, certificate) as stream:
+            await stream.send_all(request("/", None, "Connection: close"))
+            assert (await until_end(stream)).endswith(b"GET / ? ")
+        served += 1
+
+    async with opened(tls=tls_context(str(certificate), None), limits=Limits(connections=1)) as door:
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(ask, door)
+        await door.settled()
+    assert served == 8
+    assert not door.value("http_connections_closed_total", reason="shed")
+
+
 async def test_handshakes_do_not_hold_up_the_end(certificate: Path) -> None:
     """One that says nothing is closed at once; one in the middle gets a second."""
     async with opened(tls=tls_context(str(certificate), None), grace_s=20) as door:

@@ -17,6 +17,10 @@ from omni_actors.entrypoints.server.websocket import WebSocket
 CLOSED_S = 1.0
 """What a client gets to close its connection when it has closed its WebSocket, or the server drains."""
 
+SPARED_S = 1.0
+"""What a client gets for the head of a request, or its TLS before that, before it has to make way for others: what it
+sends is on its way, unless it is slow or silent on purpose."""
+
 NEEDS_TLS = "TLS is spoken here: https:// (or wss://) in place of http:// (or ws://)."
 
 log = logging.getLogger("omni_actors.server")
@@ -45,6 +49,7 @@ class Connection:
         "scope",
         "server",
         "socket",
+        "spared_until",
         "transport",
     )
 
@@ -58,6 +63,8 @@ class Connection:
         self.reason: Reason | None = None
         self.scope = trio.CancelScope()
         self.socket: WebSocket | None = None
+        self.spared_until = trio.current_time() + SPARED_S
+        """Trio time from which :meth:`Server.shed` may end it."""
         self._exchange: Exchange | None = None
         self._late: Reason = "idle"
         self._lingering: trio.CancelScope | None = None
@@ -302,6 +309,7 @@ class Connection:
                 return True
             if not late:
                 late = True
+                self.spared_until = trio.current_time() + SPARED_S
                 self._queue()
                 self.end_after(self.server.limits.head_s, "head_timeout")
             data = self._pending or await self.transport.receive()
@@ -312,13 +320,14 @@ class Connection:
     async def _first_bytes(self) -> bytes:
         """Of the next request; ``b""`` when the client closes instead."""
         self.idle = True
-        self._queue()
         limits = self.server.limits
         if self._served:
             self.idle_until = trio.current_time() + limits.keep_alive_s
+            self.spared_until = -math.inf
         else:
             self.end_after(limits.head_s, "idle")
         self._served = True
+        self._queue()
         data = b""
         while not data:
             data = await self.transport.receive()

@@ -183,8 +183,8 @@ class Door:
         if self._is_full():
             server.metrics.accepting_paused("connections")
         while self._is_full():
-            server.shed(1)
-            await server.freed.park()
+            with trio.move_on_at(server.shed(1)):
+                await server.freed.park()
 
     async def _accept_one(self, listener: socket.socket) -> bool:
         """``False`` when nobody waits any more (or nobody can be let in)."""

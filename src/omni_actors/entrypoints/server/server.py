@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import trio
@@ -119,11 +119,19 @@ class Server:
                     following = min(following, connection.idle_until)
             await trio.sleep_until(following)
 
-    def shed(self, number: int) -> int:
+    def shed(self, number: int) -> float:
         """Close the connections that have been idle for longest, or have asked for longest for what is not known yet:
-        one of both kinds, so that who has just come outlives those that came earlier to keep the others out. Returns
-        how many there were."""
-        found = list(islice((it for it in self.connections if it.idle or it.asks), number))
-        for connection in found:
-            connection.end("shed")
-        return len(found)
+        one of both kinds, so that who has just come outlives those that came earlier to keep the others out. Where all
+        of them are spared still it is done for none. Returns the trio time at which one is spared no more then."""
+        now, following, found = trio.current_time(), math.inf, 0
+        for it in self.connections:
+            if not it.idle and not it.asks:
+                continue
+            if it.spared_until > now:
+                following = min(following, it.spared_until)
+                continue
+            it.end("shed")
+            found += 1
+            if found == number:
+                break
+        return math.inf if found else following
