@@ -190,15 +190,15 @@ class Recovery:
     def over(self, record: RequestStream) -> None:
         """A request is terminal: it waits for nothing any more."""
         self._wait_no_more(record)
-        for trial in self._trials.values():
-            trial.there.discard(record)
-        if record in self._accused:
+        accused = record in self._accused
+        if accused:
             self._acquit(record)
-            for trial in list(self._trials.values()):
-                if record in trial.waiting:
-                    trial.waiting.remove(record)
-                    if trial.on is None and not trial.waiting:
-                        self._next(trial)
+        for trial in list(self._trials.values()):
+            trial.there.discard(record)
+            if accused and record in trial.waiting:
+                trial.waiting.remove(record)
+            if trial.on is None and not trial.waiting and not trial.there:
+                self._next(trial)
 
     def released(self, record: RequestStream) -> None:
         """No worker holds it any more: the next one can be tried."""
@@ -309,7 +309,7 @@ class Recovery:
         place = trial.place
         assert place is not None
         trial.on = None
-        there = len(place.requests)
+        there = len(place.requests) + sum(record in self._waiting for record in trial.there)
         if trial.most is not None and there and (there >= trial.most or not trial.waiting):
             return  # :meth:`left` comes back to it
         while trial.waiting and trial.on is None:
