@@ -125,8 +125,8 @@ async def test_those_behind_in_a_trial_wait_for_their_turn() -> None:
 
 @pytest.mark.deadline(40)
 async def test_a_trial_by_halves_lasts_as_long_as_those_who_were_let_in() -> None:
-    """Also when the last one who waits leaves, when the worker is replaced by command, and when one of them cannot go on
-    after the next death."""
+    """Also when the last one who waits leaves, when the worker is replaced by command, and when one of them cannot go
+    on after the next death."""
     settings = ("limits.max_resumes=2", "limits.restart_delay_s=0.01", "limits.restart_delay_max_s=0.01")
     async with stub_orchestrator(PACED, *settings) as orchestrator:
         replica = orchestrator.pools["a"].replicas[0]
