@@ -62,7 +62,7 @@ def overloaded(message: str, retry_after: float = 1.0) -> OmniError:
     )
 
 
-def _unavailable(stage: str, message: str, code: str, retry_after: float | None) -> OmniError:
+def _unavailable(stage: str, message: str, code: str, retry_after: float) -> OmniError:
     return OmniError(
         ErrorInfo(
             message=message, type="unavailable_error", code=code, status=503, stage=stage, retry_after=retry_after
@@ -102,13 +102,14 @@ def poison(stage: str) -> OmniError:
     )
 
 
-def not_resumable(stage: str) -> OmniError:
-    """A worker ended, and what the client has of the request's output cannot be continued (503)."""
+def not_resumable(stage: str, retry_after: float = 1.0) -> OmniError:
+    """A worker ended, and what the client has of the request's output cannot be continued (503). It may be asked for
+    anew."""
     return _unavailable(
         stage,
         f"The worker of stage '{stage}' ended, and this request's output cannot be continued.",
         "not_resumable",
-        None,
+        retry_after,
     )
 
 

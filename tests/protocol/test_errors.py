@@ -1,0 +1,31 @@
+"""What an error says to its client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from omni_actors.entrypoints.openai.errors import error_headers
+from omni_actors.protocol.errors import (
+    OmniError,
+    link_lost,
+    not_resumable,
+    out_of_memory,
+    stage_died,
+    stage_replaced,
+    stage_unavailable,
+)
+
+
+@pytest.mark.parametrize("make", [stage_unavailable, stage_died, stage_replaced, link_lost, not_resumable])
+def test_what_will_be_back_says_when(make: Callable[[str], OmniError]) -> None:
+    info = make("llm").info
+    assert (info.status, info.stage) == (503, "llm")
+    assert int(dict((name.lower(), value) for name, value in error_headers(info))["retry-after"]) >= 1
+
+
+def test_what_will_not_fit_later_either_does_not() -> None:
+    info = out_of_memory("llm").info
+    assert info.status == 503
+    assert "retry-after" not in [name.lower() for name, _ in error_headers(info)]
