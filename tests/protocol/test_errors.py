@@ -22,7 +22,7 @@ from omni_actors.protocol.errors import (
 def test_what_will_be_back_says_when(make: Callable[[str], OmniError]) -> None:
     info = make("llm").info
     assert (info.status, info.stage) == (503, "llm")
-    assert int(dict((name.lower(), value) for name, value in error_headers(info))["retry-after"]) >= 1
+    assert int({name.lower(): value for name, value in error_headers(info)}["retry-after"]) >= 1
 
 
 def test_what_will_not_fit_later_either_does_not() -> None:
