@@ -172,7 +172,7 @@ class Services:
         }
         self.history = SpokenHistory(self.options.audio_history_s)
         self.adapters = self.plan.adapters
-        self.counters = Shared(self.orchestrator.counters)
+        self.counters = Shared(lambda: self.orchestrator.counters())
         self.model_names = (self.plan.served_model_name, *self.options.model_aliases, *self.adapters)
 
     def model(self, name: str | None, *, adapted: bool = True) -> str:
