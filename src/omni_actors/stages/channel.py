@@ -10,10 +10,6 @@ import trio
 
 _RECV_BYTES = 256 << 10
 
-_TOGETHER = 4
-"""Frames that share a write. More would save the serving process a little, and keep a worker waiting that could have
-begun meanwhile."""
-
 
 class Channel:
     """Frames out, bytes in. ``send`` never waits: it writes what the socket takes, ``run_writer`` the rest.
@@ -26,11 +22,10 @@ class Channel:
         self._incoming = memoryview(bytearray(_RECV_BYTES))  # one for all reads: a new one each time costs page faults
         self._out: deque[tuple[bytes | bytearray, int | None]] = deque()
         self._writer: trio.lowlevel.Task | None = None
-        self._unwritten = 0
         self._closed = False
 
     def send(self, data: bytes, *, later: bool = False) -> None:
-        """Queue a frame and write it, at once or (``later``) together with some that come in this turn of the loop."""
+        """Queue a frame and write it, at once or (``later``) together with what else comes in this turn of the loop."""
         if self._closed:
             return
         out = self._out
@@ -38,8 +33,7 @@ class Channel:
             out[-1][0].extend(data)
         else:
             out.append((bytearray(data), None))
-        self._unwritten += 1
-        if (later and self._unwritten < _TOGETHER) or not self._flush():
+        if later or not self._flush():
             self._wake()
 
     def send_fd(self, data: bytes, fd: int) -> None:
@@ -91,7 +85,6 @@ class Channel:
 
     def _flush(self) -> bool:
         """Write what the socket takes now; whether everything went (or the other end is gone)."""
-        self._unwritten = 0
         out = self._out
         while out:
             data, fd = out[0]
