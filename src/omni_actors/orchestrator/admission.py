@@ -157,16 +157,10 @@ class Admission:
 
     def leave(self, seat: Seat) -> None:
         """The request is released: its places are others'."""
-        free, counted = seat.free, bool(seat.tokens)
         seat.shape.running -= 1
         for gate in seat.shape.gates:
-            if free and gate in free:
-                continue
-            gate.used -= 1
-            if counted:
-                gate.tokens -= _tokens_at(seat.shape, seat.tokens, gate)
-            if gate.pace.since is not None:
-                gate.released(trio.current_time())
+            if gate not in seat.free:
+                _give_back(seat, gate)
         if seat.tenant:
             self._forget(seat.tenant)
         if self._line:
@@ -177,11 +171,7 @@ class Admission:
         gate = self._gates[name]
         if gate not in seat.free:
             seat.free += (gate,)
-            gate.used -= 1
-            if seat.tokens:
-                gate.tokens -= _tokens_at(seat.shape, seat.tokens, gate)
-            if gate.pace.since is not None:
-                gate.released(trio.current_time())
+            _give_back(seat, gate)
             if self._line:
                 self._advance(trio.current_time())
 
@@ -391,6 +381,15 @@ class Admission:
         if waiter.task is not None:
             trio.lowlevel.reschedule(waiter.task)
             waiter.task = None
+
+
+def _give_back(seat: Seat, gate: Gate) -> None:
+    """What a seat holds of one gate."""
+    gate.used -= 1
+    if seat.tokens:
+        gate.tokens -= _tokens_at(seat.shape, seat.tokens, gate)
+    if gate.pace.since is not None:
+        gate.released(trio.current_time())
 
 
 def _estimate(request: Request, shape: Shape) -> tuple[int, ...]:
