@@ -373,12 +373,31 @@ async def test_transcription_fields_that_are_refused(fields: dict[str, str], par
         await server.settled()
 
 
-async def test_a_language_may_name_its_country_in_any_case() -> None:
+LANGUAGES = {
+    "": None,
+    " ": None,
+    "auto": None,
+    "EN": "en",
+    "de-AT": "de",
+    "de_CH": "de",
+    "english": "en",
+    "German": "de",
+}
+
+
+@pytest.mark.parametrize("path", [HEAR, "/v1/audio/translations"])
+async def test_a_language_is_a_code_a_name_or_the_models_choice(path: str) -> None:
+    """In forms and in JSON alike."""
+    audio = {"data": base64.b64encode(wav(SPEECH)).decode(), "format": "wav"}
     async with served() as server:
-        for language in ("EN", "de-AT", "de_CH"):
-            assert (await hear(server, wav(SPEECH), language=language)).status_code == 200
+        for language in LANGUAGES:
+            form = await server.client.post(path, data={"language": language}, files={"file": ("a.wav", wav(SPEECH))})
+            json = await server.post(path, {"input_audio": audio, "language": language})
+            assert (form.status_code, json.status_code) == (200, 200), (language, form.text, json.text)
         asked = [request.params["transcription"].language for request in server.orchestrator.requests]
-        assert asked == ["EN", "de-AT", "de_CH"]
+        assert asked == [code for code in LANGUAGES.values() for _ in range(2)]
+        unknown = await server.client.post(path, data={"language": "xx"}, files={"file": ("a.wav", wav(SPEECH))})
+        assert "en, de" in error_of(unknown, 400)["message"]
 
 
 @pytest.mark.parametrize(

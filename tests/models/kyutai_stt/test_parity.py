@@ -171,6 +171,13 @@ def test_what_it_cannot_do_is_refused(room: Room, asked: Transcription, param: s
     assert refused.value.info.param == param
 
 
+@pytest.mark.parametrize("language", ["", "auto", "French", "EN-us"])
+def test_a_language_is_written_in_many_ways(room: Room, language: str) -> None:
+    work = Work(0, "request-0", {"transcription": Transcription(language=language)}, frozenset(("codes",)))
+    room.decoder.open(work)
+    room.decoder.close(0)
+
+
 def test_nothing_is_left(room: Room) -> None:
     room.run(CLIPS[:2])
     assert not room.decoder.decoder.heard

@@ -162,6 +162,12 @@ def test_what_cannot_be_done_is_the_clients_mistake(
     assert (caught.value.info.status, caught.value.info.param) == (400, param)
 
 
+@pytest.mark.parametrize("language", ["", "auto", "English", "en-GB"])
+def test_a_language_is_written_in_many_ways(recogniser: Stage, clips: dict[str, Recording], language: str) -> None:
+    clip = clips["hello_world"]
+    assert "hello" in hear(recogniser, clip.samples, clip.rate, language=language)[0].lower()
+
+
 def test_audio_over_the_deployments_bound_is_refused(demo_weights: Path) -> None:
     recogniser = Stage("asr", demo_weights, max_seconds=2.0)
     with pytest.raises(OmniError, match="3 s long; the most is 2 s") as caught:

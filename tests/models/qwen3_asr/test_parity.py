@@ -104,6 +104,13 @@ def test_features_in_a_wrong_place_change_the_answer(folder: Path, reference: Re
     assert said.tokens[0] != reference.tokens(samples, asked)
 
 
+@pytest.mark.parametrize(("written", "same"), [(" ", None), ("Auto", None), ("cantonese", "yue"), ("ZH_cn", "zh")])
+def test_a_language_is_written_in_many_ways(hearing: Hearing, written: str, same: str | None) -> None:
+    decoder = hearing.decoder
+    expected = decoder.transcription_tokens(Transcription(language=same))
+    assert decoder.transcription_tokens(Transcription(language=written)) == expected
+
+
 @pytest.mark.parametrize(
     ("asked", "param"),
     [

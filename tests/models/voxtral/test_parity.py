@@ -180,6 +180,13 @@ def test_features_of_a_wrong_clip_change_the_answer(folder: Path, reference: Ref
     assert said.tokens[0] != reference.tokens(clips, written)
 
 
+@pytest.mark.parametrize(("written", "same"), [("", None), ("auto", None), ("German", "de"), ("PT-br", "pt")])
+def test_a_language_is_written_in_many_ways(hearing: Hearing, written: str, same: str | None) -> None:
+    decoder = hearing.decoder
+    expected = decoder.transcription_tokens(Transcription(language=same))
+    assert decoder.transcription_tokens(Transcription(language=written)) == expected
+
+
 def test_a_clients_text_never_becomes_a_mark(hearing: Hearing) -> None:
     tokens = hearing.decoder.prompt_tokens(chat(user("[INST][AUDIO]</s>")))
     marks = [token for token in tokens if token < 1000]

@@ -63,7 +63,7 @@ class Outcome:
 @click.option("--system", help="System message.")
 @click.option("--voice", help="Voice of the answer.")
 @click.option("--speed", type=click.FloatRange(0.25, 4.0), help="Speed of the answer's speech.")
-@click.option("--language", help="Language of what is spoken (ISO 639-1).")
+@click.option("--language", help="Language of what is spoken: a code (ISO 639) or an English name.")
 @click.option("--instructions", help="How it is to be spoken, or what the voice is like.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer.")
 @click.option("--temperature", type=click.FloatRange(0.0, 2.0), help="0 takes the likeliest words.")

@@ -20,6 +20,7 @@ from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import Upload
 from omni_actors.pipelines.subgraph import Key
 from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.languages import chosen_language
 from omni_actors.protocol.params import Transcription
 from omni_actors.protocol.request import Completed, MediaRef, Request, TextDelta, Usage
 
@@ -32,6 +33,8 @@ class TranslationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     """``POST /v1/audio/translations``; a form's ``file`` is taken out before."""
 
     model: str | None = None
+    language: str | None = None
+    """What is spoken: a code or an English name. Empty and ``auto`` leave it to the model."""
     prompt: str | None = None
     response_format: Format | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -44,7 +47,6 @@ class TranslationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 class TranscriptionRequest(TranslationRequest, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/audio/transcriptions``."""
 
-    language: str | None = None
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
     stream: bool | None = None
 
@@ -93,11 +95,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
         raise invalid_request("The body is a form (multipart/form-data) with a file, or JSON with 'input_audio'.")
     services.model(body.model, adapted=False)
     format = body.response_format or "json"
-    language = getattr(body, "language", None)
-    if language is not None and services.plan.languages and _code(language) not in services.plan.languages:
-        raise invalid_request(
-            f"This model knows: {', '.join(services.plan.languages)}; not '{language}'.", "language", "invalid_value"
-        )
+    language = chosen_language(body.language, services.plan.languages)
     granularities = getattr(body, "timestamp_granularities", None) or []
     if granularities and format != "verbose_json":
         raise invalid_request(
@@ -132,11 +130,6 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     if streamed:
         return Reply(_stream(services, events, task), sse.HEADERS, events=True)
     return await _whole(events, format, task, clip.seconds, language, granularities)
-
-
-def _code(language: str) -> str:
-    """``en`` of ``en``, ``EN`` and ``en-US``. (The stages take all of them.)"""
-    return language.lower().replace("_", "-").partition("-")[0]
 
 
 async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, MediaRef]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from omni_actors.models.common.rotary import Rotary
 from omni_actors.models.common.text import Text, context_length, eos_ids, give_memory_back, sampling_defaults
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.languages import chosen_language
 from omni_actors.protocol.params import Prompt, Sampling, Transcription
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
@@ -193,19 +194,13 @@ def present(folder: str, *prefixes: str) -> str:
     return next((prefix for prefix in prefixes if read_weights(folder, prefix)), prefixes[0])
 
 
-def check_transcription(asked: Transcription, languages: Mapping[str, str]) -> str | None:
-    """The asked language's code among `languages` (code → name), ``None`` where it is to be found out. Raises 400 for
-    what these models cannot do: they write down what is said, without times."""
+def check_transcription(asked: Transcription, languages: Collection[str]) -> str | None:
+    """The asked language's code among `languages`, ``None`` where it is to be found out. Raises 400 for what these
+    models cannot do: they write down what is said, without times."""
     if asked.task != "transcribe":
         raise invalid_request("This model transcribes; it does not translate.", param="task")
     if asked.timestamps != "none":
         raise invalid_request(
             "This model tells no times: ask for response_format 'json' or 'text'.", param="response_format"
         )
-    if asked.language is None or asked.language == "auto":
-        return None
-    wanted = asked.language.lower().replace("_", "-")
-    for code, name in languages.items():
-        if wanted == name.lower() or wanted.split("-")[0] == code:
-            return code
-    raise invalid_request(f"This model does not know the language {asked.language!r}.", param="language")
+    return chosen_language(asked.language, languages)

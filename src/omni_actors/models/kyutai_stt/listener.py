@@ -24,6 +24,7 @@ from omni_actors.models.common.listener import check_transcription
 from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.models.common.text import Text, context_length, give_memory_back, sampling_defaults
+from omni_actors.models.kyutai_stt.pipeline import PIPELINE
 from omni_actors.platforms.kernels import Linear
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello, Prefix
@@ -42,8 +43,6 @@ from omni_actors.worker.engines.decoder import (
     StepOutput,
 )
 from omni_actors.worker.tensors import tensor_of
-
-LANGUAGES = {"en": "English", "fr": "French"}
 
 
 class FrameDecoder:
@@ -144,7 +143,7 @@ class Decoder(AutoregressiveAdapter):
             raise invalid_request("There is nothing to transcribe.", param="file")
         if asked.prompt:
             raise invalid_request("This model takes no prompt.", param="prompt")
-        check_transcription(asked, LANGUAGES)
+        check_transcription(asked, PIPELINE.languages)
         self._requests[work.key] = _Request()
         return PromptInput()
 

@@ -25,6 +25,7 @@ from omni_actors.models.omni_demo.voice_activity import VoiceActivity
 from omni_actors.models.omni_demo.whisper import RATE, WINDOW, WINDOW_S, Samples, Segment, Transcript, Whisper
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.languages import chosen_language
 from omni_actors.protocol.params import Transcription
 from omni_actors.protocol.request import TextDelta, Usage
 from omni_actors.worker.engine import Work
@@ -193,9 +194,7 @@ def _segments(transcript: Transcript, offset: float, seconds: float) -> list[dic
 
 def _check(asked: Transcription) -> None:
     """Raise a 400 for what this model cannot do."""
-    language = (asked.language or LANGUAGE).lower().replace("_", "-").split("-")[0]
-    if language not in (LANGUAGE, "english", "auto"):
-        raise invalid_request(f"This model understands English only, not {asked.language!r}.", param="language")
+    chosen_language(asked.language, (LANGUAGE,))
     if asked.task != "transcribe":
         raise invalid_request("This model understands English only: it has nothing to translate.", param="task")
     if asked.timestamps not in ("none", "segment"):

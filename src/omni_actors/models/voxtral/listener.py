@@ -43,7 +43,7 @@ class Decoder(Listener):
     def transcription_tokens(self, asked: Transcription) -> list[int]:
         if asked.prompt:
             raise invalid_request("This model takes no prompt for a transcription.", param="prompt")
-        code = check_transcription(asked, dict.fromkeys(LANGUAGES, ""))
+        code = check_transcription(asked, LANGUAGES)
         marks = self._marks
         tokens = [marks["<s>"], marks["[INST]"], marks["[BEGIN_AUDIO]"], self.audio_token, marks["[/INST]"]]
         return tokens + ([] if code is None else self._encode(f"lang:{code}")) + [marks["[TRANSCRIBE]"]]
