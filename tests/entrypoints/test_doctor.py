@@ -347,10 +347,25 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert system.port_finding("127.0.0.1", port, False).verdict is Verdict.WARNING
+        (finding,) = system.port_findings(["127.0.0.1"], port, False)
+        assert finding.verdict is Verdict.WARNING
         code, out = call(capsys, "--platform", "cpu", "--port", str(port))
     assert code == 1
     assert "somebody listens there already" in out
+
+
+def test_every_address_that_would_be_listened_on_is_told(free_port: int) -> None:
+    """``::`` is both families; a name and its address are one; an address of another machine stands against it."""
+    both = examine("cpu", hosts=("::", "127.0.0.1"), port=free_port)
+    said = [it.found for section in both.sections for it in section.findings if it.subject == f"port {free_port}"]
+    assert said == (["::: free", "0.0.0.0 (::): free"] if socket.has_ipv6 else ["0.0.0.0 (::): free"])
+    assert [it.found for it in system.port_findings(["localhost", "127.0.0.1"], free_port, False)][:1] == [
+        "127.0.0.1 (localhost): free"
+    ]
+    for host in ("192.0.2.1", "a..b"):
+        found = list(system.port_findings(["127.0.0.1", host], free_port, False))
+        assert found[-1].verdict is Verdict.PROBLEM
+        assert host in found[-1].found
 
 
 def test_little_of_what_a_deployment_takes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

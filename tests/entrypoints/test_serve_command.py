@@ -88,12 +88,36 @@ def test_a_unix_socket_a_limit_and_no_trace_of_them(tmp_path: Path) -> None:
         (["--limit", "write_s=3", "--server", "hypercorn"], "builtin"),
         (["--ssl-keyfile", __file__], "--ssl-certfile"),
         (["--uds", "door", "--port", "8000"], "--uds is in place of --port"),
+        (["--uds", "door", "--host", "::"], "--uds is in place of --host"),
+        (["--host", ""], "an address or name is needed"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(cli, ["serve", "stub", *arguments])
     assert done.exit_code == 2
     assert said in done.output
+
+
+@pytest.mark.deadline(60)
+def test_several_hosts_are_all_said_and_served() -> None:
+    """The line says every address. One that cannot be bound is named in one line."""
+    command = [sys.executable, "-m", "omni_actors", "serve", "stub", "--platform", "cpu", "--host", "127.0.0.1"]
+    command += ["--host", "127.0.0.2", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = re.match(
+            r"Serving stub on (http://127.0.0.1:(\d+)) and (http://127.0.0.2:\2) ", process.stdout.readline()
+        )
+        assert said is not None
+        for url in (said[1], said[3]):
+            assert get(url, "/ready")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert f"listening on {said[1]} and {said[3]}" in process.stderr.read()
+    done = subprocess.run([*command, "--host", "192.0.2.1"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert re.search(r"^Error: Cannot listen on 192\.0\.2\.1:\d+: Cannot assign requested address", done.stderr, re.M)
 
 
 @pytest.mark.deadline(60)

@@ -39,6 +39,7 @@ REPLICAS = "/admin/replicas"
 def test_urls(url: str, target: Target, said: str) -> None:
     assert Target.parse(url) == target
     assert str(target) == said
+    assert f"{target.root}/v1" in (target.base, "/v1")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,8 @@ async def test_over_a_unix_socket(tmp_path: Path) -> None:
     path = str(tmp_path / "door")
     async with served(options=ServerOptions(unix_path=path)) as server:
         assert server.url == f"unix:{path}"
-        assert await replicas("list", "--uds", path) == []
+        for url in ("http://127.0.0.1:8000", "http://127.0.0.1/v1", "127.0.0.1/v1/"):  # as 'bench' takes it, or not
+            assert await replicas("list", "--uds", path, "--url", url) == []
         done = await run(bench_command, "chat", "--uds", path, "--requests", "2", "--repeats", "1", "--warmup", "0")
         assert done.exit_code == 0, done.output
         assert "2 of 2" in done.output

@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 
+from omni_actors.entrypoints.addresses import plain
 from omni_actors.entrypoints.http import Headers
 
 Message = MutableMapping[str, Any]
@@ -58,7 +59,9 @@ class AsgiExchange:
 
     @property
     def client(self) -> Any:
-        return self.scope["client"]
+        """As the server says it, IPv4 as such: one that listens for both families on one socket has it mapped."""
+        client = self.scope["client"]
+        return client and (plain(client[0]), *client[1:])
 
     @property
     def user(self) -> None:

@@ -12,11 +12,12 @@ from omni_actors.entrypoints.server.limits import Limits
 class ServerOptions:
     """The server's own settings. Capacities and deadlines of the deployment are in ``Plan.limits``."""
 
-    host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    """Names and addresses to listen on; ``::`` is every address of both families."""
     port: int = 8000
     """0 takes a free port."""
     unix_path: str | None = None
-    """A unix socket to listen on, instead of host and port."""
+    """A unix socket to listen on, instead of hosts and port."""
     tls_certificate: str | None = None
     """File of the certificate chain (PEM). With one, only TLS is spoken."""
     tls_key: str | None = None

@@ -108,7 +108,7 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
                 ours = partial(serve, limits=options.limits, metrics=app.services.metrics)
                 await (ours if options.server == "builtin" else hypercorn.serve)(
                     app,
-                    options.host,
+                    options.hosts,
                     options.port,
                     unix_path=options.unix_path,
                     tls=tls,
@@ -122,6 +122,8 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
                 urls = await nursery.start(to_the_end)
             except OSError as error:
                 raise _cannot_listen(options, error) from None
+            where = " and ".join(urls)
+            log.info("listening on %s", where)
             await show_loading(orchestrator, plan)
             gc.collect()
             gc.freeze()  # a full collection of what stays would hold everybody up, for some 30 ms, now and again
@@ -129,7 +131,7 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
             ending.ready = True
             took = trio.current_time() - started
             with contextlib.suppress(OSError):  # a full disk behind stdout is no reason not to serve
-                print(f"Serving {plan.served_model_name} on {urls[0]} (ready in {took:.1f} s)", flush=True)
+                print(f"Serving {plan.served_model_name} on {where} (ready in {took:.1f} s)", flush=True)
 
 
 async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, patient: trio.CancelScope | None) -> None:
@@ -158,6 +160,6 @@ def _tls(options: ServerOptions) -> ssl.SSLContext | None:
 
 
 def _cannot_listen(options: ServerOptions, error: OSError) -> OmniError:
-    where = options.unix_path or f"{options.host}:{options.port}"
+    where = error.filename or options.unix_path or f"{' and '.join(options.hosts)}, port {options.port}"
     message = f"Cannot listen on {where}: {error.strerror or error}."
     return OmniError(ErrorInfo(message=message, type="configuration_error", code="cannot_listen"))

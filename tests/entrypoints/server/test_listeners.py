@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -30,8 +32,10 @@ from tests.entrypoints.server.door import (
     until_end,
 )
 
-from omni_actors.entrypoints.server import Exchange, Limits, serve
-from omni_actors.entrypoints.server.listeners import INHERITED, RESERVED, _most
+from omni_actors.entrypoints import addresses
+from omni_actors.entrypoints.server import Exchange, Limits, hypercorn, serve
+from omni_actors.entrypoints.server.door import RESERVED, _most
+from omni_actors.entrypoints.server.listeners import INHERITED
 
 ONCE = request("/", None, "Connection: close")
 
@@ -318,6 +322,126 @@ async def test_it_listens_on_every_address_of_a_name(host: str) -> None:
             door = Door(url, metrics=None)  # type: ignore[arg-type]
             assert (await door.say(ONCE)).startswith(b"HTTP/1.1 200 ")
         nursery.cancel_scope.cancel()
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def has(host: str) -> bool:
+    """Whether this machine has such an address."""
+    with socket.socket(family_of(host)) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+        return True
+
+
+@asynccontextmanager
+async def listening(
+    hosts: Sequence[str], server: Callable[..., Awaitable[None]] = serve, app: Any = None, port: int = 0
+) -> AsyncIterator[list[str]]:
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(partial(server, app or App(), hosts, port))
+        nursery.cancel_scope.cancel()
+
+
+async def ask(host: str, url: str) -> bytes:
+    async with await trio.open_tcp_stream(host, int(url.rpartition(":")[2])) as stream:
+        await stream.send_all(ONCE)
+        return await until_end(stream)
+
+
+async def peer(scope: Any, receive: Any, send: Any) -> None:
+    """An ASGI application that answers with its client's address."""
+    if scope["type"] == "lifespan":
+        raise NotImplementedError
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": repr((scope["client"][0], scope["server"][0])).encode()})
+
+
+@pytest.mark.skipif(not has("::1"), reason="no IPv6 on this machine")
+@pytest.mark.parametrize("server", [serve, hypercorn.serve])
+async def test_the_ipv6_wildcard_takes_both_families(server: Callable[..., Awaitable[None]]) -> None:
+    """On one port, also a free one; an IPv4 client is known by its IPv4 address."""
+    async with listening(["::"], server, peer) as urls:
+        port = urls[0].rpartition(":")[2]
+        assert urls == [f"http://[::]:{port}", f"http://0.0.0.0:{port}"]
+        assert b"('127.0.0.1', " in await ask("127.0.0.1", urls[0])
+        assert b"('::1', " in await ask("::1", urls[0])
+
+
+async def test_without_ipv6_its_wildcard_takes_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = addresses._bound
+
+    def bound_by_ipv4(address: addresses.Address, *rest: Any) -> socket.socket:
+        if address.family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return bound(address, *rest)
+
+    monkeypatch.setattr(addresses, "_bound", bound_by_ipv4)
+    for hosts in (["::1"], ["127.0.0.1", "::1"]):
+        with pytest.raises(OSError, match="not supported"):
+            addresses.bind(addresses.resolve(hosts, 0))
+    (listener,) = addresses.bind(addresses.resolve(["::"], 0))
+    with listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "listened_on"),
+    [
+        (["127.0.0.1", "127.0.0.2"], ["127.0.0.1", "127.0.0.2"]),
+        (["127.0.0.1", "localhost", "127.0.0.1"], ["127.0.0.1"]),
+        (["127.0.0.1", "0.0.0.0"], ["0.0.0.0"]),
+        (["0.0.0.0", "::"], ["0.0.0.0", "[::]"]),
+        (["::", "::1", "127.0.0.1"], ["[::]", "0.0.0.0"]),
+        (["::ffff:127.0.0.1"], ["127.0.0.1"]),
+    ],
+)
+async def test_several_hosts_are_listened_on_once_each(hosts: list[str], listened_on: list[str]) -> None:
+    if not has("::1"):
+        listened_on = [it for it in listened_on if "::" not in it]
+    async with listening(hosts) as urls:
+        found = [url.removeprefix("http://").rpartition(":") for url in urls]
+        assert [host for host, _, _ in found if host != "[::1]"] == listened_on  # localhost may be [::1] too
+        assert len({port for _, _, port in found}) == 1
+        assert (await ask("127.0.0.1", urls[0])).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_of_several_hosts_one_that_cannot_be_bound_is_named_and_none_is_served() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="in use") as caught:
+            await serve(App(), ["127.0.0.1", "127.0.0.2"], port)
+    assert caught.value.filename == f"127.0.0.2:{port}"
+    for host in ("192.0.2.1", "", "a..b"):
+        with pytest.raises(OSError) as caught:
+            await serve(App(), ["127.0.0.1", host], port)
+        assert caught.value.filename in (host, f"{host}:{port}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", port))
+
+
+async def test_a_port_that_is_free_at_one_address_only_is_no_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        ports = iter([taken.getsockname()[1], 0])
+        bound = addresses._bound
+
+        def bound_there(address: addresses.Address, *rest: Any) -> socket.socket:
+            return bound(address.at(next(ports, 0)) if address.name[1] == 0 else address, *rest)
+
+        monkeypatch.setattr(addresses, "_bound", bound_there)
+        opened = addresses.bind(addresses.resolve(["127.0.0.1", "127.0.0.2"], 0))
+    found = {it.getsockname()[1] for it in opened}
+    for listener in opened:
+        listener.close()
+    assert len(found) == 1
 
 
 async def test_a_unix_socket(tmp_path: Path) -> None:

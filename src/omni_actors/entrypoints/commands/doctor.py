@@ -8,7 +8,7 @@ import os
 import click
 from rich.console import Console
 
-from omni_actors.entrypoints.commands.target import one_door, typed
+from omni_actors.entrypoints.commands.target import host_option, one_door, typed
 from omni_actors.entrypoints.doctor import examine
 from omni_actors.pipelines.platforms import VARIABLE
 from omni_actors.telemetry import logs
@@ -22,7 +22,7 @@ PIPED_WIDTH = 160
     help=f"The platform that is asked for.  [env: {VARIABLE}]  [default: what is found]",
     show_default=False,
 )
-@click.option("--host", default="127.0.0.1", help="Address that a server would listen on.")
+@host_option("Address or name that a server would listen on (as 'serve' takes it).")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Its port.")
 @click.option("--uds", "unix_path", type=click.Path(), help="Unix socket that it would listen on instead of them.")
 @click.option("--deep", is_flag=True, help="Open a device of each platform too, each in a process of its own.")
@@ -37,7 +37,7 @@ PIPED_WIDTH = 160
 def doctor(
     context: click.Context,
     platform: str | None,
-    host: str,
+    hosts: tuple[str, ...],
     port: int,
     unix_path: str | None,
     deep: bool,
@@ -64,7 +64,7 @@ def doctor(
         logs.configure("error")  # what choosing a platform warns of is among the findings
     report = examine(
         platform or os.environ.get(VARIABLE, "").strip() or None,
-        host=host,
+        hosts=hosts,
         port=port,
         port_asked=typed(context, "port"),
         unix_path=unix_path,

@@ -35,7 +35,7 @@ class Server:
         target = self.target
         kind = http.client.HTTPSConnection if target.tls else http.client.HTTPConnection
         connection = kind(target.host, target.port)
-        path = target.base + PATH
+        path = target.root + PATH
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
             connection.sock = target.connect(CONNECT_S)
@@ -67,7 +67,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option("--api-key", envvar="OMNI_ACTORS_API_KEY", help="The server's key.  [env: OMNI_ACTORS_API_KEY]"),
-        target_options("http://127.0.0.1:8000", "Where the server is."),
+        target_options("http://127.0.0.1:8000", "Where the server is; a /v1 at its end is left out."),
     ):
         command = option(command)
     return command

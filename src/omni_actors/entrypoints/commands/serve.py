@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
-from omni_actors.entrypoints.commands.target import one_door
+from omni_actors.entrypoints.commands.target import host_option, one_door
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server.limits import Limits
 from omni_actors.pipelines.validate import nearest
@@ -17,7 +17,9 @@ from omni_actors.telemetry import logs
 
 @click.command("serve", context_settings={"show_default": True})
 @click.argument("model", required=False)
-@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 is every one of this machine.")
+@host_option(
+    "Address or name to listen on; 0.0.0.0 is every IPv4 address of this machine, :: every one of both families."
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes a free port and says which.")
 @click.option("--uds", "unix_path", type=click.Path(), help="Listen on this unix socket instead of host and port.")
 @click.option(
@@ -83,7 +85,7 @@ from omni_actors.telemetry import logs
 def serve(
     context: click.Context,
     deployment: Deployment,
-    host: str,
+    hosts: tuple[str, ...],
     port: int,
     unix_path: str | None,
     tls_certificate: str | None,
@@ -119,7 +121,7 @@ def serve(
         raise click.UsageError("--limit is the builtin server's")
     plan = ready_plan(deployment)
     options = ServerOptions(
-        host=host,
+        hosts=hosts,
         port=port,
         unix_path=unix_path,
         tls_certificate=tls_certificate,

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
+from omni_actors.entrypoints.addresses import authority
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -42,7 +44,12 @@ class Target:
     @property
     def authority(self) -> str:
         """Host and port, as in a URL."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return authority(self.host, self.port)
+
+    @property
+    def root(self) -> str:
+        """What stands before paths beside the API's, such as ``/admin``: the base without the API's ``/v1``."""
+        return self.base.removesuffix("/v1")
 
     def __str__(self) -> str:
         url = f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
@@ -74,9 +81,22 @@ def typed(context: click.Context, name: str) -> bool:
 def one_door(context: click.Context) -> None:
     """Raises :class:`click.UsageError` for a ``--uds`` beside the address in whose place it is."""
     if typed(context, "unix_path"):
-        for name in ("host", "port"):
+        for name, option in (("hosts", "--host"), ("port", "--port")):
             if typed(context, name):
-                raise click.UsageError(f"--uds is in place of --{name}")
+                raise click.UsageError(f"--uds is in place of {option}")
+
+
+def host_option(doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--host``, passed on as ``hosts``: where a server listens."""
+    return click.option(
+        "--host", "hosts", multiple=True, default=("127.0.0.1",), callback=_named, help=f"{doc} Repeatable."
+    )
+
+
+def _named(context: click.Context, parameter: click.Parameter, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(host.strip() for host in hosts):
+        raise click.BadParameter("an address or name is needed: '0.0.0.0' is every IPv4 address, '::' every one")
+    return hosts
 
 
 def target_options(url: str, doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from omni_actors.entrypoints.doctor import hardware
 from omni_actors.entrypoints.doctor.deep import open_devices
 from omni_actors.entrypoints.doctor.report import Report, Section
-from omni_actors.entrypoints.doctor.system import port_finding, system_findings, unix_finding
+from omni_actors.entrypoints.doctor.system import port_findings, system_findings, unix_finding
 from omni_actors.platforms.platform import Finding, Verdict
 from omni_actors.platforms.probe import probe_plugins
 from omni_actors.platforms.versions import version_findings
@@ -14,14 +16,14 @@ from omni_actors.platforms.versions import version_findings
 def examine(
     asked: str | None = None,
     *,
-    host: str = "127.0.0.1",
+    hosts: Sequence[str] = ("127.0.0.1",),
     port: int = 8000,
     port_asked: bool = False,
     unix_path: str | None = None,
     deep_within_s: float | None = None,
 ) -> Report:
     """Everything that ``doctor`` says. ``asked`` is the platform that was asked for by name. With ``unix_path`` it is
-    that where a server would listen, and not ``host`` and ``port``.
+    that where a server would listen, and not ``hosts`` and ``port``.
 
     Blocks while plugins are looked at (:func:`~omni_actors.platforms.probe.deadline_s` at most) and, where
     ``deep_within_s`` is given, for at most so long while devices are opened. Imports no torch, opens no device here.
@@ -30,9 +32,9 @@ def examine(
     found = hardware.find_hardware(reports)
     chosen, choice = hardware.choose(asked, found, reports)
     needed = hardware.needed_packages(found, chosen or asked or "")
-    door = port_finding(host, port, port_asked) if unix_path is None else unix_finding(unix_path)
+    doors = port_findings(hosts, port, port_asked) if unix_path is None else [unix_finding(unix_path)]
     sections = [
-        Section("system", "System", (*system_findings(), door)),
+        Section("system", "System", (*system_findings(), *doors)),
         Section("packages", "Packages", (*version_findings(needed), *hardware.build_findings())),
         Section("platforms", "Platforms", (choice, *hardware.platform_findings(found, asked, chosen))),
         Section("devices", "Devices", tuple(hardware.device_findings(found))),

@@ -7,10 +7,11 @@ import fcntl
 import os
 import platform
 import resource
-import socket
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from omni_actors.entrypoints.addresses import ABSENT, Address, bind, resolve
 from omni_actors.platforms.cpu.platform import usable_cores, usable_memory
 from omni_actors.platforms.platform import Finding, Verdict
 
@@ -46,18 +47,43 @@ def system_findings(root: Path = Path("/")) -> tuple[Finding, ...]:
     )
 
 
-def port_finding(host: str, port: int, asked: bool) -> Finding:
-    """Whether a server could listen there; a problem only for a port that was ``asked`` for."""
+def port_findings(hosts: Sequence[str], port: int, asked: bool) -> Iterator[Finding]:
+    """Whether a server could listen there, for each address of the hosts. What stands against it is a problem if the
+    port was ``asked`` for; a host that is no address of this machine always is one."""
     subject = f"port {port}"
+    taken = Verdict.PROBLEM if asked else Verdict.WARNING
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
+        found = resolve(hosts, port)
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        why = "somebody listens there already" if taken else error.strerror or str(error)
-        return Finding(subject, Verdict.PROBLEM if asked else Verdict.WARNING, f"{host}: {why}", "serve --port N")
-    return Finding(subject, Verdict.OK, f"{host}: free")
+        remedy = "serve --host with an address of this machine"
+        yield Finding(subject, Verdict.PROBLEM, f"{error.filename}: {error.strerror or error}", remedy)
+        return
+    for host in dict.fromkeys(address.host for address in found):
+        yield from _findings_of([it for it in found if it.host == host], subject, taken)
+
+
+def _findings_of(addresses: Sequence[Address], subject: str, taken: Verdict) -> Iterator[Finding]:
+    """For the addresses of one host: one of a family that this machine has not is none if another one is there."""
+    absent: list[Finding] = []
+    usable = False
+    for address in addresses:
+        where = str(address.name[0]) if address.host == address.name[0] else f"{address.name[0]} ({address.host})"
+        try:
+            for listener in bind([address]):
+                listener.close()
+        except OSError as error:
+            if error.errno in ABSENT:
+                why = f"{where}: no address of this machine"
+                absent.append(Finding(subject, Verdict.PROBLEM, why, "serve --host with one of its addresses"))
+                continue
+            used = error.errno == errno.EADDRINUSE
+            why = "somebody listens there already" if used else error.strerror or str(error)
+            yield Finding(subject, taken, f"{where}: {why}", "serve --port N")
+        else:
+            yield Finding(subject, Verdict.OK, f"{where}: free")
+        usable = True
+    if not usable:
+        yield from absent
 
 
 def unix_finding(path: str) -> Finding:

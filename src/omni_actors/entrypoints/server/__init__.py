@@ -9,13 +9,14 @@ connection, or stops reading. :class:`Limits` bounds everything that a client ma
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
 from omni_actors.entrypoints.server import listeners
 from omni_actors.entrypoints.server.asgi import Adapter, ASGIApp
 from omni_actors.entrypoints.server.departures import Departures
+from omni_actors.entrypoints.server.door import Door
 from omni_actors.entrypoints.server.http1 import Exchange
 from omni_actors.entrypoints.server.limits import Limits
 from omni_actors.entrypoints.server.server import Application, Server
@@ -27,7 +28,7 @@ __all__ = ["ASGIApp", "Application", "Exchange", "Limits", "SocketClosed", "WebS
 
 async def serve(
     app: ASGIApp,
-    host: str,
+    hosts: str | Sequence[str],
     port: int,
     *,
     limits: Limits | None = None,
@@ -41,27 +42,26 @@ async def serve(
     """Serve an ASGI application until ``shutdown`` returns (or this is cancelled). One that is an :class:`Application`
     too is asked directly, and as ASGI only for its lifespan.
 
-    With ``unix_path`` it listens there, and not at ``host`` and ``port``. ``task_status`` gets the URLs once
-    connections are accepted; ``port`` 0 takes a free one.
+    It listens on every address of ``hosts``, a name, an address or several (``::`` is every address of both families),
+    or with ``unix_path`` there instead. ``task_status`` gets the URLs once connections are accepted; ``port`` 0 takes a
+    free one, the same for all addresses.
 
     After ``shutdown`` no connection is accepted, idle ones are closed, WebSockets are closed with 1001, requests that
     have not wholly come are answered 503, and answers to the others have ``grace_s`` seconds; then their handlers are
     cancelled, whatever their clients do.
-    Raises ``OSError`` when the address cannot be bound.
+    Raises ``OSError`` when one of the addresses cannot be bound, with it as ``filename``: nothing listens then.
     """
-    opened = await listeners.listen(host, port, unix_path)
+    opened = await listeners.listen([hosts] if isinstance(hosts, str) else hosts, port, unix_path)
     departures = Departures()
     try:
-        name = opened[0].getsockname()
-        address = (unix_path, None) if unix_path is not None else (name[0], name[1])
         adapter = Adapter(app)
         answers = app if isinstance(app, Application) else adapter
-        server = Server(answers, limits or Limits(), metrics or Metrics(), address, departures, tls)
+        server = Server(answers, limits or Limits(), metrics or Metrics(), departures, tls)
         async with adapter.lifespan(), trio.open_nursery() as watching:
             watching.start_soon(departures.run)
             watching.start_soon(server.sweep)
             async with trio.open_nursery() as connections:
-                door = listeners.Door(server, connections)
+                door = Door(server, connections)
                 async with trio.open_nursery() as accepting:
                     for listener in opened:
                         accepting.start_soon(door.accept, listener)

@@ -42,6 +42,7 @@ class Connection:
         "_pending",
         "_refusal",
         "_served",
+        "address",
         "client",
         "idle",
         "idle_until",
@@ -53,9 +54,13 @@ class Connection:
         "transport",
     )
 
-    def __init__(self, server: Server, transport: Transport, client: tuple[str, int] | None) -> None:
+    def __init__(
+        self, server: Server, transport: Transport, client: tuple[str, int] | None, address: tuple[str, int | None]
+    ) -> None:
         self.server = server
         self.transport = transport
+        self.address = address
+        """Where its listener listens: host and port, or the path of a unix socket."""
         self.client = client
         self.idle = False
         self.idle_until = math.inf

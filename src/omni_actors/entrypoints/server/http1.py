@@ -98,7 +98,7 @@ class Exchange:
 
     @property
     def server(self) -> tuple[str, int | None]:
-        return self._connection.server.address
+        return self._connection.address
 
     @property
     def scheme(self) -> str:

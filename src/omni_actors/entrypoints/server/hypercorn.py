@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ class _Connection(TCPServer):
 
 async def serve(
     app: Any,
-    host: str,
+    hosts: str | Sequence[str],
     port: int,
     *,
     unix_path: str | None = None,
@@ -85,7 +85,7 @@ async def serve(
     config.include_server_header = False
     if not log.level:
         log.setLevel(logging.WARNING)  # Hypercorn's announcements are not ours
-    opened = await listeners.listen(host, port, unix_path)
+    opened = await listeners.listen([hosts] if isinstance(hosts, str) else hosts, port, unix_path)
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
     state: dict[str, Any] = {}
     lifespan = Lifespan(wrapped, config, state)

@@ -57,7 +57,6 @@ class Server:
     application: Application
     limits: Limits
     metrics: Metrics
-    address: tuple[str, int | None]
     departures: Departures
     tls: ssl.SSLContext | None = None
     date_line: DateLine = field(default_factory=DateLine)
