@@ -1,7 +1,8 @@
 """The speech recognition stage: clips → text.
 
 Each payload on port ``audio`` is one clip. A clip of up to 30 s is decoded in a batch with those of other requests; a
-longer one window by window, each a step of its own, its text leaving as it is known.
+longer one window by window, each a step of its own, its text leaving as it is known. Long pauses are left out of what
+is decoded in windows, or with times (:mod:`~omni_actors.models.omni_demo.condensed`).
 
 For the client: text deltas whose ``index`` is the clip's place. ``meta`` has ``language``, ``duration`` (of the clip,
 seconds) and, when timestamps are asked for, ``segments`` (those of this delta's text; times from the clip's begin).
@@ -12,7 +13,7 @@ The last delta of a clip has ``finish_reason``. For other stages: one payload pe
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import soxr
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.omni_demo.voice_activity import VoiceActivity
+from omni_actors.models.omni_demo.condensed import Condensed, condense, drawn_to_voice
+from omni_actors.models.omni_demo.voice_activity import VoiceActivity, VoiceTrack
 from omni_actors.models.omni_demo.whisper import RATE, WINDOW, WINDOW_S, Samples, Segment, Transcript, Whisper
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
@@ -47,12 +49,14 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """An item: float32 [n] at 16 kHz."""
+    """An item: float32 [n] at 16 kHz. ``part`` is what of a short one is decoded, when its times are asked for."""
 
     request: Listening
     index: int
     samples: Samples
-    voiced: bool = field(default=True)
+    track: VoiceTrack
+    voiced: bool = True
+    part: Condensed | None = None
 
     @property
     def seconds(self) -> float:
@@ -61,6 +65,19 @@ class Clip:
     @property
     def long(self) -> bool:
         return len(self.samples) > WINDOW
+
+    @property
+    def heard(self) -> Samples:
+        """What of a short clip is decoded."""
+        return self.samples if self.part is None else self.part.cut(self.samples)
+
+    def timed(self, transcript: Transcript, part: Condensed, after: float = 0.0) -> list[Segment]:
+        """The segments of a part of this clip, with times of the clip, none before ``after``."""
+        placed = [
+            replace(it, start=part.place(it.start) / RATE, end=part.place(it.end, ends=True) / RATE)
+            for it in transcript.segments
+        ]
+        return drawn_to_voice(placed, self.track, after)
 
 
 class Recogniser(GenerationAdapter[Listening, Clip]):
@@ -99,8 +116,12 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
         if rate != RATE:
             samples = soxr.resample(samples, rate, RATE)
         samples = np.asarray(samples, np.float32)
-        voiced = len(samples) > WINDOW or self._activity.speech_in(samples)
-        clip = Clip(state, state.clips, samples, voiced)
+        clip = Clip(state, state.clips, samples, self._activity.track(samples))
+        if not clip.long and state.asked.timestamps != "none":
+            part = condense(clip.track, len(samples), 0)
+            clip = replace(clip, voiced=part is not None and bool(part.ranges), part=part)
+        elif not clip.long:
+            clip = replace(clip, voiced=self._activity.speech_in(samples))
         state.clips += 1
         return (clip,)
 
@@ -109,7 +130,7 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
             return id(item)
         asked = item.request.asked
         timestamps, prompt = asked.timestamps != "none", item.request.prompt
-        return self._whisper.window_s(item.samples, prompt, timestamps), timestamps, asked.temperature, prompt
+        return self._whisper.window_s(item.heard, prompt, timestamps), timestamps, asked.temperature, prompt
 
     def run(self, items: Sequence[Clip]) -> Sequence[Result | OmniError]:
         first = items[0]
@@ -118,39 +139,45 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
         if first.long:
             return [Result(self._windows(first), Usage(audio_input_s=first.seconds))]
         asked = first.request.asked
-        windows = [item.samples for item in items]
+        windows = [item.heard for item in items]
         found = self._whisper.transcribe(windows, first.request.prompt, asked.temperature, asked.timestamps != "none")
         return [self._whole(item, transcript) for item, transcript in zip(items, found, strict=True)]
 
     def _whole(self, clip: Clip, transcript: Transcript) -> Result:
         """A clip of one window."""
         text = transcript.text.strip()
-        segments = _segments(transcript, 0.0, clip.seconds)
+        segments = (
+            [] if clip.part is None else _segments(transcript, clip.timed(transcript, clip.part), 0.0, clip.seconds)
+        )
         usage = Usage(audio_input_s=clip.seconds, completion_tokens=transcript.tokens)
         return Result([_piece(clip, text, text, segments, "stop")], usage)
 
     def _windows(self, clip: Clip) -> Iterator[Piece]:
         """A long clip, a window at a time: each begins where the last complete segment of the one before ended."""
         asked = clip.request.asked
-        said = ""
-        start = 0
-        while start < len(clip.samples):
-            window = clip.samples[start : start + WINDOW]
-            last = start + WINDOW >= len(clip.samples)
-            if self._activity.speech_in(window):
+        said, ended_s = "", 0.0
+        start, total = 0, len(clip.samples)
+        while True:
+            part = condense(clip.track, total, start)
+            if part is None:
+                yield Piece()  # a long silence is searched in several steps
+                continue
+            offset = (part.ranges[0][0] if part.ranges else start) / RATE
+            transcript = Transcript("", [], WINDOW_S)
+            if part.ranges:
                 prompt = () if said else clip.request.prompt
+                window = part.cut(clip.samples)
                 transcript = self._whisper.transcribe([window], prompt, asked.temperature, timestamps=True)[0]
-            else:
-                transcript = Transcript("", [], WINDOW_S)
-            offset = start / RATE
-            start += max(1, round(transcript.advance_s * RATE))
+            start = max(start + 1, part.place(transcript.advance_s))
             # What the window says behind its last complete segment is said again by the next one, if there is one.
-            ended = last and start >= len(clip.samples)
+            ended = start >= total
             text = "".join(segment.text for segment in transcript.segments)
             text = text.strip() if not said else text.rstrip()
             said += text
             if text or ended:
-                segments = _segments(transcript, offset, clip.seconds)
+                timed = clip.timed(transcript, part, ended_s)
+                ended_s = timed[-1].end if timed else ended_s
+                segments = _segments(transcript, timed, offset, clip.seconds)
                 yield _piece(clip, text, said if ended else None, segments, "stop" if ended else None)
             if ended:
                 return
@@ -173,14 +200,17 @@ def _piece(
     return Piece(payload=payload, text=delta)
 
 
-def _segments(transcript: Transcript, offset: float, seconds: float) -> list[dict[str, Any]]:
-    """Segments as OpenAI's verbose form has them, but for ``id``, which counts over the whole answer."""
+def _segments(transcript: Transcript, timed: Sequence[Segment], offset: float, seconds: float) -> list[dict[str, Any]]:
+    """Segments as OpenAI's verbose form has them, but for ``id``, which counts over the whole answer.
+
+    ``timed`` are the transcript's, with times of the clip; ``offset`` is where its window begins.
+    """
 
     def one(segment: Segment) -> dict[str, Any]:
         return {
             "seek": round(offset * 100),
-            "start": round(min(offset + segment.start, seconds), 2),
-            "end": round(min(offset + segment.end, seconds), 2),
+            "start": round(min(segment.start, seconds), 2),
+            "end": round(min(segment.end, seconds), 2),
             "text": segment.text,
             "tokens": segment.tokens,
             "temperature": transcript.temperature,
@@ -189,7 +219,7 @@ def _segments(transcript: Transcript, offset: float, seconds: float) -> list[dic
             "no_speech_prob": transcript.no_speech_prob,
         }
 
-    return [one(segment) for segment in transcript.segments]
+    return [one(segment) for segment in timed]
 
 
 def _check(asked: Transcription) -> None:

@@ -1,0 +1,115 @@
+"""Clips without their long pauses, and where the times that are found in those belong in the clip.
+
+Whisper's timestamps are right to a tenth of a second while somebody speaks, and wrong by the length of a pause where
+nobody does: a segment that follows 20 s of silence often begins with the silence. So it is given sound in which no
+pause is long; its times are led back to the clip's, and then drawn to where voice begins and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from omni_actors.models.omni_demo.voice_activity import FRAME, RATE, Samples, VoiceTrack
+from omni_actors.models.omni_demo.whisper import WINDOW, Segment
+
+PAUSE_S = 2.0
+"""A pause longer than this is left out, but for its edges."""
+
+EDGE_S = 0.4
+"""Silence that is kept on either side of voice, so that quiet sounds at its edges are heard."""
+
+BREATH_S = 0.3
+"""Voice with no more than this between is one stretch of voice."""
+
+BLIP_S = 0.1
+"""Voice shorter than this has no part in where a segment begins and ends."""
+
+TOLERANCE_S = 1.0
+"""How far a segment's begin and end are moved to take in voice, or to leave to its neighbour what is mostly its."""
+
+SCAN_S = 120.0
+"""How much of a clip is searched for voice at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condensed:
+    """What is left of a part of a clip: ``ranges`` of its samples, in order, apart from each other.
+
+    ``end`` is the sample of the clip up to which it was condensed.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    end: int
+
+    def cut(self, samples: Samples) -> Samples:
+        """The sound itself, out of the clip's ``samples``."""
+        return np.concatenate([samples[:0], *(samples[start:end] for start, end in self.ranges)])
+
+    def place(self, seconds: float, ends: bool = False) -> int:
+        """The clip's sample that is so many seconds into this. Where two ranges meet it is the later one's begin; with
+        ``ends`` the earlier one's end. Behind the last range it is :attr:`end`."""
+        left = round(seconds * RATE)
+        for start, end in self.ranges:
+            if left < end - start or (ends and left == end - start):
+                return start + left
+            left -= end - start
+        return self.ranges[-1][1] if ends and self.ranges else self.end
+
+
+def condense(track: VoiceTrack, total: int, start: int, most: int = WINDOW) -> Condensed | None:
+    """The next sound of a clip of ``total`` samples, from sample ``start`` on, up to ``most`` samples of it.
+
+    ``track`` is searched at most :data:`SCAN_S` further than before. ``None`` if that was not enough: call again.
+    """
+    first, edge = start // FRAME, round(EDGE_S * RATE)
+    limit = track.heard + round(SCAN_S * RATE / FRAME)
+    while True:
+        ranges = [
+            (max(start, begin - edge), min(total, end + edge))
+            for begin, end in track.runs(PAUSE_S, first)
+            if end > start
+        ]
+        left = most
+        for index, (begin, end) in enumerate(ranges):
+            if end - begin >= left and begin + left <= track.heard * FRAME:
+                return Condensed((*ranges[:index], (begin, begin + left)), begin + left)
+            left -= end - begin
+        if track.heard >= len(track.voiced):
+            return Condensed(tuple(ranges), total)
+        if track.heard >= limit:
+            return None
+        track.hear(min(track.heard + most // FRAME, limit))
+
+
+def drawn_to_voice(segments: Sequence[Segment], track: VoiceTrack, after: float = 0.0) -> list[Segment]:
+    """Segments of a clip, in order, each beginning and ending with the voice that is in it; none before ``after``.
+
+    Of a stretch of voice that lies in two segments, a piece shorter than :data:`TOLERANCE_S` is left to the one that
+    has more of it. A segment without voice stays as it is.
+    """
+    if not segments:
+        return []
+    first = max(0, round((segments[0].start - TOLERANCE_S) * RATE / FRAME))
+    owned: list[list[tuple[float, float]]] = [[] for _ in segments]
+    for stretch in track.runs(BREATH_S, first, BLIP_S):
+        begin, end = (sample / RATE for sample in stretch)
+        shares = [min(end, it.end) - max(begin, it.start) for it in segments]
+        largest = max(shares)
+        for index, share in enumerate(shares):
+            if share > 0 and (share == largest or share >= TOLERANCE_S):
+                owned[index].append((begin, end))
+    found: list[Segment] = []
+    for index, segment in enumerate(segments):
+        start, end = segment.start, segment.end
+        if owned[index]:
+            voice, last = owned[index][0], owned[index][-1]
+            if index == 0 or voice not in owned[index - 1]:
+                start = max(voice[0], start - TOLERANCE_S)
+            if index + 1 == len(segments) or last not in owned[index + 1]:
+                end = min(last[1], end + TOLERANCE_S)
+        start = max(start, found[-1].end if found else after)
+        found.append(replace(segment, start=start, end=max(start, end)))
+    return found
