@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import trio
 
+ADMIN_KEY = "chaos"
+
 GAUGES = ("num_requests_running", "http_requests_in_flight", "num_requests_waiting")
 STAGE_GAUGES = (
     "running",
@@ -135,10 +137,13 @@ async def serving(model: str, settings: Sequence[str], log: Path) -> AsyncIterat
             [sys.executable, "-m", "omni_actors", "serve", model, "--port", str(port), "--platform", "cpu", *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
+            env={**os.environ, "OMNI_ACTORS_ADMIN_KEY": ADMIN_KEY},
         )
     limits = httpx.Limits(max_connections=None)
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=limits) as client:
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, headers=headers) as client:
             served = Served(process, port, client)
             assert await served.wait_healthy(120), "the server did not become ready"
             yield served

@@ -305,13 +305,12 @@ async def test_an_unexpected_failure_is_500_with_an_id(caplog: pytest.LogCapture
 
 
 async def test_every_route_is_json_on_a_wrong_body() -> None:
-    async with served() as server:
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer boss"}
+    async with served(options=ServerOptions(admin_keys=("boss",))) as server:
         for method, path, _ in ROUTES:
             if method == "POST":
                 for content in (b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000):
-                    response = await server.client.post(
-                        path, content=content, headers={"Content-Type": "application/json"}
-                    )
+                    response = await server.client.post(path, content=content, headers=headers)
                     error_of(response, 400)
         assert not server.orchestrator.requests
 

@@ -89,30 +89,14 @@ async def test_over_a_unix_socket(tmp_path: Path) -> None:
     assert done.output.startswith(f"Error: cannot reach http://127.0.0.1:8000/v1 on unix:{path}: ")
 
 
-async def test_over_a_unix_socket_the_servers_own_user_needs_no_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "door")
-    async with served(options=ServerOptions(unix_path=path)) as server:
-        assert (await server.get(REPLICAS, headers={"Host": "localhost"})).status_code == 200
-        for header in ("Host", "X-Forwarded-For", "Origin"):
-            assert (await server.get(REPLICAS, headers={"Host": "localhost", header: "x"})).status_code == 403
-        monkeypatch.setattr("omni_actors.entrypoints.admin.os.geteuid", lambda: 12345)
-        with pytest.raises(OmniError, match="over a unix socket, of its own user"):
-            await replicas("list", "--uds", path)
-    async with served(options=ServerOptions(unix_path=path, api_keys=("secret",))):
-        assert await replicas("list", "--uds", path, "--api-key", "secret") == []
-        with pytest.raises(OmniError, match="API key"):
-            await replicas("list", "--uds", path)
-
-
 @pytest.mark.parametrize("where", ["tcp", "unix"])
-async def test_tls(certificate: Path, where: str, tmp_path: Path) -> None:
+async def test_tls(certificate: Path, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "door") if where == "unix" else None
     tls = tls_context(str(certificate), None)
-    async with served(options=ServerOptions(unix_path=path), tls=tls) as server:
+    async with served(options=ServerOptions(unix_path=path, admin_keys=("boss",)), tls=tls) as server:
         words = ["--url", server.url.replace("127.0.0.1", "localhost") if path is None else "https://localhost"]
         words += ["--uds", path] if path is not None else []
+        monkeypatch.setenv("OMNI_ACTORS_ADMIN_KEY", "boss")
         assert await replicas("list", *words, SSL_CERT_FILE=str(certificate)) == []
         few = ("--requests", "1", "--repeats", "1", "--warmup", "0")
         done = await run(bench_command, "chat", *words, *few, SSL_CERT_FILE=str(certificate))

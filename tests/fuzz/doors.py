@@ -26,6 +26,7 @@ from tests.media.room import Room
 from tests.pipelines.builders import plan_of
 
 from omni_actors.entrypoints.app import build_app
+from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import Limits, serve
 from omni_actors.entrypoints.server.parser import METHODS, BadRequest, RequestParser
 from omni_actors.media.client import MediaService
@@ -36,6 +37,7 @@ PATIENCE_S = 20.0
 """What comes later than that does not come. (The limits below are far shorter.)"""
 
 LIMITS = Limits(linger_s=1.0, close_s=10.0, write_s=10.0, ping_s=0.0)
+ADMIN = "Authorization: Bearer boss"
 PROBE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 LOG = logging.getLogger("omni_actors")
 
@@ -175,7 +177,7 @@ async def _application(door: Door, ready: Callable[[], None]) -> None:
     orchestrator = FakeOrchestrator(plan)
     room = Room(**plan.media.options)
     media = MediaService(room.query, limits=read_limits(plan.media.options))
-    app = build_app(orchestrator, media, plan)
+    app = build_app(orchestrator, media, plan, ServerOptions(admin_keys=("boss",)))
 
     def quiet() -> bool:
         orchestrator.requests.clear()
@@ -303,7 +305,7 @@ def _requests() -> list[bytes]:
         post("/v1/completions", b'{"prompt":["a",[1,2]],"n":2,"logprobs":2,"echo":true,"max_tokens":0}'),
         post("/v1/audio/speech", b'{"input":"Hi.","voice":"heart","response_format":"pcm","stream_format":"sse"}'),
         post("/v1/audio/transcriptions", form, "multipart/form-data; boundary=b", "X-Request-Timeout: 5"),
-        post("/admin/replicas", b'{"stage":"llm","replica":0,"action":"drain"}'),
+        post("/admin/replicas", b'{"stage":"llm","index":0,"action":"drain"}', "application/json", ADMIN),
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
         b'5;a=b\r\n{"pro\r\nc\r\nmpt": "you"}\r\n0\r\nTrailer: x\r\n\r\n' + PROBE,
         b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"

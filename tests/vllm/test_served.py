@@ -38,7 +38,7 @@ def model(demo_weights: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
-    with serving(folder, str(model), "--platform", "cpu", *QUICK, start_s=300) as found:
+    with serving(folder, str(model), "--platform", "cpu", "--admin-key", "boss", *QUICK, start_s=300) as found:
         yield found
 
 
@@ -126,7 +126,7 @@ def test_a_client_that_leaves_takes_its_blocks_along(server: Server) -> None:
 
 def test_it_sleeps_and_wakes_by_command(server: Server) -> None:
     def command(**body: Any) -> tuple[int, Any]:
-        return server.post("/admin/replicas", {"stage": "llm", "index": 0, **body})
+        return server.post("/admin/replicas", {"stage": "llm", "index": 0, **body}, authorization="Bearer boss")
 
     expected = ask(server)["choices"]
     assert command(action="sleep", level=1)[0] == 400, "there is no device memory to give back"

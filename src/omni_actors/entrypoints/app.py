@@ -19,7 +19,8 @@ from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import BadHost, HTTPException
 
-from omni_actors.entrypoints import admin, probes
+from omni_actors.entrypoints import probes
+from omni_actors.entrypoints.admin import replicas
 from omni_actors.entrypoints.asgi import AsgiExchange, Message, Receive, Send
 from omni_actors.entrypoints.guard import Guard, Guarded, new_context, normal_path, refusal
 from omni_actors.entrypoints.http import JSON, Call, Exchange, Opened, Reply, RequestContext
@@ -64,8 +65,8 @@ ROUTES: tuple[Route, ...] = (
     ("GET", "/v1/audio/models", models.audio_models),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/<path:name>", models.one_model),
-    ("GET", "/admin/replicas", admin.replicas),
-    ("POST", "/admin/replicas", admin.command),
+    ("GET", "/admin/replicas", replicas.listed),
+    ("POST", "/admin/replicas", replicas.command),
     ("GET", "/live", probes.live),
     ("GET", "/ready", probes.ready),
     ("GET", "/health", probes.health),
@@ -111,6 +112,7 @@ class Application:
     async def websocket(self, socket: WebSocket) -> None:
         """Serve one WebSocket."""
         path, context = normal_path(socket.path), new_context()
+        context.user = socket.user
         token = current_request.set(context.id)
         try:
             info = self._guard.admit(path, dict(reversed(socket.headers)), context)

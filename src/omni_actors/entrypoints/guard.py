@@ -8,16 +8,17 @@ behind it see it.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from random import getrandbits
+from urllib.parse import urlsplit
 
 import trio
 
+from omni_actors.entrypoints.admin.access import AdminAccess, is_admin
 from omni_actors.entrypoints.http import Exchange, Headers, RequestContext
+from omni_actors.entrypoints.keys import Keys, bearer
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.pipelines.plan import DeploymentLimits
@@ -40,9 +41,18 @@ _SLASHES = re.compile(r"/{2,}")
 
 
 def normal_path(path: str) -> str:
-    """Without doubled and trailing slashes."""
+    """Return a path as it is routed: without doubled and trailing slashes.
+
+    A whole URL (some servers hand one on in the place of a path) gives its path, as Quart takes it too: whatever is
+    decided by a path here must be decided by the one that is routed.
+    """
+    if not path.startswith("/") and path != "*":
+        try:
+            path = urlsplit(path).path
+        except ValueError:
+            return "/"
     if "//" not in path and not path.endswith("/"):
-        return path
+        return path or "/"
     return _SLASHES.sub("/", path).rstrip("/") or "/"
 
 
@@ -59,7 +69,8 @@ class Guard:
         self.max_body = limits.max_body_bytes
         self._deadline_s = limits.deadline_s
         self._metrics = metrics
-        self._keys = [_digest(key) for key in options.api_keys]
+        self._keys = Keys(options.api_keys)
+        self._admin = AdminAccess(options.admin_keys, self._keys)
 
     async def run(self, exchange: Exchange, answer: Callable[[Guarded], Awaitable[None]]) -> None:
         """One exchange: refused, or answered by ``answer``. An exception of that is a 500, an :class:`OmniError` its
@@ -67,10 +78,9 @@ class Guard:
         headers = dict(reversed(exchange.headers))  # of several of a name the first
         method, path = exchange.method, normal_path(exchange.path)
         context = new_context()
-        if exchange.client:
-            context.peer = exchange.client[0]
-        else:
+        if not exchange.client:
             context.user = exchange.user
+        context.http_version = exchange.http_version
         guarded = Guarded(self, exchange, context, path, headers)
         token = current_request.set(context.id)
         self._metrics.http_begun()
@@ -114,12 +124,15 @@ class Guard:
             current_request.set(context.id)
         if method == "OPTIONS":
             return None
-        if path not in OPEN_PATHS and self._keys:
-            tenant = self._tenant(headers)
-            if tenant is None:
+        if is_admin(path):
+            if (info := self._admin.refusal(context, headers)) is not None:
+                return info
+        elif path not in OPEN_PATHS and self._keys:
+            place = self._keys.find(bearer(headers))
+            if place is None:
                 message = "A valid API key is needed: 'Authorization: Bearer KEY'."
                 return http_error(401, message, code="invalid_api_key")
-            context.tenant = tenant
+            context.tenant = f"key {place}"  # which says nothing of the key
         context.timeout_s = self._deadline_s
         if (timeout := headers.get(b"x-request-timeout")) is not None:
             try:
@@ -152,17 +165,6 @@ class Guard:
         if origin.decode("latin-1") in origins:
             return [(b"access-control-allow-origin", origin), exposed, vary]
         return [vary]
-
-    def _tenant(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """The name of the key that came, which says nothing of it; ``None`` if it is none of ours. Compares against
-        every key, in time that does not depend on where they differ."""
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        digest = hashlib.sha256(given.strip()).digest()
-        found = None
-        for place, key in enumerate(self._keys):
-            if hmac.compare_digest(digest, key):
-                found = f"key {place}"
-        return found if scheme.lower() == b"bearer" else None
 
 
 class Guarded:
@@ -301,10 +303,6 @@ def _preflight(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"*")),
         (b"access-control-max-age", b"600"),
     ]
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
 
 
 def _body_too_large(limit: int) -> ErrorInfo:

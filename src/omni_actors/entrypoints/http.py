@@ -126,10 +126,10 @@ class RequestContext:
     label: str | None
     started: float
     """Trio time at which the head arrived."""
-    peer: str | None = None
-    """IP address of the other end, if it has one. Behind a proxy it is the proxy's."""
     user: int | None = None
-    """Without an address: the other end's user on this machine, if the kernel says it. So behind a proxy, too."""
+    """Over a unix socket: the number of the other end's user, as the kernel says it. Behind a proxy the proxy's."""
+    http_version: str = ""
+    """What the other end speaks, behind a proxy the proxy."""
     timeout_s: float = math.inf
     """The whole budget in seconds from ``started``: the caller's by header, or the deployment's."""
     priority: int | None = None

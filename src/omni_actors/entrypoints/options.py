@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from omni_actors.entrypoints.keys import check_key
 from omni_actors.entrypoints.server.limits import Limits
 
 
@@ -27,6 +28,8 @@ class ServerOptions:
     """What one client may take of the connections. Hypercorn has limits of its own."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Without one, no key is asked for."""
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Keys that open the admin routes (and no other ones). ``serve`` adds one of its own."""
     cors_origins: tuple[str, ...] = ("*",)
     """Browser origins that may call; ``*`` is any (without credentials), empty is none."""
     model_aliases: tuple[str, ...] = ()
@@ -38,3 +41,11 @@ class ServerOptions:
     audio_history_s: float = 3600.0
     """How long a spoken answer can be referred to by its id in a later turn (``expires_at``)."""
     log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        """Raise :class:`ValueError` for keys that open nothing, or more than they should."""
+        for name, keys in (("an API key", self.api_keys), ("an admin key", self.admin_keys)):
+            for key in keys:
+                check_key(key, name)
+        if set(self.api_keys) & set(self.admin_keys):
+            raise ValueError("an API key is an admin key too: those who may use the model may not replace its workers")

@@ -9,11 +9,15 @@ import os
 import resource
 import signal
 import ssl
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from urllib.parse import urlsplit
 
 import trio
 
+from omni_actors.entrypoints.admin import keyfile
+from omni_actors.entrypoints.admin.access import is_loopback
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.loading import show_loading
 from omni_actors.entrypoints.options import ServerOptions
@@ -92,13 +96,15 @@ async def _signals(plan: Plan, ending: _Ending) -> None:
 async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
     started = trio.current_time()
     tls = _tls(options)
+    admin_key = keyfile.make_key()
+    options = replace(options, admin_keys=(*options.admin_keys, admin_key))
     _allow_descriptors()
     async with open_orchestrator(plan, log_level=options.log_level) as orchestrator:
         media = None
         if plan.media is not None:
             media = MediaService(orchestrator.query_media, limits=read_limits(plan.media.options))
         app = build_app(orchestrator, media, plan, options)
-        async with trio.open_nursery() as nursery:
+        async with contextlib.AsyncExitStack() as published, trio.open_nursery() as nursery:
             if media is not None:
                 nursery.start_soon(media.run)
             patient = None if options.server == "builtin" else nursery.cancel_scope
@@ -124,6 +130,8 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
                 raise _cannot_listen(options, error) from None
             where = " and ".join(urls)
             log.info("listening on %s", where)
+            published.enter_context(keyfile.published(admin_key, urls))
+            warn_of_open_doors(urls, options)
             await show_loading(orchestrator, plan)
             gc.collect()
             gc.freeze()  # a full collection of what stays would hold everybody up, for some 30 ms, now and again
@@ -141,6 +149,17 @@ async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, patien
     if patient is not None:
         await trio.sleep(TAIL_S)
         patient.cancel()
+
+
+def warn_of_open_doors(urls: Sequence[str], options: ServerOptions) -> None:
+    """Warn where other machines may reach the server and no key is asked for."""
+    beyond = [url for url in urls if not url.startswith("unix:") and not is_loopback(urlsplit(url).hostname)]
+    if beyond and not options.api_keys:
+        log.warning(
+            "listening on %s without an API key: whoever reaches this address may use the model "
+            "(serve --api-key KEY asks for one, and so does OMNI_ACTORS_API_KEY)",
+            ", ".join(beyond),
+        )
 
 
 def _allow_descriptors() -> None:

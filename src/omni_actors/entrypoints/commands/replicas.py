@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from omni_actors.entrypoints.admin.keyfile import find_key, folders
+from omni_actors.entrypoints.commands.keys import checked_keys
 from omni_actors.entrypoints.commands.target import Target, target_options
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
@@ -27,7 +29,8 @@ class Server:
     """Where the commands go, and how the answer is shown."""
 
     target: Target
-    api_key: str | None
+    admin_key: str | None
+    """``None``: the one that the server has left for its own user, if there is one."""
     as_json: bool
 
     def ask(self, command: dict[str, Any] | None = None, *, waits: bool = False) -> list[dict[str, Any]]:
@@ -36,9 +39,12 @@ class Server:
         kind = http.client.HTTPSConnection if target.tls else http.client.HTTPConnection
         connection = kind(target.host, target.port)
         path = target.root + PATH
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        headers: dict[str, str] = {}
         try:
             connection.sock = target.connect(CONNECT_S)
+            key = self.admin_key or find_key(connection.sock, target.uds)
+            if key is not None:
+                headers["Authorization"] = f"Bearer {key}"
             if waits:
                 connection.sock.settimeout(None)
             if command is None:
@@ -52,6 +58,8 @@ class Server:
             raise _failed(f"The server at {target} does not answer: {str(error) or type(error).__name__}.") from None
         finally:
             connection.close()
+        if status == 401 and key is None:
+            raise _failed(_no_key(target))
         return _replicas(status, body)
 
     def show(self, found: list[dict[str, Any]]) -> None:
@@ -63,10 +71,16 @@ class Server:
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--url``, ``--uds``, ``--api-key`` and ``--json``."""
+    """``--url``, ``--uds``, ``--admin-key`` and ``--json``."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option("--api-key", envvar="OMNI_ACTORS_API_KEY", help="The server's key.  [env: OMNI_ACTORS_API_KEY]"),
+        click.option(
+            "--admin-key",
+            envvar="OMNI_ACTORS_ADMIN_KEY",
+            callback=checked_keys,
+            help="The server's admin key.  [env: OMNI_ACTORS_ADMIN_KEY]  [default: the one that a server of this user "
+            "on this machine has left in its file]",
+        ),
         target_options("http://127.0.0.1:8000", "Where the server is; a /v1 at its end is left out."),
     ):
         command = option(command)
@@ -91,7 +105,7 @@ def replicas_group() -> None:
     omni-actors replicas restart --all --grace 60
     omni-actors replicas drain llm 1
 
-    A server that has API keys takes one of them (--api-key); one without serves these commands to its own machine only.
+    For a server of your own on this machine nothing more is needed. Any other one asks for its admin key (--admin-key).
     """
 
 
@@ -178,6 +192,15 @@ def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _no_key(target: Target) -> str:
+    places = " and ".join(map(str, folders()))
+    return (
+        f"The server at {target} asks for its admin key, and none was found for it in {places}. Run this as the user "
+        "who serves, on the same machine (with the same OMNI_ACTORS_CACHE, if it has one), or give the key of "
+        "'serve --admin-key' by --admin-key or OMNI_ACTORS_ADMIN_KEY."
+    )
 
 
 def _replicas(status: int, body: bytes) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
+from omni_actors.entrypoints.commands.keys import checked_keys
 from omni_actors.entrypoints.commands.target import host_option, one_door
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server.limits import Limits
@@ -52,7 +53,18 @@ from omni_actors.telemetry import logs
     "api_keys",
     multiple=True,
     envvar="OMNI_ACTORS_API_KEY",
+    callback=checked_keys,
     help="Key that clients must send. Repeatable.  [env: OMNI_ACTORS_API_KEY]  [default: none is asked for]",
+    show_default=False,
+)
+@click.option(
+    "--admin-key",
+    "admin_keys",
+    multiple=True,
+    envvar="OMNI_ACTORS_ADMIN_KEY",
+    callback=checked_keys,
+    help="Key that opens the admin routes, beside the one that the server makes for its own user (its log says where). "
+    "Repeatable.  [env: OMNI_ACTORS_ADMIN_KEY]",
     show_default=False,
 )
 @click.option(
@@ -93,6 +105,7 @@ def serve(
     server: Literal["builtin", "hypercorn"],
     limits: tuple[str, ...],
     api_keys: tuple[str, ...],
+    admin_keys: tuple[str, ...],
     cors_origins: tuple[str, ...],
     model_aliases: tuple[str, ...],
     log_level: str,
@@ -112,8 +125,8 @@ def serve(
     Ctrl-C (SIGINT) or SIGTERM drains: requests in flight may finish, new ones are refused, then every worker ends.
     """
     logs.configure(log_level)
-    if not all(key.strip() for key in api_keys):
-        raise click.UsageError("--api-key is empty")
+    if set(api_keys) & set(admin_keys):
+        raise click.UsageError("one key is --api-key and --admin-key: an API key may not open the admin routes")
     one_door(context)
     if tls_key is not None and tls_certificate is None:
         raise click.UsageError("--ssl-keyfile needs --ssl-certfile")
@@ -129,6 +142,7 @@ def serve(
         server=server,
         limits=_limits(limits),
         api_keys=api_keys,
+        admin_keys=admin_keys,
         cors_origins=_origins(cors_origins),
         model_aliases=model_aliases,
         log_level=log_level.upper(),

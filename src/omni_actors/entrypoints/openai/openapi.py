@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from omni_actors.entrypoints.admin import Command
+from omni_actors.entrypoints.admin.replicas import Command
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import schemas, transcriptions, voicing
 from omni_actors.entrypoints.openai.audio import CONTENT_TYPES
@@ -35,8 +35,8 @@ _INSIDE = ("ClipPart", "ImagePart", "VideoPart")
 
 _STATUS = {
     400: "What was sent is not what this takes; `param` names the field.",
-    401: "An API key is needed.",
-    403: "Not from there.",
+    401: "A key is needed: an API key, or for the admin routes an admin key.",
+    403: "An API key does not open the admin routes.",
     404: "There is no such model, voice, replica or task here.",
     408: "The request's own time is up, or its body came too slowly.",
     409: "Another command is at it.",

@@ -29,6 +29,14 @@ _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: close at once, and tell the peer by a reset."""
 
 
+def peer_user(connection: socket.socket) -> int | None:
+    """Return the number of the user at the other end of a unix socket, as the kernel knows it; ``None`` of others."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(data)[1])
+
+
 class Stalled(Exception):
     """The peer takes nothing of what waits for it."""
 
@@ -56,12 +64,7 @@ class Transport:
     @property
     def user(self) -> int | None:
         """Who has connected, as the kernel knows it: a user's number over a unix socket, ``None`` over another one."""
-        if self.socket.family != socket.AF_UNIX:
-            return None
-        _, user, _ = _CREDENTIALS.unpack(
-            self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        return int(user)
+        return peer_user(self.socket)
 
     async def receive(self) -> bytes:
         """What has come, as soon as something has; ``b""`` once the peer will send no more, or is gone."""

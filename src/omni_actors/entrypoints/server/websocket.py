@@ -81,6 +81,11 @@ class WebSocket:
         """Bytes of a message that has not wholly come."""
 
     @property
+    def user(self) -> int | None:
+        """The client's user by number, over a unix socket."""
+        return self._exchange.user
+
+    @property
     def subprotocols(self) -> list[str]:
         """Which of them the client would speak, in its order."""
         offers = [value for name, value in self.headers if name == b"sec-websocket-protocol"]

@@ -1,16 +1,8 @@
-"""What operators do while it serves: ``/admin/replicas``.
-
-It stands behind the guard like every route, so where the server has API keys it takes one. Without any it serves this
-machine alone: a caller must come from a loopback address (over a unix socket: be of the server's own user), ask for
-one, and neither by a proxy (as far as that says that it is one) nor from a web page.
-"""
+"""``/admin/replicas``: the replicas as they are, and commands to them."""
 
 from __future__ import annotations
 
-import ipaddress
-import os
 from typing import Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,13 +14,6 @@ from omni_actors.stages.control import ReplicaStatus
 
 MAX_COMMAND = 64 << 10
 """Bytes of a command's body."""
-
-_FOREIGN = (b"origin", b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
-"""Headers of web pages and proxies: behind them anybody may be."""
-
-_FETCH_SITE = b"sec-fetch-site"
-"""From where a browser asks. It is not ``none`` where a page does, whose name may have been made to stand for this
-machine's address: it is of the same origin then, and a GET has no Origin."""
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -44,16 +29,14 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     level: int | None = None
 
 
-async def replicas(services: Services, call: Call) -> Reply:
+async def listed(services: Services, call: Call) -> Reply:
     """Every replica as it is."""
-    _permit(services, call)
     return _listed(services.orchestrator.control.status())
 
 
 async def command(services: Services, call: Call) -> Reply:
     """Do it, and say how the replicas are then. ``replace`` and ``restart`` answer when the new workers are ready; a
     client that leaves before calls off what has not begun."""
-    _permit(services, call)
     it = await _read(call)
     control = services.orchestrator.control
     if it.action == "restart":
@@ -69,39 +52,6 @@ async def command(services: Services, call: Call) -> Reply:
         return _listed([await control.wake(it.stage, it.index)])
     act = {"drain": control.drain, "undrain": control.undrain, "kill": control.kill}[it.action]
     return _listed([act(it.stage, it.index)])
-
-
-def _permit(services: Services, call: Call) -> None:
-    """Raises 403 for a stranger at a server without keys."""
-    if services.options.api_keys:
-        return  # the guard has seen one
-    foreign = any(name in call.headers for name in _FOREIGN) or call.headers.get(_FETCH_SITE, b"none") != b"none"
-    is_here = _is_loopback(call.context.peer) or call.context.user == os.geteuid()
-    if foreign or not is_here or not _names_this_machine(call.headers.get(b"host", b"")):
-        message = (
-            "Without an API key (serve --api-key) this is for callers on the server's own machine; over a unix socket, "
-            "of its own user."
-        )
-        raise OmniError(http_error(403, message, code="forbidden"))
-
-
-def _names_this_machine(host: bytes) -> bool:
-    """Whether a Host is a loopback address. Any other name may be that of a page, which its owner has made to stand for
-    one: browsers send no Sec-Fetch-Site where there is no TLS."""
-    try:
-        name = urlsplit(f"//{host.decode('latin-1')}").hostname
-    except ValueError:
-        return False
-    return name == "localhost" or _is_loopback(name)
-
-
-def _is_loopback(peer: str | None) -> bool:
-    try:
-        address = ipaddress.ip_address(peer or "")
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 async def _read(call: Call) -> Command:
