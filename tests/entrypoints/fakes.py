@@ -231,13 +231,14 @@ async def served(
     script: Script = answer,
     *overrides: str,
     pipeline: Pipeline = PIPELINE,
+    plan: Plan | None = None,
     options: ServerOptions | None = None,
     grace_s: float = 1.0,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Server]:
     """The application on a free port (or the options' unix socket), with the real media engine behind a real client,
     which speaks no TLS."""
-    plan = plan_of(pipeline, *overrides)
+    plan = plan or plan_of(pipeline, *overrides)
     orchestrator = FakeOrchestrator(plan, script)
     settings = plan.media.options if plan.media is not None else {}
     room = Room(**settings)

@@ -373,6 +373,8 @@ async def test_transcription_fields_that_are_refused(fields: dict[str, str], par
         await server.settled()
 
 
+FILE: Any = ("file", ("a.wav", wav(SPEECH)))
+
 LANGUAGES = {
     "": None,
     " ": None,
@@ -398,6 +400,32 @@ async def test_a_language_is_a_code_a_name_or_the_models_choice(path: str) -> No
         assert asked == [code for code in LANGUAGES.values() for _ in range(2)]
         unknown = await server.client.post(path, data={"language": "xx"}, files={"file": ("a.wav", wav(SPEECH))})
         assert "en, de" in error_of(unknown, 400)["message"]
+
+
+async def test_fields_of_a_form_that_are_empty_or_listed_without_brackets() -> None:
+    empty = dict.fromkeys(("model", "language", "prompt", "temperature", "response_format", "stream", "timeout"), "")
+    form: list[tuple[str, str]] = [*empty.items(), ("chunking_strategy", ""), ("include[]", ""), ("keywords", "")]
+    verbose = {"response_format": "verbose_json", "timestamp_granularities": "segment"}
+    async with served() as server:
+        answers = [
+            await server.client.post(HEAR, files=[*((name, (None, it)) for name, it in fields), FILE])
+            for fields in (
+                form,
+                [*verbose.items()],
+                [*verbose.items(), ("timestamp_granularities", "word")],
+                [*verbose.items(), ("timestamp_granularities[]", "word")],
+            )
+        ]
+        assert [it.status_code for it in answers] == [200] * 4, [it.text for it in answers]
+        assert answers[0].json()["text"] == TEXT
+        asked = [request.params["transcription"] for request in server.orchestrator.requests]
+        assert [it.timestamps for it in asked] == ["none", "segment", "word", "word"]
+        for name in ("include", "include[]"):
+            fields = [(name, (None, "logprobs")), (name, (None, "more")), FILE]
+            assert error_of(await server.client.post(HEAR, files=fields), 400)["param"] == "include"
+        twice = [("prompt", (None, "a")), ("prompt", (None, "b")), FILE]
+        assert error_of(await server.client.post(HEAR, files=twice), 400)["param"] == "prompt"
+        await server.settled()
 
 
 @pytest.mark.parametrize(

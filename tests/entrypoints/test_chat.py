@@ -402,6 +402,48 @@ async def test_a_large_text_is_parsed_like_a_small_one() -> None:
         assert error_of(await server.post(CHAT, message(long, extra=1)), 400)["param"] == "extra"
 
 
+KEPT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be short.", "tool_calls": None, "name": None},
+    {"role": "user", "content": "hi", "tool_calls": None, "tool_call_id": None, "function_call": None},
+    {"role": "assistant", "content": "Yes?", "parsed": {"a": [None]}, "reasoning_content": None, "reasoning": None},
+    {"role": "user", "content": [{"type": "text", "text": "go", "cache_control": None, "image_url": None}]},
+]
+"""A history as other programs keep it."""
+
+
+@pytest.mark.parametrize("long", [False, True])
+async def test_a_history_that_another_program_kept(long: bool) -> None:
+    """Small bodies are parsed in the serving process, large ones go through the media process first."""
+    system = {**KEPT[0], "content": "word " * 100_000 if long else "Be short."}
+    async with served() as server:
+        body = {"messages": [system, *KEPT[1:]], "functions": None, "any": None, "stream_options": None}
+        assert (await server.post(CHAT, body)).status_code == 200
+        assert server.orchestrator.requests[0].params["prompt"].messages == [
+            {"role": "system", "content": system["content"]},
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "Yes?"},
+            {"role": "user", "content": "go"},
+        ]
+        body["messages"] = [system, {**KEPT[2], "reasoning_content": "Hm."}]
+        assert error_of(await server.post(CHAT, body), 400)["param"] == "messages[1].reasoning_content"
+
+
+async def test_null_fields_of_the_other_routes_count_as_absent() -> None:
+    data = base64.b64encode(wav(SPEECH)).decode()
+    async with served() as server:
+        bodies: dict[str, dict[str, Any]] = {
+            "/v1/completions": {"prompt": "a", "min_tokens": None, "skip_special_tokens": None},
+            "/v1/audio/speech": {"input": "a", "ref_audio": None, "speed": None},
+            "/v1/audio/transcriptions": {"input_audio": {"data": data, "odd": None}, "stream": None},
+            "/v1/audio/translations": {"input_audio": {"data": data, "odd": None}},
+        }
+        for path, body in bodies.items():
+            response = await server.post(path, {**body, "odd": None, "model": None})
+            assert response.status_code == 200, (path, response.text)
+            assert error_of(await server.post(path, {**body, "odd": 0}), 400)["param"] == "odd"
+        await server.settled()
+
+
 async def test_a_parts_type_written_with_escapes_is_found() -> None:
     async with served() as server:
         data = base64.b64encode(wav(SPEECH)).decode()

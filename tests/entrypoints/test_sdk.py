@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 import io
 import wave
+from dataclasses import replace
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from tests.entrypoints.fakes import RATE, SPEECH, TEXT, served
+from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, Step, served
 from tests.entrypoints.sdk import asynchronous, blocking, strict
 from tests.media.room import strict_wav, wav
+from tests.pipelines.builders import plan_of
+
+from omni_actors.protocol.request import Completed, Request, TextDelta, Usage
 
 MESSAGES: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Capital of France?"}]
 MAGIC = {"mp3": b"\xff", "opus": b"OggS", "aac": b"\xff\xf1", "flac": b"fLaC", "wav": b"RIFF", "pcm": SPEECH[:8]}
@@ -147,6 +152,53 @@ async def test_an_answer_can_be_sent_back_as_it_came() -> None:
         await blocking(server.url, use)
         for request in server.orchestrator.requests[1::2]:
             assert request.params["prompt"].messages[2] == {"role": "assistant", "content": TEXT}
+
+
+class Answer(pydantic.BaseModel):
+    text: str
+
+
+FORMS = {**dict.fromkeys(("whole", "parsed", "streamed")), "typed": Answer}
+"""How the SDK is asked for an answer → the type that it reads it into."""
+
+
+@pytest.mark.parametrize("way", FORMS)
+async def test_an_answer_of_each_helper_can_be_sent_back(way: str) -> None:
+    """As the object that the SDK gave and as its fields, over two turns."""
+    plan = plan_of(PIPELINE)  # as if vLLM computed what is written: answers of a type are held to it
+    written = replace(plan.stage("llm").declaration, engine="vllm")
+    stages = tuple(replace(it, declaration=written) if it.name == "llm" else it for it in plan.stages)
+    said = '{"text":"Paris"}' if FORMS[way] else TEXT
+
+    def script(request: Request) -> list[Step]:
+        return [TextDelta(0, 0, said, [1], "stop"), Completed({"llm": Usage()})]
+
+    async with served(script, plan=replace(plan, stages=stages)) as server:
+
+        def ask(client: OpenAI, messages: Any) -> Any:
+            if way == "whole":
+                return client.chat.completions.create(model="assistant", messages=messages)
+            if way == "streamed":
+                with client.chat.completions.stream(model="assistant", messages=messages) as stream:
+                    return stream.get_final_completion()
+            form: Any = FORMS[way] or openai.omit
+            return client.chat.completions.parse(model="assistant", messages=messages, response_format=form)
+
+        def use(client: OpenAI) -> list[Any]:
+            messages = list(MESSAGES)
+            answers = []
+            for turn in range(3):
+                answers.append(ask(client, messages).choices[0].message)
+                kept = answers[-1] if turn % 2 else answers[-1].model_dump(warnings=False)
+                messages += [kept, {"role": "user", "content": "Sure?"}]
+            return answers
+
+        answers = await blocking(server.url, use)
+        if FORMS[way]:
+            assert [it.parsed for it in answers] == [Answer(text="Paris")] * 3
+            assert all(it.params["sampling"].constraint.json for it in server.orchestrator.requests)
+        history = server.orchestrator.requests[2].params["prompt"].messages
+        assert history[2:5:2] == [{"role": "assistant", "content": said}] * 2
 
 
 async def test_spoken_question() -> None:

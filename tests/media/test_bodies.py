@@ -143,6 +143,18 @@ def test_a_bad_audio_part_is_a_400_that_names_the_field(name: str) -> None:
     assert refused(chat(part)).info.param == param
 
 
+@pytest.mark.parametrize("name", ["cache_control", "text", "image_url", "détail", ""])
+def test_a_null_beside_a_medium_counts_as_absent(name: str) -> None:
+    data = b64(wav(tone(0.1)))
+    audio = audio_part(data, **{name: None}) | {name: None}
+    by_url = {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}", name: None}, "x": None}
+    clean, media = parse(Room(), chat(audio, by_url, chat_template_kwargs={"a": None}, x=None))
+    assert [part["index"] for part in clean["messages"][0]["content"]] == [0, 1]
+    assert clean["chat_template_kwargs"] == {"a": None}
+    clean, media = parse(Room(), {"input_audio": {"data": data, name: None}}, clip="input_audio")
+    assert len(media) == 1
+
+
 def test_a_bad_part_behind_a_good_one_leaves_nothing() -> None:
     good = audio_part(b64(wav(tone(0.1))))
     assert refused(chat(good, audio_part("????"))).info.param == "messages[0].content[1].input_audio.data"

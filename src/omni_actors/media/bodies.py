@@ -196,9 +196,10 @@ class ChatBody:
 
 
 def _only(given: dict[str, Any], known: tuple[str, ...], path: str) -> None:
-    """What is taken out of the body is not seen by those who check the rest: refuse here what would be dropped."""
-    for name in given:
-        if name not in known:
+    """What is taken out of the body is not seen by those who check the rest: refuse here what would be dropped. (A null
+    counts as absent.)"""
+    for name, value in given.items():
+        if name not in known and value is not None:
             param = f"{path}.{name[:100]}"
             raise invalid_request(f"Unknown field '{param}'.", param, "unknown_parameter")
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from omni_actors.entrypoints.openai.fields import convert
 from omni_actors.entrypoints.openai.forms import MAX_FIELDS_BYTES, MAX_HEAD, SLICE, read_form
+from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
 from omni_actors.protocol.errors import OmniError
 
 KIND = "multipart/form-data; boundary=b"
@@ -23,7 +25,7 @@ def part(name: str, value: bytes, more: str = "") -> bytes:
 FORM = part("model", b"parrot") + part("file", FILE, '; filename="a.wav"') + part("language", b"en") + b"--b--\r\n"
 
 
-async def read(*pieces: bytes) -> tuple[dict[str, Any], Any]:
+async def read(*pieces: bytes, lists: Collection[str] = ()) -> tuple[dict[str, Any], Any]:
     async def body() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
@@ -31,7 +33,7 @@ async def read(*pieces: bytes) -> tuple[dict[str, Any], Any]:
     async def take(file: AsyncIterator[bytes], filename: str | None, content_type: str | None) -> bytes:
         return b"".join([piece async for piece in file])
 
-    return await read_form(body(), KIND, "file", take)
+    return await read_form(body(), KIND, "file", take, lists)
 
 
 MEANT = ({"model": "parrot", "language": "en"}, FILE)
@@ -117,3 +119,23 @@ async def test_a_content_type_is_short() -> None:
 async def test_a_name_comes_twice_only_as_a_list(names: tuple[str, ...]) -> None:
     assert (await refused(*(part(name, b"1") for name in names), b"--b--\r\n"))[:2] == (400, "a")
     assert (await read(part("a[]", b"1"), part("a[]", b"2"), b"--b--\r\n"))[0] == {"a": ["1", "2"]}
+
+
+@pytest.mark.parametrize("names", [("a",), ("a[]",), ("a", "a"), ("a[]", "a[]"), ("a", "a[]"), ("a[]", "a")])
+async def test_a_list_comes_with_brackets_or_without_once_or_repeated(names: tuple[str, ...]) -> None:
+    form = (*(part(name, b"%d" % place) for place, name in enumerate(names)), part("b", b"x"), b"--b--\r\n")
+    assert (await read(*form, lists={"a"}))[0] == {"a": ["0", "1"][: len(names)], "b": "x"}
+
+
+@given(st.data())
+def test_an_empty_field_of_a_form_counts_as_not_given(data: st.DataObject) -> None:
+    given = {"temperature": "0.5", "response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
+    fields: dict[str, Any] = dict(given)
+    for name in data.draw(st.sets(st.text() | st.sampled_from(TranscriptionRequest.__struct_encode_fields__))):
+        fields.setdefault(name, data.draw(st.sampled_from(["", [], [""], ["", ""]])))
+    fields["timestamp_granularities"] = data.draw(st.permutations(["word", "", "segment", ""]).filter(in_order))
+    assert convert(fields, TranscriptionRequest) == convert(given, TranscriptionRequest)
+
+
+def in_order(several: list[str]) -> bool:
+    return several.index("word") < several.index("segment")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from omni_actors.entrypoints.openai.nulls import without_nulls
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 
@@ -37,9 +38,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def decode(data: bytes, kind: type[S]) -> S:
-    """A body as its struct. Raises 400 with ``param``: the path of the field as OpenAI writes it."""
+    """A body as its struct; null fields of its objects count as absent (:mod:`~omni_actors.entrypoints.openai.nulls`).
+
+    Raises 400 with ``param``: the path of the field as OpenAI writes it.
+    """
     try:
-        made = msgspec.json.decode(data, type=kind)
+        made = msgspec.json.decode(without_nulls(data, kind), type=kind)
     except msgspec.ValidationError as error:
         raise explain(str(error), kind) from None
     except RecursionError:
@@ -51,13 +55,25 @@ def decode(data: bytes, kind: type[S]) -> S:
 
 
 def convert(values: dict[str, Any], kind: type[S]) -> S:
-    """A form's fields (strings) as their struct, under the same rules."""
+    """A form's fields (texts, and lists of them) as their struct, under the same rules. An empty text counts as not
+    given: a form has no other way to leave a field open."""
+    given = {name: [it for it in value if it] if isinstance(value, list) else value for name, value in values.items()}
     try:
-        made = msgspec.convert(values, type=kind, strict=False)
+        made = msgspec.convert({name: value for name, value in given.items() if value}, type=kind, strict=False)
     except msgspec.ValidationError as error:
         raise explain(str(error), kind) from None
     refuse_unserved(made)
     return made
+
+
+@functools.cache
+def list_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The fields of a struct that take a list."""
+    return frozenset(name for name, hint in typing.get_type_hints(kind).items() if list in _origins(hint))
+
+
+def _origins(hint: Any) -> set[Any]:
+    return {typing.get_origin(part) for part in (hint, *typing.get_args(hint))}
 
 
 def refuse_unserved(made: msgspec.Struct, at: str = "") -> None:

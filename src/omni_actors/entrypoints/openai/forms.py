@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 from werkzeug.http import parse_options_header
@@ -26,12 +26,13 @@ Take = Callable[[AsyncIterator[bytes], str | None, str | None], Awaitable[Any]]
 
 
 async def read_form(
-    body: AsyncIterator[bytes], content_type: str, file_field: str, take: Take
+    body: AsyncIterator[bytes], content_type: str, file_field: str, take: Take, lists: Collection[str] = ()
 ) -> tuple[dict[str, Any], Any]:
     """The fields, and what ``take`` made of the file in ``file_field`` (``None`` without one).
 
-    A field named with ``[]`` is a list under its bare name. Raises 400 for anything else that comes twice, for a file
-    elsewhere, and for what is not a form.
+    A field named with ``[]`` is a list under its bare name, and so is one of ``lists`` by its bare name, which may come
+    once or several times. Raises 400 for anything else that comes twice, for a file elsewhere, and for what is not a
+    form.
     """
     if len(content_type) > MAX_TYPE:
         raise invalid_request("The form's content type is too long.")
@@ -69,10 +70,11 @@ async def read_form(
         except UnicodeDecodeError:
             raise invalid_request(f"'{part.name}' is not UTF-8.", part.name) from None
         name = part.name.removesuffix("[]")
-        if not part.name.endswith("[]") and name not in fields:
-            fields[name] = value
-        elif part.name.endswith("[]") and isinstance(several := fields.setdefault(name, []), list):
+        listed = name in lists or part.name.endswith("[]")
+        if listed and isinstance(several := fields.setdefault(name, []), list):
             several.append(value)
+        elif not listed and name not in fields:
+            fields[name] = value
         else:
             raise invalid_request(f"'{name}' comes twice.", name)
     return fields, taken

@@ -17,7 +17,7 @@ from omni_actors.entrypoints.admin.replicas import Command
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import schemas, transcriptions, voicing
 from omni_actors.entrypoints.openai.audio import CONTENT_TYPES
-from omni_actors.entrypoints.openai.fields import NoOp, Refused, marks
+from omni_actors.entrypoints.openai.fields import NoOp, Refused, list_fields, marks
 from omni_actors.entrypoints.services import Services
 from omni_actors.version import __version__
 
@@ -30,6 +30,10 @@ _OBJECT: Schema = {"type": "object"}
 _TEXT: Schema = {"type": "string"}
 _ANY: Schema = {}
 _REF = "#/components/schemas/{name}"
+_RULES = (
+    "In JSON bodies a field that is null counts as absent, whatever its name; values that are passed through as data "
+    "keep their nulls. In forms an empty field counts as absent. Any other unknown field is refused."
+)
 _INSIDE = ("ClipPart", "ImagePart", "VideoPart")
 """What the media process leaves in a body: no client may write it."""
 
@@ -148,7 +152,7 @@ def document() -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "omni-actors", "version": __version__},
+            "info": {"title": "omni-actors", "version": __version__, "description": _RULES},
             "security": [{}, {"key": []}],
             "paths": paths,
             "components": {
@@ -185,7 +189,7 @@ def _components() -> dict[str, Schema]:
             _mark(kind, made[kind.__name__]["properties"])
     for kind in listens:
         schema = made[kind.__name__]
-        made[f"{kind.__name__}Form"] = _form(schema)
+        made[f"{kind.__name__}Form"] = _form(kind, schema)
         schema["properties"]["input_audio"] = _ref(schemas.InputAudio)
         schema["required"] = ["input_audio"]
     for name in _INSIDE:
@@ -209,10 +213,10 @@ def _mark(kind: type[msgspec.Struct], properties: dict[str, Schema]) -> None:
         properties[name]["description"] = f"Changes nothing. {no_op.why}"
 
 
-def _form(schema: Schema) -> Schema:
-    """The same as a form: its fields are texts, lists come under their name with ``[]``."""
-    properties = {name: it for name, it in schema["properties"].items() if name != "input_audio"}
-    named = {f"{name}[]" if name == "timestamp_granularities" else name: it for name, it in properties.items()}
+def _form(kind: type[msgspec.Struct], schema: Schema) -> Schema:
+    """The same as a form: its fields are texts, lists come under their name with ``[]`` or without."""
+    named = {name: it for name, it in schema["properties"].items() if name != "input_audio"}
+    named |= {f"{name}[]": named[name] for name in list_fields(kind)}
     named["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}
     return {"type": "object", "required": ["file"], "properties": named, "additionalProperties": False}
 

@@ -39,7 +39,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What chat and text completions share."""
 
     model: str | None = None
-    stream: bool | None = False
+    stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     max_tokens: Count | None = None
@@ -196,6 +196,7 @@ class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid
     name: str | None = None
     audio: AudioId | None = None
     refusal: str | None = None
+    parsed: Annotated[Any, NoOp("The SDK's reading of the content, which stands beside it.")] = None
     annotations: Annotated[Any, NoOp("Citations of an earlier answer are not part of what was said.")] = None
     tool_calls: Annotated[Any, Refused(_TOOLS, ([],))] = None
     function_call: Annotated[Any, Refused(_TOOLS)] = None
@@ -227,7 +228,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioOutput | None = None
     max_completion_tokens: Count | None = None
-    logprobs: bool | None = False
+    logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
 
@@ -245,7 +246,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     use_audio_in_video: bool | None = None
 
     store: Annotated[bool | None, NoOp(_STORED)] = None
-    metadata: Annotated[dict[str, str] | None, NoOp(_STORED)] = None
+    metadata: Annotated[dict[str, str | None] | None, NoOp(_STORED)] = None
     service_tier: Annotated[str | None, NoOp("There is one tier.")] = None
     parallel_tool_calls: Annotated[bool | None, NoOp("Without tools there are no calls.")] = None
     prediction: Annotated[Any, NoOp("A hint for speed; the answer is the same without it.")] = None
@@ -269,7 +270,7 @@ class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True
 
     prompt: str | list[str | TokenId | list[TokenId]]
     max_tokens: Annotated[int, Meta(ge=0, le=2**53)] | None = None
-    echo: bool | None = False
+    echo: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
     best_of: Annotated[Any, Refused("ask for n answers and choose.", (1,))] = None

@@ -12,7 +12,7 @@ from msgspec import Meta
 from omni_actors.entrypoints.http import Call, Reply, before
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.bodies import foresee, foresee_any, read_json
-from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode
+from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode, list_fields
 from omni_actors.entrypoints.openai.forms import read_form
 from omni_actors.entrypoints.openai.schemas import ClipPart, Priority, Seconds
 from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
@@ -51,11 +51,11 @@ class TranscriptionRequest(TranslationRequest, forbid_unknown_fields=True, kw_on
     stream: bool | None = None
 
     chunking_strategy: Annotated[Any, NoOp("The model cuts long audio itself.")] = None
-    include: Annotated[Any, Refused("log probabilities of transcriptions are not served.", ([],))] = None
-    keywords: Annotated[Any, Refused("put them into the prompt.", ([],))] = None
-    languages: Annotated[Any, Refused("give one language, or none.", ([],))] = None
-    known_speaker_names: Annotated[Any, Refused(_SPEAKERS, ([],))] = None
-    known_speaker_references: Annotated[Any, Refused(_SPEAKERS, ([],))] = None
+    include: Annotated[list[Any] | None, Refused("log probabilities of transcriptions are not served.", ([],))] = None
+    keywords: Annotated[list[Any] | None, Refused("put them into the prompt.", ([],))] = None
+    languages: Annotated[list[Any] | None, Refused("give one language, or none.", ([],))] = None
+    known_speaker_names: Annotated[list[Any] | None, Refused(_SPEAKERS, ([],))] = None
+    known_speaker_references: Annotated[list[Any] | None, Refused(_SPEAKERS, ([],))] = None
     vad_filter: Annotated[Any, Refused("silence is left in.", (False, "false"))] = None
 
 
@@ -151,7 +151,8 @@ async def _read_form(services: Services, call: Call, needs: Key, kind: type[B]) 
             upload = await call.enter(services.media_process().upload(pieces, param="file"))
         return _File(upload, filename, content_type)
 
-    fields, file = await read_form(call.body, call.headers[b"content-type"].decode("latin-1"), "file", take)
+    content_type = call.headers[b"content-type"].decode("latin-1")
+    fields, file = await read_form(call.body, content_type, "file", take, list_fields(kind))
     body = convert(fields, kind)
     if file is None or body.input_audio is not None:
         raise invalid_request("A form brings its audio in the field 'file'.", "file", "missing_required_parameter")
