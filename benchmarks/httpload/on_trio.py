@@ -99,8 +99,8 @@ def direct(pump: Pump) -> Application:
     """This project's own way: handlers of calls, behind the guard."""
 
     async def ask(services: Services, call: Call) -> Reply:
-        data, _ = await read_json(services, call, ("chat", ("text",), ("text",)))
-        body = decode(data, work.Ask)
+        read = await read_json(services, call, ("chat", ("text",), ("text",)))
+        body = decode(read.json, work.Ask)
         return Reply(sse.encode(work.answer(body.id, body.input, body.max_tokens)))
 
     async def saturated(services: Services, call: Call) -> Reply:

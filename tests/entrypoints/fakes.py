@@ -135,7 +135,9 @@ class FakeOrchestrator:
         try:
             graph = subgraph(self.plan, outline.task, outline.inputs, outline.outputs)
         except OmniError:
-            return
+            if or_later:
+                return
+            raise
         self.admission.foresee(outline, graph, or_later=or_later)
 
     @asynccontextmanager

@@ -184,7 +184,12 @@ async def test_voices_are_objects_and_openais_names_stand_for_them() -> None:
 CLONER = replace(
     PIPELINE,
     stages=tuple(
-        replace(stage, ports=(*stage.ports, Port("reference", "pcm", required=False)))
+        replace(
+            stage,
+            ports=(*stage.ports, Port("reference", "pcm", required=False)),
+            defaults={**stage.defaults, "max_characters": 4096, "max_reference_s": 30.0},
+            input_limits={"text": "max_characters", "audio": "max_reference_s"},
+        )
         if stage.name == "acoustic"
         else stage
         for stage in PIPELINE.stages
@@ -240,7 +245,7 @@ async def test_a_large_clip_is_read_in_the_media_process() -> None:
         ({"speaker": "Eric"}, {"voice": "Eric"}),
         ({"voice": "alloy", "speaker": "vivian"}, {"voice": "Vivian"}),
         ({"task_type": "VoiceDesign", "instructions": "old"}, {"task_type": "voice_design", "instructions": "old"}),
-        ({"language": "English"}, {"language": "English"}),
+        ({"language": "English"}, {"language": "en"}),
         ({"max_new_tokens": 7, "initial_codec_chunk_frames": 3, "top_k": 5, "seed": 9}, {"max_tokens": 7, "seed": 9}),
         ({"initial_codec_chunk_frames": 3, "top_k": 5}, {"initial_chunk_frames": 3, "top_k": 5}),
         ({"speed": 1.0, "x_vector_only_mode": False, "instructions": ""}, {"speed": 1.0, "instructions": None}),

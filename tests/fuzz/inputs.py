@@ -27,7 +27,6 @@ from omni_actors.entrypoints.services import SpokenHistory
 from omni_actors.media import bodies
 from omni_actors.media.limits import Limits
 from omni_actors.protocol.errors import OmniError
-from omni_actors.protocol.request import MediaRef
 
 
 class refusing(contextlib.AbstractContextManager[None]):
@@ -50,7 +49,7 @@ def _json(data: bytes) -> None:
     with refusing():
         body = decode(data[1:], kind)
         if isinstance(body, ChatRequest):
-            prompt_messages(body.messages, [], SpokenHistory(1.0))
+            prompt_messages(body.messages, (), SpokenHistory(1.0))
         elif isinstance(body, SpeechRequest):
             check_text(body.input)
 
@@ -98,8 +97,7 @@ def _chat_body(data: bytes) -> None:
             assert _value(data) in (_value(made), "malformed")
         with refusing():
             body = decode(made, ChatRequest)
-            refs = [MediaRef(i, it.modality, 1.0) for i, it in enumerate(found.parts)]
-            prompt_messages(body.messages, refs, SpokenHistory(1.0))
+            prompt_messages(body.messages, tuple(it.modality for it in found.parts), SpokenHistory(1.0))
 
 
 def _value(data: bytes) -> Any:

@@ -33,10 +33,14 @@ def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
 
 def parse(room: Room, body: dict[str, Any] | bytes, **options: Any) -> tuple[dict[str, Any], list[q.MediumInfo]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    bound = {"max_seconds": options.pop("max_seconds")} if "max_seconds" in options else {}
     question = q.ParseChat(owner="o", blob=room.blob(data), **options)
     info = q.parse(room.ask(question), q.ChatInfo)
     clean: dict[str, Any] = json.loads(info.body)
-    return clean, [medium for medium in info.media if isinstance(medium, q.MediumInfo)]
+    if info.held is None:
+        return clean, []
+    media = room.ask(q.DecodeParts(owner="o", body=info.held, **bound))
+    return clean, list(q.parse(media, tuple[q.MediumInfo, ...]))
 
 
 def refused(body: dict[str, Any] | bytes, status: int = 400, room: Room | None = None, **options: Any) -> OmniError:

@@ -66,14 +66,20 @@ async def test_the_longest_stream_is_the_same_wherever_it_is_encoded(format: str
 async def test_a_chat_body_becomes_small_json_and_clips() -> None:
     room = Room()
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(CLIP).decode(), "format": "wav"}}
-    body = json.dumps({"messages": [{"role": "user", "content": [part, part]}]}).encode()
+    body_bytes = json.dumps({"messages": [{"role": "user", "content": [part, part]}]}).encode()
     async with service(room) as media:
-        for data in (body, pieces(body, 777)):
-            clean, refs = await media.parse_chat(data)
-            content = json.loads(clean)["messages"][0]["content"]
-            assert content == [{"type": "audio", "index": 0}, {"type": "audio", "index": 1}]
+        for cut in (None, 777):
+            data = body_bytes if cut is None else pieces(body_bytes, cut)
+            async with media.parse(data) as body:
+                content = json.loads(body.json)["messages"][0]["content"]
+                assert content == [{"type": "audio", "index": 0}, {"type": "audio", "index": 1}]
+                assert body.modalities == ("audio", "audio")
+                assert room.gauges()["clips"] == 0
+                refs = await body.decode()
             assert [ref.seconds for ref in refs] == [0.5, 0.5]
             await media.discard(refs)
+        async with media.parse(body_bytes):
+            assert room.gauges()["bytes"] == len(body_bytes)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -145,7 +151,8 @@ async def test_errors_name_the_field_and_leave_nothing() -> None:
                 await media.decode(pieces(data, 300_000), param="file")
             assert (caught.value.info.status, caught.value.info.param) == (status, "file")
         with pytest.raises(OmniError) as caught:
-            await media.parse_chat(b"{")
+            async with media.parse(b"{"):
+                raise AssertionError("parsed")
         assert caught.value.info.status == 400
 
 
@@ -170,8 +177,8 @@ async def decode_long(media: MediaService) -> None:
 
 async def parse_long(media: MediaService) -> None:
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav(tone(20.0))).decode()}}
-    _, refs = await media.parse_chat(json.dumps({"messages": [{"content": [part] * 3}]}).encode())
-    await media.discard(refs)
+    async with media.parse(json.dumps({"messages": [{"content": [part] * 3}]}).encode()) as body:
+        await media.discard(await body.decode())
 
 
 async def encode_long(media: MediaService) -> None:

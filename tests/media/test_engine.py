@@ -488,7 +488,12 @@ def test_a_25_mib_upload_holds_nobody_up() -> None:
         job = room.put(question(owner="o", blob=blob))
         while job not in room.replies:
             watch.step()
-        room.take(job)
+        answer = room.take(job)
+        if question is q.ParseChat:
+            job = room.put(q.DecodeParts(owner="o", body=answer["held"]))
+            while job not in room.replies:
+                watch.step()
+            room.take(job)
         assert sorted(durations)[-2] < 0.030
         assert sorted(watch.steps)[-2] < 0.030
         room.ask(q.Discard(owners=("o",)))

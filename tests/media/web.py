@@ -13,11 +13,12 @@ Answer = Callable[[trio.SocketStream, str], Awaitable[None]]
 
 @dataclass
 class Web:
-    """A server. ``asked`` are the heads of the requests that it got."""
+    """A server. ``asked`` are the heads of the requests that it got, ``connections`` counts everybody who came."""
 
     port: int = 0
     asked: list[str] = field(default_factory=list)
     open: int = 0
+    connections: int = 0
 
     def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
@@ -31,6 +32,7 @@ async def web(answer: Answer | bytes) -> AsyncIterator[Web]:
 
     async def handle(stream: trio.SocketStream) -> None:
         it.open += 1
+        it.connections += 1
         try:
             head = b""
             while b"\r\n\r\n" not in head:

@@ -218,13 +218,19 @@ class Services:
 
     def voice(self, name: str | None, param: str) -> str:
         """The model's own voice of that name, alias or id; ``None`` is the default. Raises 400 for an unknown one."""
-        known = self.voices
-        found = known.get(name or "default") if name != "" else None
-        if found is None and name:  # names of speakers are written in any case
-            found = {voice.lower(): own for voice, own in known.items()}.get(name.lower())
+        found = self._voice("default" if name is None else name)
         if found is None:
-            raise invalid_request(f"Unknown voice '{name}'; known: {', '.join(known)}.", param, "unknown_voice")
+            raise invalid_request(f"Unknown voice '{name}'; known: {', '.join(self.voices)}.", param, "unknown_voice")
         return found
+
+    def has_voice(self, name: str) -> bool:
+        """Whether the model has a voice of that name, alias or id."""
+        return self._voice(name) is not None
+
+    def _voice(self, name: str) -> str | None:
+        known = self.voices
+        # Names of speakers are written in any case.
+        return known.get(name) or {voice.lower(): own for voice, own in known.items()}.get(name.lower())
 
     def media_process(self) -> MediaService:
         if self.media is None:
@@ -241,8 +247,9 @@ class Services:
                 await self.media.discard(refs)
 
     def foresee(self, outline: Request, *, or_later: bool) -> None:
-        """Raises what admission is sure to say of a request of which only this is known yet, so that nothing is done
-        for it in vain. ``or_later``: it may be less urgent. Counted like a request that was opened."""
+        """Raises what is sure to be said of a request, so that nothing is done for it in vain. ``or_later``: no more is
+        known of it than that it needs what ``outline`` needs, or more, and it may be less urgent; without that,
+        ``outline`` is the request, but for its media. Counted like a request that was opened."""
         try:
             self.orchestrator.foresee(outline, or_later=or_later)
         except OmniError:

@@ -26,7 +26,9 @@ _STEP = 1 << 20
 """Characters of base64 that are decoded at once (1.5 ms)."""
 _ESCAPES = ((b"\\/", b"/"), (b"\\u002B", b"+"), (b"\\u002b", b"+"), (b"\\u002F", b"/"), (b"\\u002f", b"/"))
 """How JSON writers of PHP and .NET write characters of base64."""
-_BREAKS = ((b"\\r", b""), (b"\\n", b""))
+_BREAKS = ((b"\\r", b""), (b"\\n", b""), (b"\r", b""), (b"\n", b""))
+"""As long strings have them, and as parsed ones do."""
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
 _URLS = {"audio_url": "audio", "image_url": "image", "video_url": "video"}
@@ -54,7 +56,7 @@ class MediaPart:
 
 
 class ChatBody:
-    """A parsed chat body. ``parts`` are its media in order; :meth:`render` is the JSON without them."""
+    """A parsed chat body. ``parts`` are its media in order, not decoded; :meth:`render` is the JSON without them."""
 
     def __init__(
         self,
@@ -80,21 +82,13 @@ class ChatBody:
             raise invalid_request("The body is not valid JSON.", code="invalid_json") from None
         if not isinstance(self._tree, dict):
             raise invalid_request("The body must be a JSON object.", code="invalid_json")
-        timeout = self._tree.get("timeout")
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or abs(timeout) >= _MOST:
-            timeout = None
-        self.timeout_s = None if timeout is None else float(timeout)
-        """The body's own budget; whoever decodes the rest says whether it may be that."""
-        priority = self._tree.get("priority")
-        self.priority = priority if type(priority) is int and abs(priority) < _MOST else None
-        """The body's own priority, likewise."""
         self._video = _video_kwargs(self._tree)
         self.parts = list(self._find())
         if len(self.parts) > limits.max_clips_per_body:
             raise invalid_request(f"The request has more than {limits.max_clips_per_body} media parts.", "messages")
 
     def render(self) -> bytes:
-        """The body as small JSON; call it once, when the parts' texts are no longer needed."""
+        """The body as small JSON; call it once."""
         for index, part in enumerate(self.parts):
             part.part.clear()
             part.part.update(type=part.modality, index=index)
@@ -150,7 +144,8 @@ class ChatBody:
             raise invalid_request("'ref_audio' is a text: base64, or a URL of data, https or http.", param)
         holder: dict[str, Any] = {}
         self._tree[param] = holder
-        if value[:5].lower() in ("http:", "https"):
+        scheme = _SCHEME.match(value) if self._number(value) is None else None
+        if scheme is not None and scheme[0].lower() != "data:":
             part = self._by_url(holder, {"url": value}, "audio", param)
             return replace(part, param=param, how=self._reference)
         text, hint = self._base64(value, param)
@@ -169,7 +164,9 @@ class ChatBody:
             text, hint = self._base64(value, param, url=True)
             return MediaPart(part, modality, param, how, text, hint)
         scheme = value.partition(":")[0].lower()
-        if scheme not in ("http", "https") or len(value) > _MAX_URL:
+        if len(value) > _MAX_URL:
+            raise invalid_request(f"The URL has more than {_MAX_URL} characters.", param, "invalid_url")
+        if scheme not in ("http", "https"):
             raise invalid_request("A URL here begins with 'data:', 'https:' or 'http:'.", param, "invalid_url")
         return MediaPart(part, modality, param, how, url=value)
 
@@ -186,6 +183,8 @@ class ChatBody:
             return text[len(head) + 1 :], declared or None
         if url:
             raise invalid_request("A URL here begins with 'data:', 'https:' or 'http:'.", param, "invalid_url")
+        if _SCHEME.match(start.decode("latin-1")) is not None:
+            raise invalid_request("This is base64 or a data URL; no other URL is taken here.", param, "invalid_url")
         return text, None
 
     def _number(self, value: str) -> int | None:
@@ -265,7 +264,9 @@ def _cut(body: bytes | bytearray, nonce: str) -> tuple[bytes, dict[int, memoryvi
 
 
 def decode_base64(text: memoryview, into: Callable[[bytes], Any], param: str) -> Generator[None, None, None]:
-    """Strict base64 in slices; line breaks, missing padding and JSON's escapes of its alphabet are forgiven.
+    """Strict base64 in slices; line breaks (MIME wraps its lines), missing padding and JSON's escapes of its alphabet
+    are forgiven. A blank is not: where a form was decoded it stands for a ``+``, and to leave it out would make other
+    data of the rest.
 
     Raises :class:`OmniError` (400).
     """
@@ -274,7 +275,9 @@ def decode_base64(text: memoryview, into: Callable[[bytes], Any], param: str) ->
         held += bytes(text[at : at + _STEP])
         for escape, character in _ESCAPES + _BREAKS:
             held = held.replace(escape, character)
-        held = b"".join(held.split())
+        if b" " in held:
+            message = "This base64 has blanks. Perhaps they were '+' and a form was decoded: send each '+' as '+'."
+            raise invalid_request(message, param, "invalid_base64")
         if at + _STEP >= len(text):
             held = held.rstrip(b"=")
             held += b"=" * (-len(held) % 4)

@@ -7,13 +7,14 @@ import logging
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
 from omni_actors.media import questions as q
 from omni_actors.media.fetch import Fetcher
 from omni_actors.media.limits import FORMATS, PIECE, Limits, too_long_to_encode, unknown_format
+from omni_actors.media.uploads import ParsedBody, Sent, Upload, decode_link, ref_of
 from omni_actors.media.wav import PcmEncoder
 from omni_actors.protocol.errors import OmniError, deadline_exceeded
 from omni_actors.protocol.request import MediaRef
@@ -23,10 +24,6 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 Data = bytes | AsyncIterable[bytes]
-
-
-FETCHES_PER_BODY = 4
-"""URLs of one body that are fetched at once."""
 
 
 class AudioEncoder(Protocol):
@@ -54,9 +51,9 @@ class MediaService:
 
     def __init__(self, query: Ask, *, limits: Limits | None = None, answer_s: float = 30.0) -> None:
         self._query = query
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._answer_s = answer_s
-        self._fetcher = Fetcher(self._limits)
+        self._fetcher = Fetcher(self.limits)
         self._name = secrets.token_hex(8)
         self._tokens = itertools.count(1)
         self._left_owners: set[str] = set()
@@ -106,12 +103,12 @@ class MediaService:
         """A file that is brought over first (if it is no small one), to be decoded when more is known of what it is
         for. Left before that, it is freed."""
         async with self._operation() as owner:
-            upload = Upload(self, owner, *await self._send(data, owner, param), param)
+            upload = Upload(self, owner, await self._send(data, owner, param), param)
             try:
                 yield upload
             finally:
                 if upload.held:
-                    self._leave(owner)
+                    self.leave(owner)
 
     async def fetch(
         self,
@@ -126,89 +123,50 @@ class MediaService:
         fetched or gives no such medium (see :mod:`omni_actors.media.fetch`)."""
         async with self._operation() as owner:
             link = q.LinkInfo(url, modality, param or "url", how or q.How())
-            return _ref(await self._decode_link(link, await self._download(link, owner), owner, max_seconds))
+            return ref_of(await decode_link(self, link, await self.download(link, owner), owner, max_seconds))
 
-    async def parse_chat(
+    @asynccontextmanager
+    async def parse(
         self,
         data: Data,
         *,
-        max_seconds: float | None = None,
         modalities: tuple[str, ...] | None = None,
         clip: str | None = None,
         reference_rate: int | None = None,
-        told: Callable[[q.ChatInfo], None] | None = None,
-    ) -> tuple[bytes, list[MediaRef]]:
-        """Parse a chat body: its JSON with each media part replaced by ``{"type": MODALITY, "index": i}``, and the
-        media in order. Those that it names by URL are fetched, several at once. ``max_seconds`` bounds the sum of their
-        sound; ``modalities`` are those that the model takes in messages (``None``: all), and ``clip`` is the
-        body's own field that brings one, if it may: ``input_audio``, or ``ref_audio``, which is resampled to
-        ``reference_rate`` Hz. ``told`` is called with what has been found before anything is fetched; what it raises
-        ends the matter."""
+    ) -> AsyncIterator[ParsedBody]:
+        """A JSON body, parsed; nothing of it is decoded or fetched before the block asks for that, so that what else is
+        wrong with the body can be said first. ``modalities`` are those that the model takes in messages (``None``:
+        all), and ``clip`` is the body's own field that brings one, if it may: ``input_audio``, or ``ref_audio``, which
+        is resampled to ``reference_rate`` Hz. When the block is left, what it has not had decoded is freed.
+
+        Raises :class:`OmniError`: 400 for what is no JSON object, for a part that is none of the model's, and for a URL
+        that is sure not to be fetched.
+        """
         async with self._operation() as owner:
-            small, blob = await self._send(data, owner, None)
+            sent = await self._send(data, owner, None)
             question = q.ParseChat(
                 owner=owner,
-                blob=blob,
-                data=small,
-                max_seconds=max_seconds,
+                blob=sent.blob,
+                data=sent.data,
                 modalities=modalities,
                 clip=clip,
                 reference_rate=reference_rate,
             )
-            info = await self._answer(question, q.ChatInfo)
-            if told is not None:
-                told(info)
-            media = await self._follow(info.media, owner, max_seconds)
-        return info.body, [_ref(medium) for medium in media]
-
-    async def _follow(
-        self, given: tuple[q.MediumInfo | q.LinkInfo, ...], owner: str, max_seconds: float | None
-    ) -> list[q.MediumInfo]:
-        """The media with those behind links among them. One link that fails ends the work on all."""
-        bodies: dict[int, _Body] = {}
-        failed: list[OmniError] = []
-
-        async def download(place: int, link: q.LinkInfo) -> None:
+            info = await self.answer(question, q.ChatInfo)
+            for medium in info.media:
+                if isinstance(medium, q.LinkInfo):
+                    self._fetcher.check(medium.url, medium.param)
+            body = ParsedBody(self, owner, info)
             try:
-                async with slots:
-                    bodies[place] = await self._download(link, owner)
-            except OmniError as error:
-                failed.append(error)
-                nursery.cancel_scope.cancel()
+                yield body
+            finally:
+                if body.held is not None:
+                    self.leave(owner)
 
-        slots = trio.CapacityLimiter(FETCHES_PER_BODY)
-        async with trio.open_nursery() as nursery:
-            for place, it in enumerate(given):
-                if isinstance(it, q.LinkInfo):
-                    nursery.start_soon(download, place, it)
-        if failed:
-            raise failed[0]
-        left = self._limits.max_seconds if max_seconds is None else max_seconds
-        left -= sum(it.audio_seconds for it in given if isinstance(it, q.MediumInfo))
-        media: list[q.MediumInfo] = []
-        for place, it in enumerate(given):
-            if isinstance(it, q.LinkInfo):
-                it = await self._decode_link(it, bodies.pop(place), owner, left)
-                left -= it.audio_seconds
-            media.append(it)
-        return media
-
-    async def _download(self, link: q.LinkInfo, owner: str) -> _Body:
+    async def download(self, link: q.LinkInfo, owner: str) -> Sent:
+        """Bring the file behind a URL over, for ``owner``. Raises :class:`OmniError` (400) as :meth:`fetch` does."""
         async with self._fetcher.open(link.url, link.modality, link.param) as file:
-            return _Body(*await self._send(file.pieces, owner, link.param), file.content_type)
-
-    async def _decode_link(self, link: q.LinkInfo, body: _Body, owner: str, max_seconds: float | None) -> q.MediumInfo:
-        question = q.Decode(
-            owner=owner,
-            modality=link.modality,
-            blob=body.blob,
-            data=body.data,
-            content_type=body.content_type,
-            max_seconds=max_seconds,
-            how=link.how,
-            param=link.param,
-        )
-        return await self._answer(question, q.MediumInfo)
+            return (await self._send(file.pieces, owner, link.param))._replace(content_type=file.content_type)
 
     @asynccontextmanager
     async def encoder(
@@ -220,7 +178,7 @@ class MediaService:
         """
         format = "pcm" if format == "pcm16" else format
         if format in ("wav", "pcm"):
-            yield _Plain(PcmEncoder(format, sample_rate, channels, streaming), 2 * channels * sample_rate, self._limits)
+            yield _Plain(PcmEncoder(format, sample_rate, channels, streaming), 2 * channels * sample_rate, self.limits)
             return
         if format not in FORMATS:
             raise unknown_format(format)
@@ -228,12 +186,12 @@ class MediaService:
             question = q.EncodeOpen(
                 owner=owner, format=format, sample_rate=sample_rate, channels=channels, streaming=streaming
             )
-            encoder = _Remote(self, await self._answer(question, int))
+            encoder = _Remote(self, await self.answer(question, int))
             try:
                 yield encoder
             finally:
                 if not encoder.ended:
-                    self._leave(owner)
+                    self.leave(owner)
 
     async def encode(self, pcm: bytes, format: str, sample_rate: int, channels: int = 1) -> bytes:
         """A whole file. ``pcm`` is little-endian signed 16 bit."""
@@ -254,92 +212,42 @@ class MediaService:
         try:
             yield owner
         except BaseException:
-            self._leave(owner)
+            self.leave(owner)
             raise
 
-    def _leave(self, owner: str) -> None:
+    def leave(self, owner: str) -> None:
+        """Have :meth:`run` free what an operation still has in the media process. Never waits."""
         self._left_owners.add(owner)
         self._left.set()
 
-    async def _send(self, data: Data, owner: str, param: str | None) -> tuple[bytes, int | None]:
+    async def _send(self, data: Data, owner: str, param: str | None) -> Sent:
         """Bring a body over: in the question itself when it fits one piece, else as a blob."""
         blob: int | None = None
         held = bytearray()
         async for piece in _pieces(data):
             if len(held) + len(piece) > PIECE:
                 if blob is None:
-                    blob = await self._answer(q.BlobOpen(owner=owner, param=param), int)
+                    blob = await self.answer(q.BlobOpen(owner=owner, param=param), int)
                 await self._ask(q.BlobAppend(blob=blob, data=bytes(held)))
                 held.clear()
             held += piece
         if blob is None:
-            return bytes(held), None
+            return Sent(bytes(held), None)
         await self._ask(q.BlobAppend(blob=blob, data=bytes(held)))
-        return b"", blob
+        return Sent(b"", blob)
 
-    async def _answer(self, question: q.Question, kind: type[A]) -> A:
+    async def answer(self, question: q.Question, kind: type[A]) -> A:
+        """The media process's answer to a question. Raises :class:`OmniError`: its refusal, or 408 after the answer
+        time."""
         return q.parse(await self._ask(question), kind)
 
     async def _ask(self, question: q.Question) -> Any:
-        decodes = isinstance(question, q.Decode | q.ParseChat)
+        decodes = isinstance(question, q.Decode | q.DecodeParts)
         try:
-            with trio.fail_after(self._limits.decode_s if decodes else self._answer_s):
+            with trio.fail_after(self.limits.decode_s if decodes else self._answer_s):
                 return await self._query(question.what, question.args())
         except trio.TooSlowError:
             raise deadline_exceeded("The media process did not answer in time.") from None
-
-
-class Upload:
-    """A file in the media process, or a small one that still is here."""
-
-    def __init__(self, service: MediaService, owner: str, data: bytes, blob: int | None, param: str | None) -> None:
-        self.held = blob is not None
-        """Whether the media process has it."""
-        self._service = service
-        self._owner = owner
-        self._data = data
-        self._blob = blob
-        self._param = param
-
-    async def decode(
-        self,
-        *,
-        modality: str = "audio",
-        content_type: str | None = None,
-        filename: str | None = None,
-        max_seconds: float | None = None,
-        how: q.How | None = None,
-    ) -> MediaRef:
-        """As :meth:`MediaService.decode`; once."""
-        question = q.Decode(
-            owner=self._owner,
-            modality=modality,
-            blob=self._blob,
-            data=self._data,
-            content_type=content_type,
-            filename=filename,
-            max_seconds=max_seconds,
-            how=how or q.How(),
-            param=self._param,
-        )
-        self.held = False
-        try:
-            return _ref(await self._service._answer(question, q.MediumInfo))
-        except BaseException:
-            self._service._leave(self._owner)
-            raise
-
-
-class _Body(NamedTuple):
-    """A body that is over there: in a blob, or ``data`` still here for the question itself."""
-
-    data: bytes
-    blob: int | None
-    content_type: str | None
-
-
-def _ref(info: q.MediumInfo) -> MediaRef:
-    return MediaRef(info.id, info.modality, info.seconds)
 
 
 class _Plain:
@@ -380,10 +288,10 @@ class _Remote:
         return data
 
     async def _all(self, question: q.Question) -> bytes:
-        encoded = await self._service._answer(question, q.Encoded)
+        encoded = await self._service.answer(question, q.Encoded)
         pieces = [encoded.data]
         while encoded.more:
-            encoded = await self._service._answer(q.EncodeRead(stream=self._stream), q.Encoded)
+            encoded = await self._service.answer(q.EncodeRead(stream=self._stream), q.Encoded)
             pieces.append(encoded.data)
         return b"".join(pieces)
 

@@ -19,10 +19,11 @@ from omni_actors.media.bodies import ChatBody, decode_base64
 from omni_actors.media.bridge import cut
 from omni_actors.media.decode import Decoding
 from omni_actors.media.encode import check_shape, open_encoder, unavailable, working_formats
-from omni_actors.media.held import Blob, Delivery, Job, Made, Medium, Stream
+from omni_actors.media.held import Blob, Delivery, Job, Made, Medium, Parts, Stream
+from omni_actors.media.holdings import Holdings
 from omni_actors.media.libav import bound_allocations
 from omni_actors.media.limits import CLIP_RATE, PIECE, read_limits, too_long_to_encode
-from omni_actors.media.tables import Sized, Table, lost
+from omni_actors.media.tables import Sized, lost
 from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, too_large
 from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import Usage
@@ -61,11 +62,7 @@ class MediaEngine(Engine):
         super().__init__(hello)
         self.limits = read_limits(hello.options)
         ids = itertools.count(q.first_id(hello.replica, hello.incarnation))
-        idle = self.limits.idle_s
-        self._blobs: Table[Blob] = Table("body", self.limits.max_blobs, idle, ids, clock)
-        self._clips: Table[Medium] = Table("decoded file", self.limits.max_clips, idle, ids, clock)
-        self._lent: Table[Medium] = Table("decoded file", self.limits.max_clips, idle, ids, clock)
-        self._streams: Table[Stream] = Table("encoder", self.limits.max_streams, idle, ids, clock)
+        self._held = Holdings(self.limits, ids, clock)
         self._jobs: deque[Job] = deque()
         self._aside = Aside(clock)
         self._deliveries: dict[int, Delivery] = {}
@@ -95,16 +92,9 @@ class MediaEngine(Engine):
             numbers = msgspec.convert(work.params.get("clips"), tuple[int, ...])
         except msgspec.ValidationError:
             raise invalid_request("section 'clips' must list the ids of media", "clips") from None
-        media = deque([self._lend(number) for number in numbers])
+        media = deque([self._held.lend(number) for number in numbers])
         seconds = sum(medium.audio_seconds for medium in media)
         self._deliveries[work.key] = Delivery(work.request_id, media, seconds)
-
-    def _lend(self, number: int) -> Medium:
-        held = (self._lent if number in self._lent else self._clips).pop(number)
-        self._lent.add(held.owner, held.item, number)
-        if len(self._lent) > self.limits.max_clips:
-            self._lent.evict()
-        return held.item
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
         raise invalid_request(f"stage 'media' has no port {port!r}")
@@ -127,7 +117,7 @@ class MediaEngine(Engine):
             if time.perf_counter() >= end:
                 break
         # What those hold that were left is free in a moment.
-        while self._nbytes - self._lingering > self.limits.max_bytes and self._lent.evict():
+        while self._nbytes - self._lingering > self.limits.max_bytes and self._held.lent.evict():
             pass
         while (jobs := self._asked()) and self._nbytes - self._lingering > self.limits.max_bytes:
             self._drop(max(jobs, key=lambda job: job.nbytes), self._full(), out)
@@ -139,10 +129,7 @@ class MediaEngine(Engine):
 
     def counters(self) -> dict[str, float]:
         return {
-            "blobs": len(self._blobs),
-            "clips": len(self._clips),
-            "clips_lent": len(self._lent),
-            "streams": len(self._streams),
+            **self._held.counters(),
             "questions": len(self._jobs),
             "deliveries": len(self._deliveries),
             "bytes": self._nbytes,
@@ -156,7 +143,7 @@ class MediaEngine(Engine):
 
     @property
     def _settled(self) -> bool:
-        return not (self._jobs or self._deliveries or len(self._blobs) or len(self._clips) or len(self._streams))
+        return not (self._jobs or self._deliveries) and self._held.empty
 
     def _deliver(self, out: Outbox) -> bool:
         ran = False
@@ -198,7 +185,7 @@ class MediaEngine(Engine):
             raise invalid_request(f"question {query.what!r}: {error}") from None
         match question:
             case q.BlobOpen():
-                out.reply(query.id, self._blobs.add(question.owner, Blob(question.param)))
+                out.reply(query.id, self._held.blobs.add(question.owner, Blob(question.param)))
             case q.BlobAppend():
                 self._append(question)
                 out.reply(query.id, None)
@@ -209,18 +196,21 @@ class MediaEngine(Engine):
                 self._start(query.id, question.owner, self._decode(question, blob, decoding), blob, decoding)
             case q.ParseChat():
                 blob = self._take_blob(question.blob, question.data, None)
+                self._start(query.id, question.owner, self._parse_chat(question, blob), blob)
+            case q.DecodeParts():
+                parts = self._held.bodies.pop(question.body).item
                 made = Made()
-                self._start(query.id, question.owner, self._parse_chat(question, blob, made), blob, made)
+                self._start(query.id, question.owner, self._decode_parts(question, parts, made), parts, made)
             case q.EncodeOpen():
-                out.reply(query.id, self._streams.add(question.owner, self._open_stream(question)))
+                out.reply(query.id, self._held.streams.add(question.owner, self._open_stream(question)))
             case q.EncodeFeed() | q.EncodeFinish():
                 self._room(len(question.data))
-                held = self._streams.pop(question.stream)
+                held = self._held.streams.pop(question.stream)
                 ends = isinstance(question, q.EncodeFinish)
                 work = self._encode(question.stream, held.owner, held.item, question.data, ends)
                 self._start(query.id, held.owner, work, held.item)
             case q.EncodeRead():
-                held = self._streams.pop(question.stream)
+                held = self._held.streams.pop(question.stream)
                 out.reply(query.id, q.plain(self._encoded(question.stream, held.owner, held.item)))
             case q.Discard():
                 self._discard(question, out)
@@ -246,19 +236,19 @@ class MediaEngine(Engine):
             self._jobs.append(job)
 
     def _append(self, question: q.BlobAppend) -> None:
-        blob = self._blobs.get(question.blob)
+        blob = self._held.blobs.get(question.blob)
         try:
             if blob.nbytes + len(question.data) > self.limits.max_blob_bytes:
                 raise too_large(f"The body is larger than {self.limits.max_blob_bytes >> 20} MiB.", blob.param)
             self._room(len(question.data))
         except OmniError:
-            self._blobs.drop(question.blob)
+            self._held.blobs.drop(question.blob)
             raise
         blob.write(question.data)
 
     def _take_blob(self, number: int | None, data: bytes, param: str | None) -> Blob:
         if number is not None:
-            return self._blobs.pop(number).item
+            return self._held.blobs.pop(number).item
         self._room(len(data))
         return Blob(param, data)
 
@@ -266,30 +256,38 @@ class MediaEngine(Engine):
         medium = yield from self._run(decoding, blob, question.content_type, question.filename)
         return q.plain(self._keep(question.owner, medium))
 
-    def _parse_chat(self, question: q.ParseChat, blob: Blob, made: Made) -> Generator[None, None, Any]:
+    def _parse_chat(self, question: q.ParseChat, blob: Blob) -> Generator[None, None, Any]:
         body = yield from blob.join()
         chat = ChatBody(body, self.limits, question.modalities, question.clip, question.reference_rate)
-        left = self._seconds(question.max_seconds)
-        links: dict[int, q.LinkInfo] = {}
-        for index, part in enumerate(chat.parts):
-            yield
+        yield
+        rendered = chat.render()
+        infos: list[q.PartInfo | q.LinkInfo] = []
+        brought = []
+        for part in chat.parts:
             if part.url is not None:
-                links[index] = q.LinkInfo(part.url, part.modality, part.param, part.how)
-                continue
+                infos.append(q.LinkInfo(part.url, part.modality, part.param, part.how))
+            else:
+                infos.append(q.PartInfo(part.modality))
+                brought.append(part)
+        held = self._held.bodies.add(question.owner, Parts(brought, len(body))) if brought else None
+        return q.plain(q.ChatInfo(rendered, tuple(infos), held))
+
+    def _decode_parts(self, question: q.DecodeParts, parts: Parts, made: Made) -> Generator[None, None, Any]:
+        left = self._seconds(question.max_seconds)
+        for part in parts.items:
+            yield
             file = Blob(part.param)
-            decoding = self._decoding(part.modality, part.how, left, part.param)
+            most = left
+            if part.modality == "audio" and question.longest_s is not None:
+                most = min(left, question.longest_s)
+            decoding = self._decoding(part.modality, part.how, most, part.param)
             made.growing = (file, decoding)
             yield from decode_base64(part.text, file.write, part.param)
             medium = yield from self._run(decoding, file, part.hint, None)
             made.growing = ()
             made.media.append(medium)
             left -= medium.audio_seconds
-        yield
-        rendered = chat.render()
-        kept = [self._keep(question.owner, medium) for medium in made.media]
-        held = iter(kept)
-        infos = tuple(links[index] if index in links else next(held) for index in range(len(chat.parts)))
-        return q.plain(q.ChatInfo(rendered, infos, chat.timeout_s, chat.priority))
+        return [q.plain(self._keep(question.owner, medium)) for medium in made.media]
 
     def _decoding(self, modality: str, how: q.How, max_seconds: float, param: str | None) -> Decoding:
         return Decoding(modality, how, self.limits, max_seconds, self._afford, self._aside, param)
@@ -307,7 +305,7 @@ class MediaEngine(Engine):
         return medium
 
     def _keep(self, owner: str, medium: Medium) -> q.MediumInfo:
-        return q.MediumInfo(self._clips.add(owner, medium), medium.modality, medium.seconds, medium.audio_seconds)
+        return q.MediumInfo(self._held.clips.add(owner, medium), medium.modality, medium.seconds, medium.audio_seconds)
 
     def _open_stream(self, question: q.EncodeOpen) -> Stream:
         check_shape(question.format, question.sample_rate, question.channels)
@@ -330,16 +328,12 @@ class MediaEngine(Engine):
     def _encoded(self, number: int, owner: str, stream: Stream) -> q.Encoded:
         data, more = stream.encoder.take()
         if more or not stream.finished:
-            self._streams.add(owner, stream, number)
+            self._held.streams.add(owner, stream, number)
         return q.Encoded(data, more)
 
     def _discard(self, question: q.Discard, out: Outbox) -> None:
         owners = frozenset(question.owners)
-        for table in (self._blobs, self._clips, self._streams):
-            table.drop_owners(owners)
-        for clip in question.clips:
-            self._clips.drop(clip)
-            self._lent.drop(clip)
+        self._held.discard(owners, question.clips)
         for job in [job for job in self._asked() if job.owner in owners]:
             self._drop(job, lost("operation"), out)
 
@@ -370,10 +364,9 @@ class MediaEngine(Engine):
 
     @property
     def _nbytes(self) -> int:
-        tables = self._blobs.nbytes + self._clips.nbytes + self._streams.nbytes
         under_way = [medium for delivery in self._deliveries.values() for medium in delivery.media]
-        lent = {id(medium): medium.nbytes for medium in (*self._lent.items, *under_way)}
-        return tables + sum(job.nbytes for job in self._jobs) + sum(lent.values())
+        lent = {id(medium): medium.nbytes for medium in (*self._held.lent.items, *under_way)}
+        return self._held.nbytes + sum(job.nbytes for job in self._jobs) + sum(lent.values())
 
     @property
     def _lingering(self) -> int:
@@ -386,12 +379,11 @@ class MediaEngine(Engine):
 
     def _afford(self, more: int) -> None:
         while self._nbytes + more > self.limits.max_bytes:
-            if not self._lent.evict():
+            if not self._held.lent.evict():
                 raise self._full()
 
     def _full(self) -> OmniError:
         return overloaded(f"The media process holds {self.limits.max_bytes >> 20} MiB already.")
 
     def _expire(self) -> None:
-        self._totals["expired"] += self._blobs.expire() + self._clips.expire() + self._streams.expire()
-        self._lent.expire()
+        self._totals["expired"] += self._held.expire()

@@ -27,7 +27,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import h11
 import trio
 
-from omni_actors.media.addresses import AllowList, carried, is_public, parse
+from omni_actors.media.addresses import Address, AllowList, carried, is_public, parse
 from omni_actors.media.limits import Limits
 from omni_actors.protocol.errors import OmniError, invalid_request, overloaded
 from omni_actors.version import __version__
@@ -130,7 +130,22 @@ class Fetcher:
                 raise overloaded(f"{self._limits.max_fetches} URLs are being fetched already.") from None
             raise _unusable(f"it took longer than {self._limits.fetch_s:g} s to fetch", param, "url_timeout") from None
         except OmniError as error:
-            self.totals["refused" if error.info.code == "url_refused" else "failed"] += 1
+            self._count(error)
+            raise
+
+    def check(self, url: str, param: str) -> None:
+        """Raise 400 for a URL that is sure not to be fetched: because none is, because of its form, or because of the
+        address that is written in it. Looks nothing up and connects to nothing."""
+        try:
+            self._check_allowed(param)
+            target = _target(url, param)
+            try:
+                address = parse(target.host)
+            except ValueError:  # a name, which has to be looked up
+                return
+            self._check_address(target, address, param)
+        except OmniError as error:
+            self._count(error)
             raise
 
     def check_size(self, size: int, param: str) -> None:
@@ -139,8 +154,7 @@ class Fetcher:
 
     async def _follow(self, url: str, param: str) -> tuple[_Hop, h11.Response]:
         """The last of up to :data:`MAX_REDIRECTS` redirections, each one checked like the first URL."""
-        if not self._limits.fetch_urls:
-            raise _unusable("this server fetches none; send the data itself", param, "url_refused")
+        self._check_allowed(param)
         for _ in range(MAX_REDIRECTS + 1):
             target = _target(url, param)
             hop = await self._connect(target, param)
@@ -182,17 +196,28 @@ class Fetcher:
                 return _Hop(secure, stream, param)
         raise _unusable("its server cannot be reached", param, "url_unreachable")
 
+    def _check_allowed(self, param: str) -> None:
+        if not self._limits.fetch_urls:
+            raise _unusable("this server fetches none; send the data itself", param, "url_refused")
+
+    def _check_address(self, target: _Target, address: Address, param: str) -> None:
+        if self._allowed.host(target.host):
+            return
+        trusted = self._allowed.address(address) or self._allowed.address(carried(address))
+        if not trusted and not is_public(address):
+            raise _unusable("its address is not a public one", param, "url_refused")
+
+    def _count(self, error: OmniError) -> None:
+        self.totals["refused" if error.info.code == "url_refused" else "failed"] += 1
+
     async def _addresses(self, target: _Target, param: str) -> list[str]:
         """Where the name leads: all of it is fit to connect to."""
         try:
             found = await self._resolve(target.host, target.port)
         except (OSError, UnicodeError):
             raise _unusable("its host name does not resolve", param, "url_unreachable") from None
-        if not self._allowed.host(target.host):
-            for address in map(parse, found):
-                trusted = self._allowed.address(address) or self._allowed.address(carried(address))
-                if not trusted and not is_public(address):
-                    raise _unusable("its address is not a public one", param, "url_refused")
+        for address in map(parse, found):
+            self._check_address(target, address, param)
         return found
 
     async def _system(self, host: str, port: int) -> list[str]:

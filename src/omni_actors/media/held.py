@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.media.audio import Float32
+from omni_actors.media.bodies import MediaPart
 from omni_actors.media.encode import Encoder
 from omni_actors.media.limits import CLIP_RATE
 from omni_actors.media.tables import Sized
@@ -45,6 +46,14 @@ class Blob:
             yield
         self.pieces.clear()
         return whole
+
+
+class Parts:
+    """The media of a parsed body, in order, as base64: ``items`` are views of the body, which has ``nbytes``."""
+
+    def __init__(self, items: list[MediaPart], nbytes: int) -> None:
+        self.items = items
+        self.nbytes = nbytes
 
 
 @dataclass(slots=True)
@@ -173,7 +182,7 @@ class Delivery:
 
 
 class Made:
-    """What a body's parsing has made so far and is making."""
+    """What the decoding of a body's media has made so far and is making."""
 
     def __init__(self) -> None:
         self.media: list[Medium] = []

@@ -73,7 +73,7 @@ def too_long_to_encode(limits: Limits) -> OmniError:
 
 
 DOC = {
-    "max_blobs": "Bodies that are being received at once.",
+    "max_blobs": "Bodies that are being received at once; as many parsed ones wait for their media to be decoded.",
     "max_clips": "Decoded clips, images and videos that wait for their request; as many are kept of running requests, "
     "for the case that a worker dies.",
     "max_streams": "Encoders that are open at once.",

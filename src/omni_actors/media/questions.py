@@ -6,7 +6,8 @@ question         answer       meaning
 blob_open        int          start a body; its id
 blob_append      None         the next piece of it
 decode           MediumInfo   decode a body to a clip, an image or a video; the body is used up, also on failure
-parse_chat       ChatInfo     parse a chat body; its media are decoded; the body is used up
+parse_chat       ChatInfo     parse a chat body; nothing in it is decoded; the media that it brings itself are held
+decode_parts     MediumInfo…  decode the media that a parsed body brought; the body is used up, also on failure
 encode_open      int          start an encoder; its id
 encode_feed      Encoded      PCM in, what is encoded so far out
 encode_finish    Encoded      the last PCM (may be empty) in, the rest out; the encoder is gone when ``more`` is false
@@ -82,18 +83,28 @@ class Decode(Question, frozen=True):
 
 
 class ParseChat(Question, frozen=True):
-    """``modalities``: those of messages that the model takes (``None``: all); another one is refused before it is
-    decoded. ``clip``: the field of the body itself that brings a clip (a transcription's ``input_audio``, a speech's
-    ``ref_audio``), if one does; others are left as they are. ``reference_rate``: :attr:`How.rate` of ``ref_audio``."""
+    """``modalities``: those of messages that the model takes (``None``: all); another one is refused. ``clip``: the
+    field of the body itself that brings a clip (a transcription's ``input_audio``, a speech's ``ref_audio``), if one
+    does; others are left as they are. ``reference_rate``: :attr:`How.rate` of ``ref_audio``."""
 
     what = "parse_chat"
     owner: str
     blob: int | None = None
     data: bytes = b""
-    max_seconds: float | None = None
     modalities: tuple[str, ...] | None = None
     clip: str | None = None
     reference_rate: int | None = None
+
+
+class DecodeParts(Question, frozen=True):
+    """Decodes all media of ``body``, which is :attr:`ChatInfo.held`. ``max_seconds`` bounds the sum of their sound,
+    ``longest_s`` each clip."""
+
+    what = "decode_parts"
+    owner: str
+    body: int
+    max_seconds: float | None = None
+    longest_s: float | None = None
 
 
 class EncodeOpen(Question, frozen=True):
@@ -142,6 +153,7 @@ QUESTIONS: dict[str, type[Question]] = {
         BlobAppend,
         Decode,
         ParseChat,
+        DecodeParts,
         EncodeOpen,
         EncodeFeed,
         EncodeFinish,
@@ -162,7 +174,7 @@ def first_id(replica: int, incarnation: int) -> int:
     return (replica & 0x7FFF) << 48 | (incarnation & 0xFFFF) << 32 | 1
 
 
-class MediumInfo(msgspec.Struct, frozen=True, tag="held"):
+class MediumInfo(msgspec.Struct, frozen=True):
     """A decoded medium that waits for its request, under the number ``id``. ``audio_seconds`` counts towards the limit
     on a body's sum."""
 
@@ -172,8 +184,14 @@ class MediumInfo(msgspec.Struct, frozen=True, tag="held"):
     audio_seconds: float
 
 
+class PartInfo(msgspec.Struct, frozen=True, tag="part"):
+    """A medium whose data are in the body itself."""
+
+    modality: str
+
+
 class LinkInfo(msgspec.Struct, frozen=True, tag="link"):
-    """A medium that a body names by URL: whoever asked must fetch it, and have it decoded."""
+    """A medium that a body names by URL: the asker must fetch it, and have it decoded."""
 
     url: str
     modality: str
@@ -182,14 +200,12 @@ class LinkInfo(msgspec.Struct, frozen=True, tag="link"):
 
 
 class ChatInfo(msgspec.Struct, frozen=True):
-    """``body`` is the request's JSON with each media part replaced by ``{"type": MODALITY, "index": i}``;
-    ``timeout_s`` and ``priority`` are the numbers in its fields ``timeout`` and ``priority``, whatever these are worth.
-    """
+    """``body`` is the request's JSON with each media part replaced by ``{"type": MODALITY, "index": i}``; ``media`` are
+    the parts in order. ``held`` is the id of the data of those that are no links, ``None`` without any."""
 
     body: bytes
-    media: tuple[MediumInfo | LinkInfo, ...] = ()
-    timeout_s: float | None = None
-    priority: int | None = None
+    media: tuple[PartInfo | LinkInfo, ...] = ()
+    held: int | None = None
 
 
 class Encoded(msgspec.Struct, frozen=True):

@@ -123,11 +123,13 @@ class Orchestrator:
 
     def foresee(self, outline: Request, *, or_later: bool) -> None:
         """Raises what is sure to be said of a request of which only this is known yet: see :meth:`Admission.foresee`.
-        What this deployment cannot do is said when all is known."""
+        What this deployment cannot do is said when all is known: without ``or_later``."""
         try:
             graph = self.subgraph(outline)
         except OmniError:
-            return
+            if or_later:
+                return
+            raise
         self.admission.foresee(outline, graph, or_later=or_later)
 
     async def _admit(self, record: RequestStream) -> RequestStream:

@@ -44,7 +44,9 @@ class Stage:
     ``weight`` is its share of CPU threads beside stages that run at the same time. ``defaults`` are options of the
     adapter that the overlay may change, with their documentation in ``options_doc``. An option takes what is of its
     default's type; one with a type in ``options_type`` takes that or ``None``, and one whose default is ``None`` needs
-    one. A number may have a least value in ``options_least``.
+    one. A number may have a least value in ``options_least``. ``input_limits`` names, by modality, the option that
+    bounds one input that a request brings to this stage: the characters of a ``text``, the seconds of an ``audio``
+    clip. An input over it is refused before anything is done for the request; the stage checks it nevertheless.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Stage:
     options_doc: dict[str, str] = field(default_factory=dict)
     options_type: dict[str, type] = field(default_factory=dict)
     options_least: dict[str, float] = field(default_factory=dict)
+    input_limits: dict[str, str] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
     """Of an engine by dotted name that runs others in itself: their kinds. The stage has their options too."""
     recovery: Recovery | None = None

@@ -260,6 +260,16 @@ class Plan:
                 return stage
         raise KeyError(name)
 
+    def input_limit(self, task: str, modality: str) -> float | None:
+        """The most that one input of a task may have, as the stage that takes it says: characters of a ``text``,
+        seconds of an ``audio`` clip. ``None`` without such a bound."""
+        where = self.tasks[task].entries.get(modality)
+        if where is None:
+            return None
+        stage = self.stage(where.partition(".")[0])
+        limit = stage.options.get(stage.declaration.input_limits.get(modality, ""))
+        return None if limit is None else float(limit)
+
     @property
     def media(self) -> StagePlan | None:
         """The implicit media stage, if this deployment has one."""

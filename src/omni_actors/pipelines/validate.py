@@ -109,6 +109,7 @@ def _stage_faults(stage: Stage) -> Iterator[str]:
         ("documented", set(stage.options_doc)),
         ("given a type", set(stage.options_type)),
         ("given a least", set(stage.options_least)),
+        ("an input's limit", set(stage.input_limits.values())),
     ):
         for name in sorted(names - stage.defaults.keys()):
             yield f"stage '{stage.name}': option '{name}' is {what} but has no default"

@@ -1,22 +1,40 @@
-"""JSON bodies: small ones are parsed here, large ones and media in the media process."""
+"""JSON bodies: small ones are parsed here, large ones and those with media in the media process.
+
+Every route that takes media keeps one order, so that what can be known without a medium is said without one: the body
+is parsed, everything in it is checked, admission says whether it is sure to refuse the request, and only then is
+anything decoded or fetched (:func:`bring_media`).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
-
-import msgspec
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from omni_actors.entrypoints.http import Call, before
-from omni_actors.entrypoints.openai.schemas import Priority
 from omni_actors.entrypoints.services import Services
 from omni_actors.media.limits import Limits
-from omni_actors.media.questions import ChatInfo
+from omni_actors.media.uploads import ParsedBody
 from omni_actors.pipelines.subgraph import Key
 from omni_actors.protocol.errors import too_large
 from omni_actors.protocol.request import MAX_PRIORITY, MediaRef, Request
 
 MAX_JSON = Limits().max_json_bytes
+
+
+@dataclass(slots=True)
+class Body:
+    """A JSON body that is small enough to decode here; its media are neither decoded nor fetched yet. ``json`` has each
+    of them replaced by ``{"type": MODALITY, "index": i}``, ``modalities`` are theirs in order."""
+
+    json: bytes
+    modalities: tuple[str, ...] = ()
+    parsed: ParsedBody | None = None
+
+    async def decode(self, longest_s: float | None) -> list[MediaRef]:
+        """Decode and fetch the media, once; no clip may be longer than that. Raises 400, 408, 413 or 429 for what is
+        wrong with them."""
+        return [] if self.parsed is None else await self.parsed.decode(longest_s=longest_s)
 
 
 async def read_json(
@@ -26,95 +44,75 @@ async def read_json(
     media: re.Pattern[bytes] | None = None,
     modalities: tuple[str, ...] | None = None,
     clip: str | None = None,
-) -> tuple[bytes, list[MediaRef]]:
-    """A body as JSON that is small enough to decode here, and the media that were in it (freed when the call is over).
+) -> Body:
+    """A request's body. What the media process keeps of it is freed when the call is over.
 
     A body over ``limits.inline_body_bytes``, or with a match of ``media``, goes to the media process, raw and as it
-    arrives. Media of a modality that is not among ``modalities`` (``None``: all are) are refused there before they are
-    decoded or fetched; ``clip`` is the body's own field that brings one, if any may. A deployment without a media
-    process takes no media, and parses everything here: its bodies have the default bound of JSON there. Raises 413 over
-    it.
+    arrives, and is parsed there. Media of a modality that is not among ``modalities`` (``None``: all are) are refused;
+    ``clip`` is the body's own field that brings one, if any may. A deployment without a media process takes no media,
+    and parses everything here: its bodies have the default bound of JSON there. Raises 413 over it.
 
-    ``needs`` is the least that the request is: what admission is sure to say of that is raised before the body is read
-    (unless it is there already), before it goes to the media process, before anything is decoded there and before
-    anything is fetched, as soon as enough of it is known. Only media in a body over ``limits.inline_body_bytes`` that
-    names a priority of its own are decoded before it is known.
+    ``needs`` is the least that the request is: what admission is sure to say of that is raised before the body is read,
+    unless it is there already, and before anything of it goes to the media process.
     """
     limits = services.plan.limits
-    if not call.body.received:
+    if not (here := call.body.received):
         foresee_any(services, call, needs)
     if services.media is None:
         data, ended = await call.read(MAX_JSON)
         if not ended:
             raise too_large(f"The body is larger than {MAX_JSON >> 20} MiB.")
-        return data, []
+        return Body(data)
     data, ended = await call.read(limits.inline_body_bytes)
-    if ended:
-        if media is None or media.search(data) is None:
-            return data, []
-        _foresee_of(services, call, needs, data)
-
-    def told(info: ChatInfo) -> None:
-        if info.timeout_s is not None and info.timeout_s > 0:
-            bound(info.timeout_s)
-        task, inputs, outputs = needs
-        modalities = sorted({medium.modality for medium in info.media})
-        foresee(services, call, (task, tuple(dict.fromkeys((*inputs, *modalities))), outputs), info.priority)
-
-    def at_end() -> None:
-        foresee(services, call, needs, None)
-
-    with before(call.context) as bound:
-        clean, clips = await services.media.parse_chat(
-            data if ended else _unless_named(call.rest(data), at_end),
-            told=told,
-            modalities=modalities,
-            clip=clip,
-            reference_rate=services.plan.sample_rate,
+    if ended and (media is None or media.search(data) is None):
+        return Body(data)
+    if here:
+        foresee_any(services, call, needs)
+    with before(call.context):
+        parsed = await call.enter(
+            services.media.parse(
+                data if ended else call.rest(data),
+                modalities=modalities,
+                clip=clip,
+                reference_rate=services.plan.sample_rate,
+            )
         )
-    await call.enter(services.clips(clips))
-    return clean, clips
+    return Body(parsed.json, parsed.modalities, parsed)
 
 
-def foresee(services: Services, call: Call, needs: Key, priority: int | None, *, or_later: bool = False) -> None:
-    """Raise what admission is sure to say of a request that needs this, or more of it. ``priority`` is that of its
-    body's field; ``or_later``: at the most urgent."""
-    task, inputs, outputs = needs
-    outline = Request(
-        task=task, inputs=inputs, outputs=outputs, priority=call.context.later(priority), tenant=call.context.tenant
-    )
-    services.foresee(outline, or_later=or_later)
+async def bring_media(
+    services: Services,
+    call: Call,
+    request: Request,
+    timeout_s: float | None,
+    decode: Callable[[float | None], Awaitable[list[MediaRef]]],
+) -> None:
+    """Put the media into a request that has been checked wholly. They are freed when the call is over.
+
+    ``decode`` decodes and fetches them, given the seconds of the longest clip that the model takes; it is not called
+    when admission is sure to refuse the request. ``timeout_s`` is the budget that the body names: what is left of it
+    afterwards is the request's deadline. Raises what ``decode`` and admission raise, and 408 when the budget is used
+    up.
+    """
+    services.foresee(request, or_later=False)
+    with before(call.context) as bound:
+        if timeout_s is not None:
+            bound(timeout_s)
+        media = await decode(services.plan.input_limit(request.task, "audio"))
+    await call.enter(services.clips(media))
+    request.media = tuple(media)
+    request.deadline_s = call.context.remaining(timeout_s)
 
 
 def foresee_any(services: Services, call: Call, needs: Key) -> None:
-    """The same while nothing of the body is known."""
-    foresee(services, call, needs, -MAX_PRIORITY, or_later=True)
-
-
-_NAMES = (b"priority", b"\\u006", b"\\u007")
-"""What is in a JSON body with a field ``priority``: its letters may be escapes."""
-
-
-class _Wish(msgspec.Struct):
-    priority: Priority | None = None
-
-
-def _foresee_of(services: Services, call: Call, needs: Key, data: bytes) -> None:
-    """The same for a whole body. What is wrong with it is for others to say."""
-    try:
-        wish = msgspec.json.decode(data, type=_Wish)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return
-    foresee(services, call, needs, wish.priority)
-
-
-async def _unless_named(pieces: AsyncIterator[bytes], at_end: Callable[[], None]) -> AsyncIterator[bytes]:
-    """``pieces``; behind the last one, ``at_end`` is called if the body cannot have a field ``priority``."""
-    named, end = False, b""
-    async for piece in pieces:
-        yield piece
-        seen = end + piece
-        named = named or any(name in seen for name in _NAMES)
-        end = seen[-7:]
-    if not named:
-        at_end()
+    """Raise what admission is sure to say of any request that needs this or more, while nothing of its body is known:
+    it may have any priority."""
+    task, inputs, outputs = needs
+    outline = Request(
+        task=task,
+        inputs=inputs,
+        outputs=outputs,
+        priority=call.context.later(-MAX_PRIORITY),
+        tenant=call.context.tenant,
+    )
+    services.foresee(outline, or_later=True)

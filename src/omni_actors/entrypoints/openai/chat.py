@@ -14,7 +14,7 @@ import trio
 
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
-from omni_actors.entrypoints.openai.bodies import read_json
+from omni_actors.entrypoints.openai.bodies import bring_media, read_json
 from omni_actors.entrypoints.openai.constraints import constraint_of
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.messages import prompt_messages
@@ -26,7 +26,7 @@ from omni_actors.media.client import AudioEncoder
 from omni_actors.media.limits import PIECE
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt, Speech, Transcription
-from omni_actors.protocol.request import Completed, MediaChunk, MediaRef, Request, TextDelta, TokenLogprob
+from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta, TokenLogprob
 
 TASK = "chat"
 
@@ -55,11 +55,11 @@ class _Answer:
 
 async def create(services: Services, call: Call) -> Reply:
     """A stream waits for its first event, so that a failure before it still has its status."""
-    data, media = await read_json(services, call, _LEAST, _MEDIA, services.media_inputs.get(TASK))
-    body = decode(data, ChatRequest)
+    read = await read_json(services, call, _LEAST, _MEDIA, services.media_inputs.get(TASK))
+    body = decode(read.json, ChatRequest)
     model = services.model(body.model)
     spoken = "audio" in (body.modalities or ())
-    request = _request(services, call, body, media, spoken)
+    request = _request(services, call, body, read.modalities, spoken)
     answer = _Answer(
         id=f"chatcmpl-{call.context.unique}",
         model=model,
@@ -71,6 +71,8 @@ async def create(services: Services, call: Call) -> Reply:
         logprobs=bool(body.logprobs),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
+    if read.modalities:
+        await bring_media(services, call, request, body.timeout, read.decode)
     events = await call.enter(services.open(request))
     if not body.stream:
         return Reply(await _whole(services, call, events, answer))
@@ -79,9 +81,10 @@ async def create(services: Services, call: Call) -> Reply:
     return Reply(pieces(services, call, events, answer), sse.HEADERS, events=True)
 
 
-def _request(services: Services, call: Call, body: ChatRequest, media: list[MediaRef], spoken: bool) -> Request:
-    """What is asked of the orchestrator. Raises 400 for what the model or this server cannot do."""
-    inputs = ("text", *sorted({medium.modality for medium in media})) if media else ("text",)
+def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str, ...], spoken: bool) -> Request:
+    """What is asked of the orchestrator, without the media; ``media`` are their modalities in order. Raises 400 for
+    what the model or this server cannot do."""
+    inputs = ("text", *sorted(set(media))) if media else ("text",)
     # A spoken answer has its transcript beside it, so the text is wanted in either case.
     outputs = ("text", "audio") if spoken else ("text",)
     services.task(TASK, inputs=inputs, outputs=outputs)
@@ -90,7 +93,8 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
         raise invalid_request("'modalities' names each wanted modality once.", "modalities")
     if not spoken:
         for name in ("audio", "voice", "speaker", "language", "instructions"):
-            if getattr(body, name) is not None:
+            value = getattr(body, name)
+            if value is not None and not (name == "language" and not value.strip()):
                 raise invalid_request(f"'{name}' needs modalities with 'audio'.", name)
     if spoken and (body.n or 1) > 1:
         raise invalid_request("A spoken answer is one choice: 'n' must be 1.", "n")
@@ -132,7 +136,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
         ),
     }
     if "audio" in inputs:
-        params["transcription"] = Transcription(clips=sum(medium.modality == "audio" for medium in media))
+        params["transcription"] = Transcription(clips=media.count("audio"))
     if spoken:
         own = body.audio.voice if body.audio is not None else None
         voice = voice_of(services, {"audio.voice": own, "voice": body.voice, "speaker": body.speaker})
@@ -143,7 +147,6 @@ def _request(services: Services, call: Call, body: ChatRequest, media: list[Medi
         inputs=inputs,
         outputs=outputs,
         params=params,
-        media=tuple(media),
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
         priority=call.context.later(body.priority),

@@ -54,8 +54,8 @@ class _Answer:
 
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first event of any prompt, so that a failure before it still has its status."""
-    data, _ = await read_json(services, call, (TASK, ("text",), ("text",)))
-    body = decode(data, CompletionRequest)
+    read = await read_json(services, call, (TASK, ("text",), ("text",)))
+    body = decode(read.json, CompletionRequest)
     model = services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("text",))
     if body.max_tokens == 0 and not body.echo:

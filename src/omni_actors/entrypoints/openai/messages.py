@@ -18,7 +18,6 @@ from omni_actors.entrypoints.openai.schemas import (
 )
 from omni_actors.entrypoints.services import SpokenHistory
 from omni_actors.protocol.errors import OmniError, invalid_request
-from omni_actors.protocol.request import MediaRef
 
 _MODALITIES: dict[type, str] = {
     InputAudioPart: "audio",
@@ -31,10 +30,11 @@ _MODALITIES: dict[type, str] = {
 _OF_TOOLS = (ToolMessage, FunctionMessage)
 
 
-def prompt_messages(messages: list[Message], media: list[MediaRef], history: SpokenHistory) -> list[dict[str, Any]]:
+def prompt_messages(messages: list[Message], media: tuple[str, ...], history: SpokenHistory) -> list[dict[str, Any]]:
     """The messages with developer turned into system, spoken answers into their transcripts, and texts joined.
 
-    ``media`` are those that the media process took out of the body: the messages must refer to each once, in order.
+    ``media`` are the modalities of what the media process took out of the body: the messages must refer to each once,
+    in order.
     Raises 400 with the path of what is wrong.
     """
     made = []
@@ -79,7 +79,7 @@ def _assistant_text(message: AssistantMessage, at: str, history: SpokenHistory) 
     raise invalid_request(f"'{at}': an assistant's message needs content or audio.", f"{at}.content")
 
 
-def _parts(parts: list[Any], at: str, seen: int, media: list[MediaRef]) -> tuple[str | list[dict[str, Any]], int]:
+def _parts(parts: list[Any], at: str, seen: int, media: tuple[str, ...]) -> tuple[str | list[dict[str, Any]], int]:
     """Text alone becomes one string (what text models' templates take); with media it stays a list."""
     if not parts:
         raise invalid_request(f"'{at}.content' is empty.", f"{at}.content")
@@ -96,7 +96,7 @@ def _parts(parts: list[Any], at: str, seen: int, media: list[MediaRef]) -> tuple
             )
         else:
             modality = type(part).__struct_config__.tag
-            if part.index != seen or seen >= len(media) or media[seen].modality != modality:
+            if part.index != seen or seen >= len(media) or media[seen] != modality:
                 raise _forged(f"{where}.type")
             made.append({"type": modality, "index": seen})
             seen += 1

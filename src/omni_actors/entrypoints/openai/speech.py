@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 
 from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
-from omni_actors.entrypoints.openai.bodies import read_json
+from omni_actors.entrypoints.openai.bodies import bring_media, read_json
 from omni_actors.entrypoints.openai.fields import decode
-from omni_actors.entrypoints.openai.voicing import TASK, SpeechRequest, may_clone, reference_of, speech_of
+from omni_actors.entrypoints.openai.voicing import TASK, SpeechRequest, has_reference, may_clone, speech_of
 from omni_actors.entrypoints.sayable import check_text
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
@@ -23,25 +23,26 @@ _REFERENCE = re.compile(rb'"ref_audio"|\\u00[567]')
 async def create(services: Services, call: Call) -> Reply:
     """The reply waits for the first audio, so that a failure before it still has its status."""
     clip = "ref_audio" if may_clone(services) else None
-    data, clips = await read_json(services, call, (TASK, ("text",), ("audio",)), _REFERENCE, (), clip)
-    body = decode(data, SpeechRequest)
+    read = await read_json(services, call, (TASK, ("text",), ("audio",)), _REFERENCE, (), clip)
+    body = decode(read.json, SpeechRequest)
     services.model(body.model, adapted=False)
     services.task(TASK, inputs=("text",), outputs=("audio",))
-    check_text(body.input)
+    check_text(body.input, most=services.plan.input_limit(TASK, "text"))
     if body.stream is False and body.stream_format == "sse":
         raise invalid_request("'stream': false and 'stream_format': 'sse' contradict each other.", "stream")
-    reference = reference_of(services, body, clips)
+    cloned = has_reference(services, body, read.modalities)
     request = Request(
         task=TASK,
-        inputs=("text", "audio") if reference else ("text",),
+        inputs=("text", "audio") if cloned else ("text",),
         outputs=("audio",),
         params={"speech": speech_of(services, body)},
-        media=reference,
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
         priority=call.context.later(body.priority),
         tenant=call.context.tenant,
     )
+    if cloned:
+        await bring_media(services, call, request, body.timeout, read.decode)
     events = await call.enter(services.open(request))
     first = await _first_audio(events)
     rate, channels = audio.pcm_of(first)

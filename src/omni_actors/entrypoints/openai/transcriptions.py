@@ -11,13 +11,13 @@ from msgspec import Meta
 
 from omni_actors.entrypoints.http import Call, Reply, before
 from omni_actors.entrypoints.openai import sse
-from omni_actors.entrypoints.openai.bodies import foresee, foresee_any, read_json
+from omni_actors.entrypoints.openai.bodies import Body, bring_media, foresee_any, read_json
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode, list_fields
 from omni_actors.entrypoints.openai.forms import read_form
 from omni_actors.entrypoints.openai.schemas import ClipPart, Priority, Seconds
 from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
 from omni_actors.entrypoints.services import Events, Services
-from omni_actors.media.client import Upload
+from omni_actors.media.uploads import Upload
 from omni_actors.pipelines.subgraph import Key
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.languages import chosen_language
@@ -66,6 +66,10 @@ class _File(NamedTuple):
     name: str | None
     content_type: str | None
 
+    async def decode(self, longest_s: float | None) -> list[MediaRef]:
+        kind, name = self.content_type, self.name
+        return [await self.upload.decode(content_type=kind, filename=name, max_seconds=longest_s)]
+
 
 B = TypeVar("B", bound=TranslationRequest)
 
@@ -86,7 +90,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     services.media_process()
     needs = (task, ("audio",), ("text",))
     body: TranslationRequest
-    recording: _File | MediaRef
+    recording: _File | Body
     if call.content_type == "multipart/form-data":
         body, recording = await _read_form(services, call, needs, kind)
     elif call.content_type in ("application/json", ""):
@@ -105,7 +109,6 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     if streamed and format != "json":
         raise invalid_request("A streamed transcription has response_format 'json'.", "response_format")
     timed = format in ("srt", "vtt", "verbose_json")
-    clip = recording if isinstance(recording, MediaRef) else await _decode(services, call, needs, body, recording)
     request = Request(
         task=task,
         inputs=("audio",),
@@ -119,12 +122,13 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
                 task="translate" if task == "translation" else "transcribe",
             )
         },
-        media=(clip,),
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
         priority=call.context.later(body.priority),
         tenant=call.context.tenant,
     )
+    await bring_media(services, call, request, body.timeout, recording.decode)
+    (clip,) = request.media
     events = await call.enter(services.open(request))
     await events.begin()
     if streamed:
@@ -132,13 +136,13 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     return await _whole(events, format, task, clip.seconds, language, granularities)
 
 
-async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, MediaRef]:
-    """The fields and the decoded clip, which is freed when the call is over."""
-    data, clips = await read_json(services, call, needs, _ANY, (), "input_audio")
-    body = decode(data, kind)
-    if body.input_audio is None or len(clips) != 1:
+async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, Body]:
+    """The fields, and the clip as it came, which is freed when the call is over."""
+    read = await read_json(services, call, needs, _ANY, (), "input_audio")
+    body = decode(read.json, kind)
+    if body.input_audio is None or read.modalities != ("audio",):
         raise invalid_request("Missing required field 'input_audio'.", "input_audio", "missing_required_parameter")
-    return body, clips[0]
+    return body, read
 
 
 async def _read_form(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, _File]:
@@ -157,17 +161,6 @@ async def _read_form(services: Services, call: Call, needs: Key, kind: type[B]) 
     if file is None or body.input_audio is not None:
         raise invalid_request("A form brings its audio in the field 'file'.", "file", "missing_required_parameter")
     return body, file
-
-
-async def _decode(services: Services, call: Call, needs: Key, body: TranslationRequest, file: _File) -> MediaRef:
-    """A form's file as a clip, which is freed when the call is over; not if the request is sure to be refused."""
-    foresee(services, call, needs, body.priority)
-    with before(call.context) as bound:
-        if body.timeout is not None:
-            bound(body.timeout)
-        clip = await file.upload.decode(content_type=file.content_type, filename=file.name)
-    await call.enter(services.clips([clip]))
-    return clip
 
 
 async def _whole(

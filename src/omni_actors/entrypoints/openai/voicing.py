@@ -11,8 +11,8 @@ from omni_actors.entrypoints.openai.fields import Refused
 from omni_actors.entrypoints.openai.schemas import ClipPart, Count, Priority, Seconds, VoiceId
 from omni_actors.entrypoints.services import Services
 from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.languages import chosen_language
 from omni_actors.protocol.params import Speech
-from omni_actors.protocol.request import MediaRef
 
 TASK = "speech"
 
@@ -76,7 +76,7 @@ class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     extra_params: Annotated[Any, Refused("give its fields beside the others.", ({},))] = None
     sample_rate: Annotated[Any, Refused("audio comes at the model's own rate, which x-sample-rate tells.")] = None
-    speaker_embedding: Annotated[Any, Refused("give the clip that it was made of, as ref_audio.", ([],))] = None
+    speaker_embedding: Annotated[Any, Refused("give the clip that it was made of, as ref_audio.")] = None
     word_timestamps: Annotated[Any, Refused("transcribe the audio for its words' times.", (False,))] = None
 
 
@@ -86,22 +86,23 @@ def may_clone(services: Services) -> bool:
     return task is not None and "audio" in task.entries
 
 
-def reference_of(services: Services, body: SpeechRequest, clips: list[MediaRef]) -> tuple[MediaRef, ...]:
-    """The reference clip of a body, if it has one. Raises 400 where this model takes none."""
+def has_reference(services: Services, body: SpeechRequest, modalities: tuple[str, ...]) -> bool:
+    """Whether a body brings a clip of the voice; ``modalities`` are those of the media that were found in it. Raises
+    400 where this model takes none."""
     if body.ref_audio is None:
-        return ()
+        return False
     if not may_clone(services):
         raise invalid_request("This model speaks with its own voices only.", "ref_audio", "unsupported_parameter")
-    if not isinstance(body.ref_audio, ClipPart) or len(clips) != 1:
+    if not isinstance(body.ref_audio, ClipPart) or modalities != ("audio",):
         raise invalid_request("'ref_audio' is a text: base64, or a URL of data, https or http.", "ref_audio")
-    return tuple(clips)
+    return True
 
 
 def speech_of(services: Services, body: SpeechRequest) -> Speech:
     """The section ``speech``. Raises 400 for what this model does not honour and for what contradicts itself."""
     speech = Speech(
         text=body.input,
-        voice=voice_of(services, {"voice": body.voice, "speaker": body.speaker}),
+        voice=voice_of(services, {"voice": body.voice, "speaker": body.speaker}, cloned=body.ref_audio is not None),
         seed=body.seed or 0,
         reference=body.ref_audio is not None,
     )
@@ -110,10 +111,16 @@ def speech_of(services: Services, body: SpeechRequest) -> Speech:
     return speech
 
 
-def voice_of(services: Services, given: dict[str, str | VoiceId | None]) -> str:
+def voice_of(services: Services, given: dict[str, str | VoiceId | None], *, cloned: bool = False) -> str:
     """The model's own voice; ``given`` are the fields that may name it, by path. Raises 400 for an unknown one and for
-    two that differ."""
+    two that differ.
+
+    With ``cloned`` the clip decides how it sounds: clients that must name a voice name any, so one that the model does
+    not have counts as none. (One that it has goes on to it: there are models that number the speakers of a clip.)
+    """
     named = {param: it.id if isinstance(it, VoiceId) else it for param, it in given.items() if it is not None}
+    if cloned:
+        named = {param: name for param, name in named.items() if services.has_voice(name)}
     found = {param: services.voice(name, param) for param, name in named.items()}
     if len(set(found.values())) > 1:
         raise invalid_request(f"{' and '.join(map(repr, found))} name different voices.", next(reversed(found)))
@@ -122,9 +129,11 @@ def voice_of(services: Services, given: dict[str, str | VoiceId | None]) -> str:
 
 def set_fields(services: Services, speech: Speech, given: dict[str, Any]) -> None:
     """Put a body's fields into ``speech``. Raises 400 for one that this model does not honour; a value that changes
-    nothing is no wish."""
+    nothing is no wish, and a language is named as the model names it."""
     for name, value in given.items():
         field = _FIELDS[name]
+        if field == "language":
+            value = chosen_language(value, services.plan.languages, name)
         if value is None or value in ("", _NOTHING.get(name)) or value == getattr(_NEUTRAL, field):
             continue
         if field == "task_type":

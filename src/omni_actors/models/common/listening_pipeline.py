@@ -32,6 +32,7 @@ def listening_pipeline(
             "cache_bytes": "Memory for the features of clips that were encoded last: the same one again costs nothing.",
         },
         options_least={"max_seconds": 1, "cache_bytes": 0},
+        input_limits={"audio": "max_seconds"},
         doc="Audio tower: clips to features.",
     )
     listener = Stage(

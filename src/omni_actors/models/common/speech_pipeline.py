@@ -70,6 +70,7 @@ def speech_pipeline(
             sections=("speech",),
             emits=None if codec else "audio",
             weight=4.0,
+            input_limits={"text": "max_characters", **({"audio": "max_reference_s"} if clones else {})},
             doc="Makes the frames of an utterance, one after the other.",
         )
     ]

@@ -16,6 +16,7 @@ ENCODER = Stage(
         "window_frames": "Frames (of 80 ms) that the codec encodes at a time; what came before is remembered.",
     },
     options_least={"max_seconds": 1, "window_frames": 1},
+    input_limits={"audio": "max_seconds"},
     doc="Mimi: sound to codes.",
 )
 

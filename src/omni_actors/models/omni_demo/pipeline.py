@@ -30,6 +30,7 @@ ASR = Stage(
         "max_new_tokens": "Most tokens for one window of 30 s.",
     },
     options_least={"speech_threshold": 0, "padding_s": 0, "max_seconds": 1, "max_new_tokens": 1},
+    input_limits={"audio": "max_seconds"},
     doc="Whisper: writes down what is said.",
 )
 
@@ -68,6 +69,7 @@ ACOUSTIC = Stage(
     defaults={"max_characters": 16_384},
     options_doc={"max_characters": "Longest text of one speech request, in characters; longer ones are refused."},
     options_least={"max_characters": 1},
+    input_limits={"text": "max_characters"},
     doc="hibari's acoustic net: text normalisation, phonemes, spectra.",
 )
 

@@ -39,6 +39,7 @@ VOICE = Stage(
         "clip_cache_mib": "Memory for clips that were heard, with what was made of them, in MiB.",
     },
     options_least={"max_reference_s": 1, "clip_cache_mib": 0},
+    input_limits={"audio": "max_reference_s"},
     doc="Hears the clip of a voice to clone: its timbre, and its codec frames.",
 )
 

@@ -71,6 +71,12 @@ class Request:
             return "input"
         return "prompt" if isinstance(prompt, Prompt) and prompt.messages is None else "messages"
 
+    @property
+    def limit_param(self) -> str:
+        """The field that an error about too many wanted tokens names: of speech the limit's own; of texts, as OpenAI
+        has it, the prompt's."""
+        return "max_new_tokens" if self.prompt_param == "input" else self.prompt_param
+
 
 def limit_of(request: Request, max_len: int, usual: int | None, *, prompt_only: bool) -> int:
     """Most tokens that a choice may have: what is asked for and what the adapter bounds it to, without either
@@ -85,7 +91,7 @@ def limit_of(request: Request, max_len: int, usual: int | None, *, prompt_only: 
         wanted = f"{length} tokens" if most is None else f"{length} tokens and {most} more are asked for"
         raise invalid_request(
             f"This model's maximum context length is {max_len} tokens; the prompt has {wanted}.",
-            param=request.prompt_param,
+            param=request.prompt_param if room < 1 else request.limit_param,
             code="context_length_exceeded",
         )
     if most is not None:
