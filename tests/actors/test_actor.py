@@ -604,6 +604,9 @@ async def test_teardown_is_bounded_and_shielded(autojump_clock: Clock, caplog: p
     class Slow(Actor[Any]):
         done = False
 
+        async def receive(self, message: Any) -> None:
+            """Nothing is sent to it."""
+
         async def teardown(self) -> None:
             await trio.sleep(1)
             Slow.done = True
@@ -647,13 +650,3 @@ async def test_a_failing_setup_has_no_teardown(autojump_clock: Clock) -> None:
         assert await ref.ask("waits for it", within=9) == "waits for it"
         assert trio.current_time() == pytest.approx(3, abs=0.1)
     assert log == ["setup"] * 3 + ["waits for it", "teardown"]
-
-
-def test_receive_must_be_written() -> None:
-    async def main() -> None:
-        async with open_supervisor() as root:
-            ref: ActorRef[Any] = root.start(Actor, name="bare")
-            with pytest.raises(ActorCrashed, match="NotImplementedError"):
-                await ref.ask(1, within=1)
-
-    trio.run(main)

@@ -23,6 +23,11 @@ from omni_actors.actors.supervisor import STOP_S
 Clock = trio.testing.MockClock
 
 
+class Echo(Actor[Any]):
+    async def receive(self, message: Any) -> Any:
+        return message
+
+
 class Worker(Actor[Any]):
     """``boom`` crashes it; anything else it gives back. ``log`` gets (time, name, what)."""
 
@@ -110,7 +115,7 @@ async def test_what_fails_while_it_is_cancelled_for_another_counts_once(autojump
 async def test_backoff_doubles_up_to_its_cap(autojump_clock: Clock) -> None:
     starts: list[float] = []
 
-    class Never(Actor[Any]):
+    class Never(Echo):
         async def setup(self) -> None:
             starts.append(round(trio.current_time(), 3))
             raise OSError
@@ -123,7 +128,7 @@ async def test_backoff_doubles_up_to_its_cap(autojump_clock: Clock) -> None:
 
 
 async def test_a_start_that_fails_slowly_counts(autojump_clock: Clock) -> None:
-    class Slow(Actor[Any]):
+    class Slow(Echo):
         async def setup(self) -> None:
             await trio.sleep(600)
             raise RuntimeError("weights do not load")

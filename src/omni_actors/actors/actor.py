@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, TypeVarTuple
 
@@ -96,8 +97,8 @@ class Reply:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-class Actor(Generic[M]):
-    """Subclass it, override :meth:`receive` and what else is needed, and start it under a supervisor.
+class Actor(ABC, Generic[M]):
+    """Subclass it, write :meth:`receive` and what else is needed, and start it under a supervisor.
 
     One *life* is: :meth:`setup`; then :meth:`receive` for one message after the other (and :meth:`on_signal` before
     them); :meth:`teardown`. An exception (an :class:`Exception`: cancellation is none) ends the life as a crash, and
@@ -112,6 +113,7 @@ class Actor(Generic[M]):
     async def setup(self) -> None:
         """Make what the life needs. A failure here counts as a crash, however long it took."""
 
+    @abstractmethod
     async def receive(self, message: M) -> Any:
         """Handle one message. What it returns answers an ask, and is dropped for a tell.
 
@@ -119,7 +121,6 @@ class Actor(Generic[M]):
         waits, and the life goes on with the next message; shield what must not be left half done. A
         :class:`~omni_actors.actors.errors.Refusal` answers an ask with an error; every other exception is a crash.
         """
-        raise NotImplementedError
 
     async def on_signal(self, key: Hashable, value: Any) -> None:
         """Handle a signal: see :meth:`ActorRef.signal <omni_actors.actors.ref.ActorRef.signal>`."""

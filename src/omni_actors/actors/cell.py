@@ -77,8 +77,7 @@ class Cell:
         try:
             async with trio.open_nursery() as self._nursery:
                 with self._noted():
-                    newborn = self.factory()
-                    newborn._cell = self
+                    newborn = self._newborn()
                     await newborn.setup()
                     actor = newborn
                     self.state, self.ready_at = "running", trio.current_time()
@@ -159,6 +158,16 @@ class Cell:
             self._turn.cancel()
 
     # --- one life ----------------------------------------------------------------------------------------------------
+
+    def _newborn(self) -> Actor[Any]:
+        """The object of this life. Raises ``TypeError`` if the factory makes no actor, or gives the same one again."""
+        made = self.factory()
+        if not isinstance(made, Actor):
+            raise TypeError(f"the factory of actor {self.name!r} made {made!r}, which is no Actor")
+        if hasattr(made, "_cell"):
+            raise TypeError(f"the factory of actor {self.name!r} gave the {type(made).__name__} of an earlier life")
+        made._cell = self
+        return made
 
     async def _serve(self, actor: Actor[Any]) -> None:
         """Handle messages until the wish to stop. Returns early when an interrupt came too late to be delivered in the

@@ -10,20 +10,24 @@ import trio
 from omni_actors.actors.actor import Reply
 from omni_actors.actors.cell import Cell, State, current_cell
 from omni_actors.actors.errors import ActorStopped, AskCycle
+from omni_actors.actors.thread import check_thread, get_ident
 from omni_actors.actors.tree import Down
 
 M = TypeVar("M")
 
 
 class ActorRef(Generic[M]):
-    """Sends messages to one actor, over all its lives. To be used in the thread of its trio run."""
+    """Sends messages to one actor, over all its lives. To be used in the thread of its trio run: elsewhere ``tell``,
+    ``ask``, ``signal`` and ``stop`` raise ``RuntimeError``. From another thread call them through
+    :func:`trio.from_thread.run_sync` and :func:`trio.from_thread.run`."""
 
-    __slots__ = ("__weakref__", "_cell", "_put", "name")
+    __slots__ = ("__weakref__", "_cell", "_put", "_thread", "name")
 
     def __init__(self, cell: Cell) -> None:
         self.name = cell.name
         self._cell = cell
         self._put = cell.mailbox.put
+        self._thread = get_ident()
 
     def __repr__(self) -> str:
         return f"<ActorRef {self.name} {self._cell.state}>"
@@ -35,6 +39,8 @@ class ActorRef(Generic[M]):
         was not taken. Otherwise it is handled once, unless the actor is stopped before, or not at all completed if the
         actor crashes or is stopped in it. A mailbox outlives crashes.
         """
+        if get_ident() != self._thread:
+            self._check_thread("tell")
         self._put(message)
 
     async def ask(self, message: M, *, within: float) -> Any:
@@ -50,6 +56,7 @@ class ActorRef(Generic[M]):
         A checkpoint. When it is cancelled or its time is over, the message is withdrawn: it leaves the mailbox, and if
         it is being handled, the handling is cancelled. Already cancelled on entry, it sends nothing.
         """
+        self._check_thread("ask")
         await trio.lowlevel.checkpoint_if_cancelled()
         caller = current_cell.get()
         if caller is not None and caller.task is not trio.lowlevel.current_task():
@@ -70,11 +77,13 @@ class ActorRef(Generic[M]):
     def signal(self, key: Hashable, value: object = None) -> None:
         """Set a signal: mergeable state that is handled before the messages that wait, and never refused. A newer value
         replaces one of the same key that was not yet handled. To a stopped actor it says nothing."""
+        self._check_thread("signal")
         self._cell.mailbox.signal(key, value)
 
     def stop(self) -> None:
         """Let the actor end after the setup or the message it is at (or instead of its next life). Messages that wait
         are not begun: their asks fail. Cannot be lost or refused; does not wait."""
+        self._check_thread("stop")
         self._cell.stop()
 
     def watch(self, watcher: ActorRef[Any]) -> None:
@@ -116,6 +125,9 @@ class ActorRef(Generic[M]):
     async def wait_stopped(self) -> None:
         """Wait for the end of the last life, its teardown included."""
         await self._cell.wait_stopped()
+
+    def _check_thread(self, call: str) -> None:
+        check_thread(self._thread, f"actor {self.name!r}", call)
 
     def _refuse_circle(self, caller: Cell) -> None:
         names = [caller.name]

@@ -55,6 +55,8 @@ class _Host(Actor[msgspec.Raw]):
         self._taken = 0
         self._told = 0
         kind = pkgutil.resolve_name(hello.actor)
+        if not (isinstance(kind, type) and issubclass(kind, Actor)):
+            raise TypeError(f"{hello.actor} is no class of actors")
         self._inner: Actor[Any] = kind(**hello.arguments)
         self._decoder = msgspec.msgpack.Decoder(kind.message_type)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import trio
 
@@ -14,14 +15,18 @@ from omni_actors.actors.actor import Actor
 from omni_actors.actors.cell import Cell
 from omni_actors.actors.errors import ActorCrashed, ActorStopped, Escalation, ProcessDied, Renewed
 from omni_actors.actors.ref import ActorRef
+from omni_actors.actors.rest_for_one import RestForOne
+from omni_actors.actors.thread import check_thread, get_ident
 from omni_actors.actors.tree import Branch, describe
 
 M = TypeVar("M")
 
 logger = logging.getLogger(__name__)
 
-Strategy = Literal["one_for_one", "one_for_all"]
-"""After a failure restart the child that failed, or all children of the supervisor (those that share state)."""
+Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
+"""Which children are restarted after a failure of one, as in Erlang/OTP: that one alone (``one_for_one``), all children
+of the supervisor (``one_for_all``: they share state), or that one and those that were started after it
+(``rest_for_one``: each may depend on those before it)."""
 
 DEFAULT_CAPACITY = 256
 """Messages that a mailbox holds."""
@@ -37,7 +42,8 @@ class Restarts:
     Failures are counted *in a row*, and a life that had been ready for ``healthy_s`` seconds when it failed starts the
     row anew: a start that fails slowly counts like one that fails at once. After failure ``n`` of a row the restart
     waits ``first_s * 2 ** (n - 1)`` seconds, at most ``cap_s``. Failure ``limit + 1`` escalates; ``None``: none does.
-    With ``one_for_all`` all children share one row. A supervisor that is restarted itself counts its children's anew.
+    With ``one_for_all`` and ``rest_for_one`` all children share one row. A supervisor that is restarted itself counts
+    its children's anew.
     """
 
     limit: int | None = 5
@@ -60,6 +66,9 @@ class Supervisor:
     """
 
     def __init__(self, name: str, strategy: Strategy, restarts: Restarts) -> None:
+        if strategy not in get_args(Strategy):
+            known = ", ".join(get_args(Strategy))
+            raise ValueError(f"supervisor {name!r}: there is no strategy {strategy!r}; it is one of {known}")
         self.name = name
         self.strategy = strategy
         self.policy = restarts
@@ -73,6 +82,8 @@ class Supervisor:
         self.stopped = trio.Event()
         self._children: dict[str, Cell | Supervisor] = {}
         self._nursery: trio.Nursery | None = None
+        self._order: RestForOne | None = None
+        self._thread = get_ident()
         self.escalation: Escalation | None = None
         """Why it gave up, if it did."""
         self._failed: Cell | Supervisor | None = None
@@ -82,7 +93,13 @@ class Supervisor:
 
     def start(self, factory: Callable[[], Actor[M]], *, name: str, capacity: int = DEFAULT_CAPACITY) -> ActorRef[M]:
         """Start an actor; ``factory`` makes the object of each of its lives. Does not wait for its setup: messages may
-        be sent at once (or see :meth:`ActorRef.wait_ready`). Names are unique under one supervisor."""
+        be sent at once (or see :meth:`ActorRef.wait_ready`). Names are unique under one supervisor.
+
+        Raises ``TypeError`` for a factory that cannot make an actor (an actor is none: it would be the object of one
+        life only), ``ValueError`` for a name that is taken, and ``RuntimeError`` when the supervisor is stopping or
+        belongs to another thread.
+        """
+        _check_factory(factory)
         cell = Cell(name, factory, capacity)
         ref: ActorRef[M] = ActorRef(cell)
         cell.ref = ref
@@ -100,6 +117,7 @@ class Supervisor:
     def stop(self) -> None:
         """Let all children end in good order, the last started first, each after the message it is at; those that take
         longer than :data:`STOP_S` are cancelled. Does not wait: see :meth:`wait_stopped`."""
+        check_thread(self._thread, f"supervisor {self.name!r}", "stop")
         self.stop_wished.set()
 
     async def wait_stopped(self) -> None:
@@ -129,13 +147,15 @@ class Supervisor:
             self._failed = None
             try:
                 async with trio.open_nursery() as self._nursery:
+                    if self.strategy == "rest_for_one":
+                        self._order = RestForOne(self, self._children, self._nursery)
                     self._nursery.start_soon(self._stop_when_wished, self._nursery.cancel_scope)
                     for child in list(self._children.values()):
                         self._nursery.start_soon(self._keep, child, name=child.name)
             finally:
-                self._nursery = None
+                self._nursery = self._order = None
             if self.escalation is None and self._failed is not None:
-                await self._pause(self._failed)
+                await self.pause(self._failed)
             if self.escalation is not None or self._failed is None or self.stop_wished.is_set():
                 self.state = "stopping"
                 return self.escalation
@@ -154,6 +174,7 @@ class Supervisor:
     # --- the children ------------------------------------------------------------------------------------------------
 
     def _start(self, child: Cell | Supervisor) -> None:
+        check_thread(self._thread, f"supervisor {self.name!r}", "start")
         if self.stop_wished.is_set():
             raise RuntimeError(f"supervisor {self.name!r} is stopping")
         if child.name in self._children:
@@ -164,6 +185,10 @@ class Supervisor:
 
     async def _keep(self, child: Cell | Supervisor) -> None:
         """Run a child's lives, one after the other."""
+        if self._order is not None:
+            if await self._order.keep(child):
+                self._leave(child)
+            return
         while not child.stop_wished.is_set():
             error = await child.live()
             if error is None:
@@ -172,22 +197,29 @@ class Supervisor:
                 logger.error("%s under %s failed on its way out", child.name, self.name, exc_info=error)
                 return
             if isinstance(error, Renewed):
-                logger.info("%s under %s begins another life: %s", child.name, self.name, error)
-                child.restarts += 1
+                self.renew(child, error)
                 continue
-            if self._give_up(child, error):
+            if self.give_up(child, error):
                 return
             if self.strategy == "one_for_all":
                 self._failed = child
                 if self._nursery is not None:
                     self._nursery.cancel_scope.cancel()
                 return
-            await self._pause(child)
+            await self.pause(child)
             child.restarts += 1
+        self._leave(child)
+
+    def _leave(self, child: Cell | Supervisor) -> None:
         child.close()
         del self._children[child.name]
 
-    def _give_up(self, child: Cell | Supervisor, error: Exception) -> bool:
+    def renew(self, child: Cell | Supervisor, wish: Renewed) -> None:
+        """Note that a child wished for another life."""
+        logger.info("%s under %s begins another life: %s", child.name, self.name, wish)
+        child.restarts += 1
+
+    def give_up(self, child: Cell | Supervisor, error: Exception) -> bool:
         """Count a failure; escalate if it is one too many."""
         row = [child] if self.strategy == "one_for_one" else list(self._children.values())
         if child.ready_at is not None and trio.current_time() - child.ready_at >= self.policy.healthy_s:
@@ -207,7 +239,7 @@ class Supervisor:
                 self._nursery.cancel_scope.cancel()
         return over
 
-    async def _pause(self, child: Cell | Supervisor) -> None:
+    async def pause(self, child: Cell | Supervisor) -> None:
         """The backoff. It ends early when there is a wish to stop."""
         child.state = "waiting"
         stop_wished = child.stop_wished if self.strategy == "one_for_one" else self.stop_wished
@@ -269,6 +301,23 @@ async def open_supervisor(
             raise failure
     finally:
         del failure, escalation  # no cycle of frame and traceback
+
+
+def _check_factory(factory: object) -> None:
+    """Raise ``TypeError`` for what cannot make the object of each life."""
+    if isinstance(factory, Actor):
+        kind = type(factory).__name__
+        raise TypeError(
+            f"start() takes a function that makes a new actor for each life, not the actor {factory!r}: "
+            f"pass the class, or lambda: {kind}(...)"
+        )
+    if not callable(factory):
+        raise TypeError(f"start() takes a function that makes a new actor for each life, not {factory!r}")
+    if isinstance(factory, type) and not issubclass(factory, Actor):
+        raise TypeError(f"start() takes a function that makes an actor, and {factory.__qualname__} is no Actor")
+    if inspect.isabstract(factory):
+        name = getattr(factory, "__qualname__", factory)
+        raise TypeError(f"{name} has no receive(): an actor must say what it does with a message")
 
 
 def _only_consequences(failure: BaseException) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, assert_never
 
 import trio
 
@@ -68,6 +68,10 @@ class Incarnation(Actor[Never]):
         watch = Watch(stage, self._page, replica.has_work)
         replica.watch = watch
         self.start_soon(self._watch, watch)
+
+    async def receive(self, message: Never) -> Never:
+        """No messages are sent to it."""
+        assert_never(message)
 
     async def _start(self) -> None:
         replica = self._replica
