@@ -79,7 +79,7 @@ class RestForOne:
                 elif self._supervisor.give_up(child, error):
                     return False
                 else:
-                    await self._fall(child, seat)
+                    await self._fall(child)
                 break
         return True
 
@@ -88,7 +88,7 @@ class RestForOne:
         members = list(self._children.values())
         return self._failed is not None and members.index(self._failed) < members.index(child)
 
-    async def _fall(self, child: Cell | Supervisor, seat: _Seat) -> None:
+    async def _fall(self, child: Cell | Supervisor) -> None:
         """A child failed: end those after it, and arrange for all of them to begin again. Cancelled when an older one
         fails, which then does the same for more children."""
         self._restarting, self._failed = True, child
@@ -99,7 +99,7 @@ class RestForOne:
                 other.scope.cancel()
                 await other.at_rest.wait()
         await self._supervisor.pause(child)
-        if seat.scope.cancel_called:  # the backoff was over in the same tick in which an older one failed
+        if self._failed is not child:  # the backoff was over in the same tick in which an older one failed
             return
         self._failed = None
         if not self._supervisor.stop_wished.is_set():
