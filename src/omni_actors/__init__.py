@@ -7,17 +7,31 @@ from typing import TYPE_CHECKING, Any
 from omni_actors.version import __version__
 
 if TYPE_CHECKING:
-    from omni_actors.entrypoints.offline import AsyncOmni, Omni, Output, open_omni
+    from omni_actors.entrypoints.offline import (
+        AsyncioOmni,
+        AsyncOmni,
+        Choice,
+        Omni,
+        Output,
+        open_omni,
+        open_omni_asyncio,
+    )
     from omni_actors.protocol.errors import OmniError
+    from omni_actors.protocol.params import Sampling
     from omni_actors.protocol.request import Request
 
+_OFFLINE = "omni_actors.entrypoints.offline"
 _HOMES = {
-    "AsyncOmni": "omni_actors.entrypoints.offline",
-    "Omni": "omni_actors.entrypoints.offline",
+    "AsyncOmni": _OFFLINE,
+    "AsyncioOmni": _OFFLINE,
+    "Choice": _OFFLINE,
+    "Omni": _OFFLINE,
     "OmniError": "omni_actors.protocol.errors",
-    "Output": "omni_actors.entrypoints.offline",
+    "Output": _OFFLINE,
     "Request": "omni_actors.protocol.request",
-    "open_omni": "omni_actors.entrypoints.offline",
+    "Sampling": "omni_actors.protocol.params",
+    "open_omni": _OFFLINE,
+    "open_omni_asyncio": _OFFLINE,
 }
 
 
@@ -30,4 +44,16 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["AsyncOmni", "Omni", "OmniError", "Output", "Request", "__version__", "open_omni"]
+__all__ = [
+    "AsyncOmni",
+    "AsyncioOmni",
+    "Choice",
+    "Omni",
+    "OmniError",
+    "Output",
+    "Request",
+    "Sampling",
+    "__version__",
+    "open_omni",
+    "open_omni_asyncio",
+]

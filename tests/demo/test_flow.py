@@ -21,11 +21,12 @@ QUESTION = "Tell me about the city of Paris in three sentences."
 
 
 def chat(text: str, *outputs: str, max_tokens: int = 60) -> Request:
-    params = {
+    params: dict[str, Any] = {
         "prompt": Prompt(messages=[{"role": "user", "content": text}]),
         "sampling": Sampling(temperature=0.0, max_tokens=max_tokens),
-        "speech": Speech(),
     }
+    if "audio" in outputs:
+        params["speech"] = Speech()
     return Request(task="chat", outputs=outputs or ("text",), params=params)
 
 
@@ -52,7 +53,7 @@ Run = Callable[[Callable[[AsyncOmni], Awaitable[T]]], T]
 def run(demo_weights: Path) -> Iterator[Run[Any]]:
     """Runs a coroutine function in the trio loop of one deployment that all tests here share."""
     with Omni() as omni:
-        yield lambda function: omni._call(function, omni._omni)
+        yield lambda function: omni._portal.call(function, omni._omni)
 
 
 def test_speech_begins_while_the_llm_still_writes_and_in_full_mode_after_it(run: Run[list[Event]]) -> None:
@@ -63,7 +64,7 @@ def test_speech_begins_while_the_llm_still_writes_and_in_full_mode_after_it(run:
     first_audio, last_token = order(streamed)
     assert first_audio < last_token
     with Omni(overrides=["edges.acoustic.sentences.mode=full"]) as omni:
-        whole = omni._call(ask, omni._omni)
+        whole = omni._portal.call(ask, omni._omni)
     first_audio, last_token = order(whole)
     assert first_audio > last_token
     assert pcm(streamed) == pcm(whole)
@@ -73,7 +74,7 @@ def test_a_request_touches_only_the_stages_that_it_needs(run: Run[None]) -> None
     async def main(omni: AsyncOmni) -> None:
         async def touched(request: Request) -> set[str]:
             before = await _work(omni)
-            await omni.generate(request)
+            await omni.run(request)
             after = await _work(omni)
             return {name for name in after if after[name] != before[name]}
 
@@ -81,7 +82,7 @@ def test_a_request_touches_only_the_stages_that_it_needs(run: Run[None]) -> None
         assert await touched(chat("Hi", "text", "audio", max_tokens=5)) == {"llm", "acoustic", "vocoder"}
         speech = _spoken("What is the time?")
         assert await touched(speech) == {"acoustic", "vocoder"}
-        spoken = await omni.generate(speech)
+        spoken = await omni.run(speech)
         transcription = Request(
             task="transcription",
             inputs=("audio",),
@@ -106,7 +107,7 @@ def test_a_cancelled_answer_leaves_no_block_clip_or_buffer(run: Run[None]) -> No
             async with omni.open(chat("Tell me a long story.", "text", "audio", max_tokens=500)) as stream:
                 for _ in range(turns):
                     await stream.receive()
-        clip = await omni.decode((await omni.generate(_spoken("Hello."))).wav())
+        clip = await omni.decode((await omni.run(_spoken("Hello."))).wav())
         await omni.media.discard([clip])
         # What is discarded is freed a moment later.
         while omni.orchestrator.inflight or (await omni.orchestrator.counters())["media"][0].get("clips", 1):
@@ -123,11 +124,11 @@ def test_concurrent_answers_equal_those_given_alone(run: Run[None]) -> None:
 
     async def main(omni: AsyncOmni) -> None:
         requests = [chat(prompt, "text", "audio", max_tokens=24) for prompt in prompts]
-        alone = [await omni.generate(request) for request in requests]
+        alone = [await omni.run(request) for request in requests]
         together: dict[int, Output] = {}
 
         async def one(i: int) -> None:
-            together[i] = await omni.generate(requests[i])
+            together[i] = await omni.run(requests[i])
 
         async with trio.open_nursery() as nursery:
             for i in range(len(requests)):

@@ -39,7 +39,7 @@ async def ask(omni: AsyncOmni, number: int) -> Output:
     """Every second one is spoken, two of three have an image; of some the text is only read aloud."""
     if number % 6 == 5:
         said = Speech(text=f"Answer {number}: nothing is to be seen.", temperature=0.0, max_tokens=12)
-        return await omni.generate(Request(task="speech", outputs=("audio",), params={"speech": said}))
+        return await omni.run(Request(task="speech", outputs=("audio",), params={"speech": said}))
     text = {"type": "text", "text": f"Question {number}: what is to be seen?"}
     refs = [await omni.media.decode(picture(number), modality="image")] if number % 3 else []
     parts = [{"type": "image", "index": 0}, text] if refs else text["text"]
@@ -50,7 +50,7 @@ async def ask(omni: AsyncOmni, number: int) -> Output:
         "speech": Speech(temperature=0.0, max_tokens=12),
     }
     inputs = ("text", "image") if refs else ("text",)
-    return await omni.generate(Request(task="chat", inputs=inputs, outputs=outputs, params=params, media=tuple(refs)))
+    return await omni.run(Request(task="chat", inputs=inputs, outputs=outputs, params=params, media=tuple(refs)))
 
 
 async def ask_all(omni: AsyncOmni) -> list[Output | OmniError]:

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from omni_actors import Omni
+from omni_actors.entrypoints.offline.calls import RequestCall, Terms
 from omni_actors.orchestrator import open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
@@ -229,7 +230,8 @@ async def test_input_after_its_end_is_the_callers_mistake() -> None:
 
 def test_omni_waits_for_room_within_its_own_deployment() -> None:
     with Omni("stub", overrides=["limits.max_inflight=2"]) as omni:
-        outputs = omni._together([stub(text=str(i), bytes=200_000) for i in range(30)], False, None)
+        calls = [RequestCall(Terms(), stub(text=str(i), bytes=200_000)) for i in range(30)]
+        outputs = omni._portal.call(omni._omni._together, calls, False, None)
         assert [output.text.split()[0] for output in outputs] == [str(i) for i in range(30)]
 
 
@@ -238,7 +240,8 @@ def test_what_on_done_raises_comes_out_as_it_is() -> None:
         raise ZeroDivisionError
 
     with Omni("stub") as omni, pytest.raises(ZeroDivisionError):
-        omni._together([stub(text="x"), stub(text="y")], False, on_done)
+        calls = [RequestCall(Terms(), stub(text=text)) for text in "xy"]
+        omni._portal.call(omni._omni._together, calls, False, on_done)
 
 
 async def test_a_stage_that_says_twice_that_it_is_done_is_done_once() -> None:

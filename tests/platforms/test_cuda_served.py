@@ -48,7 +48,7 @@ async def complete(folder: str, platform: str, *overrides: str, dtype: str = "fl
             sampling = Sampling(temperature=0.0, max_tokens=12)
             params = {"prompt": Prompt(text=text), "sampling": sampling}
             asked = Request(task="completion", inputs=("text",), outputs=("text",), params=params)
-            said[text] = list((await omni.generate(asked)).choices[0].token_ids)
+            said[text] = list((await omni.run(asked)).choices[0].token_ids)
 
         async with trio.open_nursery() as nursery:
             for text in PROMPTS:

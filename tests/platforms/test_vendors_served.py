@@ -72,7 +72,7 @@ async def complete(folder: str, platform: str, *overrides: str) -> list[str]:
         async def one(text: str) -> None:
             sampling = Sampling(temperature=0.0, max_tokens=TOKENS)
             params = {"prompt": Prompt(text=text), "sampling": sampling}
-            output = await omni.generate(Request(task="completion", inputs=("text",), outputs=("text",), params=params))
+            output = await omni.run(Request(task="completion", inputs=("text",), outputs=("text",), params=params))
             said[text] = output.choices[0].text
 
         async with trio.open_nursery() as nursery:
@@ -87,7 +87,7 @@ async def speak(folder: str, platform: str) -> np.ndarray:
     plan = resolve(folder, platform=platform, overrides=float32)
     async with open_omni(plan) as omni:
         params = {"speech": Speech(text="The river runs to the sea."), "sampling": Sampling(max_tokens=16, seed=3)}
-        output = await omni.generate(Request(task="speech", inputs=("text",), outputs=("audio",), params=params))
+        output = await omni.run(Request(task="speech", inputs=("text",), outputs=("audio",), params=params))
     return np.frombuffer(output.pcm, "<i2").astype(np.float32) / 32768
 
 

@@ -72,7 +72,7 @@ def omni() -> Iterator[Omni]:
 def test_in_process(omni: Omni, name: str) -> None:
     with pytest.raises(OmniError) as refused:
         omni.speak(UNSPEAKABLE[name])
-    assert (refused.value.info.status, refused.value.info.param) == (400, "input")
+    assert (refused.value.info.status, refused.value.info.param) == (400, "text")
 
 
 def test_in_process_the_next_one_is_said(omni: Omni) -> None:

@@ -94,6 +94,8 @@ class RequestStream:
     # ---- the caller's side
 
     def __aenter__(self) -> Coroutine[Any, Any, RequestStream]:
+        if self.state is not RequestState.NEW:
+            raise RuntimeError("a request is entered once; open another one")
         return self._orchestrator._admit(self)
 
     async def __aexit__(
@@ -107,8 +109,9 @@ class RequestStream:
 
     async def receive(self) -> Event:
         """The next event; the last one is :class:`Completed`. Raises :class:`OmniError` if the request failed and
-        :class:`trio.EndOfChannel` after the end (or when the block is left meanwhile), and
-        :class:`trio.BusyResourceError` while another task receives. If cancelled, no event is lost."""
+        :class:`trio.EndOfChannel` after the end (or when the block is left meanwhile),
+        :class:`trio.BusyResourceError` while another task receives, and :class:`RuntimeError` for a request that has
+        not been entered. If cancelled, no event is lost."""
         if self._task is not None:
             raise trio.BusyResourceError("another task receives from this request")
         self._received += 1
@@ -116,6 +119,8 @@ class RequestStream:
             if self._error is not None:
                 raise OmniError(self._error)
             if not self.state.live:
+                if self.state is RequestState.NEW:
+                    raise RuntimeError("enter the request first: 'async with omni.open(request) as stream:'")
                 raise trio.EndOfChannel
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort_wait)

@@ -1,0 +1,208 @@
+"""A deployment in an asyncio program: :func:`open_omni_asyncio` and :class:`AsyncioOmni`.
+
+The deployment runs in a trio loop of a thread of its own; calls cross over as futures, and so do cancellations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from omni_actors.entrypoints.offline.blocking import PortalStream
+from omni_actors.entrypoints.offline.calls import Call
+from omni_actors.entrypoints.offline.deployment import AsyncOmni, open_omni
+from omni_actors.entrypoints.offline.output import Output
+from omni_actors.entrypoints.offline.portal import Portal
+from omni_actors.entrypoints.offline.prompts import Messages
+from omni_actors.entrypoints.offline.verbs import Batches, Verbs
+from omni_actors.pipelines.overlay import Override
+from omni_actors.pipelines.plan import Plan
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.request import Event
+
+T = TypeVar("T")
+
+NOT_ENTERED = "enter the stream first: 'async with omni.stream.chat(…) as stream:' (it is cancelled when that is left)"
+
+
+class AsyncioOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, list[Output]]]):
+    """A deployment for an asyncio program, made by :func:`open_omni_asyncio`. Its verbs are awaited.
+
+    Cancelling a task that awaits one of them ends the work in every worker.
+    """
+
+    def __init__(self, portal: Portal[AsyncOmni], omni: AsyncOmni) -> None:
+        self._portal = portal
+        self._omni = omni
+        self.stream = AsyncioStreams(portal, omni)
+        """The same verbs for requests whose events are received as they come:
+        ``async with omni.stream.chat(…) as stream``."""
+
+    @property
+    def plan(self) -> Plan:
+        """What is deployed."""
+        return self._omni.plan
+
+    async def _ask(self, call: Call) -> Output:
+        return await _crossed(self._portal.submit(self._omni._ask, call))
+
+    async def generate(
+        self,
+        prompts: Messages | Sequence[Messages],
+        sampling: Sampling | None = None,
+        *,
+        modalities: Sequence[str] = ("text",),
+        voice: str = "default",
+        deadline_s: float | None = None,
+        priority: int = 0,
+        progress: bool = False,
+        on_done: Callable[[int, Output], None] | None = None,
+    ) -> list[Output]:
+        many = partial(
+            self._omni.generate,
+            modalities=modalities,
+            voice=voice,
+            deadline_s=deadline_s,
+            priority=priority,
+            progress=progress,
+            on_done=on_done,
+        )
+        return await _crossed(self._portal.submit(many, prompts, sampling))
+
+
+class AsyncioStreams(Verbs["AsyncioStream"]):
+    """``AsyncioOmni.stream``: each verb gives a block to enter, in which the request's events are received."""
+
+    def __init__(self, portal: Portal[AsyncOmni], omni: AsyncOmni) -> None:
+        self._portal = portal
+        self._omni = omni
+
+    def _ask(self, call: Call) -> AsyncioStream:
+        return AsyncioStream(self._portal, PortalStream(self._omni.stream._ask(call)))
+
+
+class AsyncioStream:
+    """A request's events, to be iterated inside an ``async with`` block; leaving the block cancels what is left."""
+
+    def __init__(self, portal: Portal[AsyncOmni], inner: PortalStream) -> None:
+        self._portal = portal
+        self._inner = inner
+        self._entered = False
+        self._events: deque[Event] = deque()
+        self._next: Future[list[Event]] | None = None
+        """A receive that is under way. One whose waiter was cancelled goes on, so that no event is lost."""
+        self._over = False
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("a stream is entered once")
+        try:
+            await _crossed(self._portal.submit(self._inner.enter))
+        except BaseException:
+            await self._leave()
+            raise
+        self._entered = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._events.clear()
+        if self._next is not None:
+            self._next.cancel()
+        await self._leave()
+
+    async def _leave(self) -> None:
+        try:
+            leaving = self._portal.submit(self._inner.leave)
+        except OmniError:  # the deployment is closed, and its requests are over with it
+            return
+        await _to_the_end(asyncio.wrap_future(leaving))
+
+    def __aiter__(self) -> Self:
+        if not self._entered:
+            raise RuntimeError(NOT_ENTERED)
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event; the last one is :class:`~omni_actors.protocol.request.Completed`. If cancelled, no event is
+        lost.
+
+        Raises:
+            OmniError: The request failed.
+            RuntimeError: The stream has not been entered.
+        """
+        if not self._entered:
+            raise RuntimeError(NOT_ENTERED)
+        if not self._events and not self._over:
+            if self._next is None:
+                self._next = self._portal.submit(self._inner.receive)
+            events = await asyncio.shield(asyncio.wrap_future(self._next))
+            self._next = None
+            self._events.extend(events)
+            self._over = not events
+        if not self._events:
+            raise StopAsyncIteration
+        return self._events.popleft()
+
+    async def feed(self, modality: str, kind: str, meta: dict[str, Any] | None = None, *, end: bool = False) -> None:
+        """Give the request more input of a modality that streams; waits while the worker has enough. The arguments are
+        those of :meth:`~omni_actors.entrypoints.offline.blocking.BlockingStream.feed`."""
+        if not self._entered:
+            raise RuntimeError(NOT_ENTERED)
+        await _crossed(self._portal.submit(self._inner.feed, modality, kind, meta, end))
+
+
+@asynccontextmanager
+async def open_omni_asyncio(
+    model: str | os.PathLike[str] | Plan | None = None,
+    *,
+    overlay: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str | Override] = (),
+    platform: str | None = None,
+    log_level: str = "WARNING",
+) -> AsyncIterator[AsyncioOmni]:
+    """Start a model's stages and give the deployment to an asyncio program when all are ready; leaving the block ends
+    every process and the deployment's thread.
+
+    The arguments are those of :func:`~omni_actors.open_omni`, and so are the exceptions. Cancelling ends the start, or
+    what runs; it waits until every process is gone.
+    """
+    opening = partial(open_omni, model, overlay=overlay, overrides=overrides, platform=platform, log_level=log_level)
+    portal: Portal[AsyncOmni] = Portal(opening, "omni-asyncio")
+    try:
+        yield AsyncioOmni(portal, await _crossed(portal.opened))
+    finally:
+        await _to_the_end(asyncio.create_task(asyncio.to_thread(portal.close)))
+
+
+async def _crossed(future: Future[T]) -> T:
+    """Await a future of another thread; cancelling cancels the future."""
+    return await asyncio.wrap_future(future)
+
+
+async def _to_the_end(work: Awaitable[Any]) -> None:
+    """Await work that must not be cut short; a cancellation is raised behind it."""
+    inner = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not inner.done():
+        try:
+            await asyncio.shield(inner)
+        except asyncio.CancelledError as error:
+            if not inner.cancelled():
+                cancelled = error
+        except Exception:
+            break
+    if cancelled is not None:
+        raise cancelled
+    if not inner.cancelled():
+        inner.result()

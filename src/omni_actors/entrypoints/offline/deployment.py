@@ -1,0 +1,219 @@
+"""A deployment in a trio program: :func:`open_omni` and :class:`AsyncOmni`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+from rich.progress import Progress
+
+from omni_actors.actors.background import background
+from omni_actors.entrypoints.offline.arguments import check_open_arguments, check_request
+from omni_actors.entrypoints.offline.calls import Call, ChatCall, Terms, prepared
+from omni_actors.entrypoints.offline.output import Output, collect
+from omni_actors.entrypoints.offline.prompts import Messages
+from omni_actors.entrypoints.offline.verbs import Batches, Verbs
+from omni_actors.media.client import MediaService
+from omni_actors.media.limits import read_limits
+from omni_actors.media.questions import How
+from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
+from omni_actors.pipelines.factory import missing_devices, resolve
+from omni_actors.pipelines.overlay import Override
+from omni_actors.pipelines.plan import Plan, PlanError
+from omni_actors.pipelines.versions import check_versions
+from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.request import MediaRef, Request
+
+
+class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, list[Output]]]):
+    """A deployment in this program's trio loop, made by :func:`open_omni`. Its verbs are awaited.
+
+    >>> async with open_omni("demo") as omni:  # doctest: +SKIP
+    ...     print((await omni.chat("What is the capital of France?")).text)
+    ...     async with omni.stream.chat("Tell me a story.", deadline_s=30) as stream:
+    ...         async for event in stream:
+    ...             print(event)
+    """
+
+    def __init__(self, orchestrator: Orchestrator, media: MediaService) -> None:
+        self.orchestrator = orchestrator
+        self.media = media
+        self.stream = Streams(self)
+        """The same verbs for requests whose events are received as they come:
+        ``async with omni.stream.chat(…) as stream``."""
+
+    @property
+    def plan(self) -> Plan:
+        """What is deployed."""
+        return self.orchestrator.plan
+
+    def open(self, request: Request) -> RequestStream:
+        """Return the stream of a request, to be entered: ``async with omni.open(request) as stream``.
+
+        Raises:
+            OmniError: Status 400 for a request with a wrong type or a section that no stage reads. Entering the block
+                raises what admission refuses.
+        """
+        return self.orchestrator.open(check_request(self.plan, request))
+
+    async def decode(
+        self, audio: bytes | Path, *, modality: str = "audio", rate: int | None = None, how: How | None = None
+    ) -> MediaRef:
+        """Decode a file for :attr:`~omni_actors.Request.media` of a request that is put together by hand.
+
+        Args:
+            audio: The file's bytes, or its path.
+            modality: ``audio``, ``image`` or ``video``.
+            rate: Rate in Hz that audio is resampled to; by default 16 kHz.
+            how: Further wishes, in place of ``rate``.
+        """
+        data = await trio.Path(audio).read_bytes() if isinstance(audio, Path) else audio
+        return await self.media.decode(data, modality=modality, how=how or How(rate=rate))
+
+    async def _ask(self, call: Call) -> Output:
+        async with prepared(call, self.plan, self.media) as request, self.open(request) as stream:
+            return await collect(stream)
+
+    async def generate(
+        self,
+        prompts: Messages | Sequence[Messages],
+        sampling: Sampling | None = None,
+        *,
+        modalities: Sequence[str] = ("text",),
+        voice: str = "default",
+        deadline_s: float | None = None,
+        priority: int = 0,
+        progress: bool = False,
+        on_done: Callable[[int, Output], None] | None = None,
+    ) -> list[Output]:
+        terms = Terms(deadline_s, priority)
+        calls = [
+            ChatCall(terms, prompt, sampling, modalities, voice, None, None, False, None) for prompt in _chats(prompts)
+        ]
+        return await self._together(calls, progress, on_done)
+
+    async def _together(
+        self, calls: Sequence[Call], progress: bool, on_done: Callable[[int, Output], None] | None
+    ) -> list[Output]:
+        outputs: list[Output | None] = [None] * len(calls)
+        limit = trio.CapacityLimiter(self.plan.limits.max_inflight)
+        failure: list[Exception] = []
+        console = Console(stderr=True)
+
+        async def one(place: int) -> None:
+            try:
+                async with limit:
+                    outputs[place] = output = await self._when_there_is_room(calls[place])
+                bar.advance(task)
+                if on_done is not None:
+                    on_done(place, output)
+            except Exception as error:  # raised below, not in a group
+                failure.append(error)
+                nursery.cancel_scope.cancel()
+
+        with Progress(console=console, transient=True, disable=not (progress and console.is_terminal)) as bar:
+            task = bar.add_task("generating", total=len(calls))
+            async with trio.open_nursery() as nursery:
+                for place in range(len(calls)):
+                    nursery.start_soon(one, place)
+        if failure:
+            raise failure[0]
+        return [output for output in outputs if output is not None]
+
+    async def _when_there_is_room(self, call: Call) -> Output:
+        """The output of a call that waits, where the deployment is full, for another request's release."""
+        while True:
+            try:
+                return await self._ask(call)
+            except OmniError as error:
+                if error.info.code != "overloaded" or not self.orchestrator.inflight:
+                    raise
+            await self.orchestrator.vacant.park()
+
+
+class Streams(Verbs[AbstractAsyncContextManager[RequestStream]]):
+    """``AsyncOmni.stream``: each verb gives a block to enter, in which the request's events are received."""
+
+    def __init__(self, omni: AsyncOmni) -> None:
+        self._omni = omni
+
+    @asynccontextmanager
+    async def _ask(self, call: Call) -> AsyncIterator[RequestStream]:
+        omni = self._omni
+        async with prepared(call, omni.plan, omni.media) as request, omni.open(request) as stream:
+            yield stream
+
+
+def _chats(prompts: Any) -> list[Messages]:
+    """The chats of a batch: one alone is a text or a list of messages."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        raise invalid_request(
+            f"'prompts' takes a text, a list of messages, or a list of these; not {type(prompts).__name__}.",
+            "prompts",
+            "invalid_value",
+        )
+    alone = bool(prompts) and isinstance(prompts[0], dict)
+    return [prompts] if alone else list(prompts)
+
+
+@asynccontextmanager
+async def open_omni(
+    model: str | os.PathLike[str] | Plan | None = None,
+    *,
+    overlay: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str | Override] = (),
+    platform: str | None = None,
+    log_level: str = "WARNING",
+) -> AsyncIterator[AsyncOmni]:
+    """Start a model's stages under trio and give the deployment when all are ready; leaving the block ends every
+    process.
+
+    Args:
+        model: A pipeline's name, a model's folder, the public name of a checkpoint, a resolved plan, or ``None`` for
+            the demo (whose weights must have been pulled).
+        overlay: Path of a deploy file.
+        overrides: Settings as ``path=value``, which overrule the deploy file.
+        platform: Name of the platform; by default the one that is detected.
+        log_level: Of the workers' logs, which go to standard error. Nothing is written to standard output.
+
+    Raises:
+        TypeError: An argument is of another type.
+        OmniError: The deployment cannot be resolved, or a stage cannot start.
+        RuntimeError: The program does not run under trio.
+
+    Cancellation: the machine is looked at in a thread, as a driver or a plug-in may take its time; cancelling waits for
+    that. Everything else is cancelled at once.
+    """
+    model, overlay = check_open_arguments(model, overlay, overrides, platform, log_level)
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "open_omni() needs trio. Under asyncio use omni_actors.open_omni_asyncio(), in code that blocks Omni()."
+        )
+
+    def planned() -> Plan:
+        found = (
+            model
+            if isinstance(model, Plan)
+            else resolve(model, overlay=overlay, overrides=overrides, platform=platform)
+        )
+        check_versions(found)
+        if missing := missing_devices(found):
+            raise PlanError("\n".join(missing))
+        return found
+
+    plan = await trio.to_thread.run_sync(planned)
+    async with open_orchestrator(plan, log_level=log_level) as orchestrator:
+        await orchestrator.wait_ready()
+        limits = read_limits(plan.media.options) if plan.media is not None else None
+        media = MediaService(orchestrator.query_media, limits=limits)
+        async with background() as tasks:
+            tasks.start_soon(media.run)
+            yield AsyncOmni(orchestrator, media)

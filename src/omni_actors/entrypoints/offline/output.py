@@ -1,0 +1,81 @@
+"""What a request made: :class:`Output`, and how it is collected from a request's events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_actors.media.wav import wav_header
+from omni_actors.protocol.request import Completed, Event, MediaChunk, TextDelta, TokenLogprob, Usage
+
+
+@dataclass(slots=True)
+class Choice:
+    """One completion of a prompt. ``logprobs`` has one entry per token where the sampling parameters ask for them."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Output:
+    """Everything that one request made.
+
+    ``choices`` are the texts, one for each of ``n``. ``pcm`` is little-endian signed 16-bit audio at ``sample_rate``
+    Hz with ``channels`` interleaved channels. ``segments`` and ``words`` are the timed parts of a transcription that
+    asks for timestamps (dictionaries with ``text`` or ``word``, ``start`` and ``end`` in seconds), ``language`` the
+    language that the recogniser found. ``usage`` maps a stage's name to what the stage consumed and produced.
+    """
+
+    choices: list[Choice]
+    pcm: bytes = b""
+    sample_rate: int = 0
+    channels: int = 1
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    words: list[dict[str, Any]] = field(default_factory=list)
+    language: str | None = None
+    usage: dict[str, Usage] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice; empty if there is none."""
+        return self.choices[0].text if self.choices else ""
+
+    def wav(self) -> bytes:
+        """Return the audio as the bytes of a WAV file."""
+        return wav_header(self.sample_rate, self.channels, len(self.pcm)) + self.pcm
+
+
+async def collect(events: AsyncIterable[Event]) -> Output:
+    """Receive a request's events up to the last one and return the whole output.
+
+    Raises:
+        OmniError: The request failed; what came before is dropped.
+    """
+    output = Output([])
+    pcm = bytearray()
+    async for event in events:
+        match event:
+            case TextDelta():
+                while len(output.choices) <= event.index:
+                    output.choices.append(Choice())
+                choice = output.choices[event.index]
+                choice.text += event.text
+                choice.token_ids += event.token_ids
+                choice.finish_reason = event.finish_reason or choice.finish_reason
+                choice.logprobs += event.logprobs or ()
+                if event.meta:
+                    output.segments += event.meta.get("segments", ())
+                    output.words += event.meta.get("words", ())
+                    output.language = event.meta.get("language") or output.language
+            case MediaChunk():
+                pcm += event.data
+                output.sample_rate = event.meta["sample_rate"]
+                output.channels = event.meta.get("channels", 1)
+            case Completed():
+                output.usage = event.usage
+    output.pcm = bytes(pcm)
+    return output

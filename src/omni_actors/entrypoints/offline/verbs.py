@@ -1,0 +1,207 @@
+"""The verbs of the Python API, written once for every way of calling them.
+
+:class:`Verbs` has the signatures. Its type parameter is what a call gives: the output itself
+(:class:`~omni_actors.Omni`), something to await (:class:`~omni_actors.AsyncOmni` under trio,
+:class:`~omni_actors.AsyncioOmni` under asyncio), a future (``omni.submit``), or a stream of events (``omni.stream``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from omni_actors.entrypoints.offline.calls import (
+    Call,
+    ChatCall,
+    CompletionCall,
+    RequestCall,
+    SpeechCall,
+    Terms,
+    Timestamps,
+    TranscriptionCall,
+)
+from omni_actors.entrypoints.offline.output import Output
+from omni_actors.entrypoints.offline.prompts import Messages
+from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.request import Request
+
+R = TypeVar("R", covariant=True)
+L = TypeVar("L", covariant=True)
+
+
+class Verbs(ABC, Generic[R]):
+    """What a program can ask of a deployment. Each verb is one request.
+
+    Every verb takes ``deadline_s`` (seconds for the whole request, decoding of media included; by default the
+    deployment's ``limits.deadline_s``), ``priority`` (a whole number, the lower the earlier) and ``id`` (a label for
+    the logs). Every verb raises :class:`~omni_actors.OmniError`: with status 400 and the argument's name in
+    ``error.info.param`` for a wrong argument and for what the model cannot do, 408 when the deadline has passed, 429
+    when the deployment is full, 503 naming the stage when it has no live worker. A file that cannot be read raises
+    ``OSError``. Cancelling a call (or its future, or leaving a stream's block) ends its work in every worker.
+    """
+
+    @abstractmethod
+    def _ask(self, call: Call) -> R:
+        """Make the request and give what this class's verbs give."""
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling: Sampling | None = None,
+        *,
+        modalities: Sequence[str] = ("text",),
+        voice: str = "default",
+        language: str | None = None,
+        instructions: str | None = None,
+        use_audio_in_video: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        id: str | None = None,
+    ) -> R:
+        """Answer a chat.
+
+        Args:
+            messages: One text (a single user message), or a list of messages in OpenAI's format. A content may have
+                parts with media: OpenAI's (``input_audio``, ``image_url``, ``audio_url``, ``video_url``), or
+                ``{"type": "image", "image": SOURCE}`` and likewise ``audio`` and ``video``, where the source is a
+                :class:`pathlib.Path`, the file's ``bytes``, or a text with a URL (http, https or data).
+            sampling: Sampling parameters; by default the model's own.
+            modalities: What to answer in: ``("text",)``, or ``("text", "audio")`` for a spoken answer as well.
+            voice: Voice of a spoken answer.
+            language: Language of a spoken answer, for models that take one.
+            instructions: How a spoken answer is to sound, for models that take instructions.
+            use_audio_in_video: Whether the sound of videos belongs to the prompt.
+            chat_template_kwargs: Variables for the model's chat template.
+            deadline_s: Seconds for the whole request.
+            priority: The lower, the earlier the request is admitted.
+            id: A label for the logs.
+        """
+        terms = Terms(deadline_s, priority, id)
+        return self._ask(
+            ChatCall(
+                terms,
+                messages,
+                sampling,
+                modalities,
+                voice,
+                language,
+                instructions,
+                use_audio_in_video,
+                chat_template_kwargs,
+            )
+        )
+
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        id: str | None = None,
+    ) -> R:
+        """Continue a text.
+
+        Args:
+            prompt: The text as it is, without a chat template, or its token ids.
+            sampling: Sampling parameters; by default the model's own.
+            deadline_s: Seconds for the whole request.
+            priority: The lower, the earlier the request is admitted.
+            id: A label for the logs.
+        """
+        return self._ask(CompletionCall(Terms(deadline_s, priority, id), prompt, sampling))
+
+    def speak(
+        self,
+        text: str,
+        *,
+        voice: str = "default",
+        speed: float = 1.0,
+        reference: bytes | Path | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        id: str | None = None,
+        **fields: Any,
+    ) -> R:
+        """Say a text.
+
+        Args:
+            text: What to say; it needs a letter or a digit.
+            voice: One of the model's voices.
+            speed: Speed of the speech, 1.0 is the model's own.
+            reference: An audio file (its bytes, or its path) whose voice is cloned, where the model can.
+            deadline_s: Seconds for the whole request.
+            priority: The lower, the earlier the request is admitted.
+            id: A label for the logs.
+            fields: Further fields of :class:`~omni_actors.protocol.params.Speech`, such as ``language``,
+                ``instructions``, ``seed`` or ``ref_text``. A field that the model does not honour is refused by name.
+        """
+        return self._ask(SpeechCall(Terms(deadline_s, priority, id), text, voice, speed, reference, fields))
+
+    def transcribe(
+        self,
+        audio: bytes | Path,
+        *,
+        language: str | None = None,
+        prompt: str | None = None,
+        temperature: float = 0.0,
+        timestamps: Timestamps = "none",
+        translate: bool = False,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        id: str | None = None,
+    ) -> R:
+        """Write down what is said in a recording.
+
+        Args:
+            audio: An audio file: its bytes, or its path.
+            language: Language of the recording; by default the model finds out.
+            prompt: Text that comes before, for names and spelling.
+            temperature: 0 takes the likeliest words.
+            timestamps: ``segment`` or ``word`` gives times in ``Output.segments`` and ``Output.words``.
+            translate: Write English, whatever is spoken.
+            deadline_s: Seconds for the whole request.
+            priority: The lower, the earlier the request is admitted.
+            id: A label for the logs.
+        """
+        terms = Terms(deadline_s, priority, id)
+        return self._ask(TranscriptionCall(terms, audio, language, prompt, temperature, timestamps, translate))
+
+    def run(self, request: Request) -> R:
+        """Make a request that was put together by hand, for tasks and sections that the other verbs do not know."""
+        return self._ask(RequestCall(Terms(), request))
+
+
+class Batches(ABC, Generic[L]):
+    """Many chats at once."""
+
+    @abstractmethod
+    def generate(
+        self,
+        prompts: Messages | Sequence[Messages],
+        sampling: Sampling | None = None,
+        *,
+        modalities: Sequence[str] = ("text",),
+        voice: str = "default",
+        deadline_s: float | None = None,
+        priority: int = 0,
+        progress: bool = False,
+        on_done: Callable[[int, Output], None] | None = None,
+    ) -> L:
+        """Answer several chats and give their outputs in the order of the prompts.
+
+        As many run at once as the deployment admits; the others wait. The first failure cancels the rest and is raised.
+
+        Args:
+            prompts: A list of chats, each as :meth:`Verbs.chat` takes it. One chat alone need not be in a list.
+            sampling: Sampling parameters of all of them.
+            modalities: What to answer in.
+            voice: Voice of spoken answers.
+            deadline_s: Seconds for each request, from when it is made.
+            priority: The lower, the earlier the requests are admitted.
+            progress: Show a progress bar on standard error, if that is a terminal.
+            on_done: Called in the deployment's thread with the prompt's place and its output as each finishes.
+        """
