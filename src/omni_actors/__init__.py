@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from omni_actors.version import __version__
 
 if TYPE_CHECKING:
+    from omni_actors.entrypoints.embedding import http_app, serve_http
     from omni_actors.entrypoints.offline import (
         AsyncioOmni,
         AsyncOmni,
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         open_omni,
         open_omni_asyncio,
     )
+    from omni_actors.entrypoints.options import ServerOptions
     from omni_actors.protocol.errors import OmniError
     from omni_actors.protocol.params import Sampling
     from omni_actors.protocol.request import Request
@@ -30,8 +32,11 @@ _HOMES = {
     "Output": _OFFLINE,
     "Request": "omni_actors.protocol.request",
     "Sampling": "omni_actors.protocol.params",
+    "ServerOptions": "omni_actors.entrypoints.options",
+    "http_app": "omni_actors.entrypoints.embedding",
     "open_omni": _OFFLINE,
     "open_omni_asyncio": _OFFLINE,
+    "serve_http": "omni_actors.entrypoints.embedding",
 }
 
 
@@ -53,7 +58,10 @@ __all__ = [
     "Output",
     "Request",
     "Sampling",
+    "ServerOptions",
     "__version__",
+    "http_app",
     "open_omni",
     "open_omni_asyncio",
+    "serve_http",
 ]

@@ -95,7 +95,7 @@ async def _signals(plan: Plan, ending: _Ending) -> None:
 
 async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
     started = trio.current_time()
-    tls = _tls(options)
+    tls = tls_of(options)
     admin_key = keyfile.make_key()
     options = replace(options, admin_keys=(*options.admin_keys, admin_key))
     _allow_descriptors()
@@ -127,7 +127,7 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
             try:
                 urls = await nursery.start(to_the_end)
             except OSError as error:
-                raise _cannot_listen(options, error) from None
+                raise cannot_listen(options, error) from None
             where = " and ".join(urls)
             log.info("listening on %s", where)
             published.enter_context(keyfile.published(admin_key, urls))
@@ -168,7 +168,8 @@ def _allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _tls(options: ServerOptions) -> ssl.SSLContext | None:
+def tls_of(options: ServerOptions) -> ssl.SSLContext | None:
+    """Return the TLS context of a server's options, ``None`` without a certificate. Raises :class:`OmniError`."""
     if options.tls_certificate is None:
         return None
     try:
@@ -178,7 +179,8 @@ def _tls(options: ServerOptions) -> ssl.SSLContext | None:
         raise OmniError(ErrorInfo(message=message, type="configuration_error", code="bad_certificate")) from None
 
 
-def _cannot_listen(options: ServerOptions, error: OSError) -> OmniError:
+def cannot_listen(options: ServerOptions, error: OSError) -> OmniError:
+    """Return the error that says which address could not be bound, and why."""
     where = error.filename or options.unix_path or f"{' and '.join(options.hosts)}, port {options.port}"
     message = f"Cannot listen on {where}: {error.strerror or error}."
     return OmniError(ErrorInfo(message=message, type="configuration_error", code="cannot_listen"))

@@ -14,12 +14,15 @@ from omni_actors.entrypoints.openai.sampling import sampling_of
 from omni_actors.entrypoints.openai.schemas import SamplingFields
 from omni_actors.pipelines.overlay import Override
 from omni_actors.pipelines.plan import Plan
-from omni_actors.pipelines.subgraph import subgraph
+from omni_actors.pipelines.subgraph import Subgraph, subgraph
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import SECTIONS, Sampling
 from omni_actors.protocol.request import MAX_PRIORITY, MediaRef, Request
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+_CLIPS = "clips"
+"""The section that the orchestrator makes of a request's media."""
 
 _SHARED = tuple(name for name in Sampling.__struct_fields__ if name in SamplingFields.__struct_fields__)
 """Fields that the section has in common with HTTP's bodies: the same ranges hold for both."""
@@ -118,6 +121,11 @@ def sampling_for(plan: Plan, task: str, given: Sampling | None) -> Sampling:
     )
 
 
+def sections_read(needed: Subgraph) -> frozenset[str]:
+    """The names of the sections that a request may have: those that a stage of its subgraph reads."""
+    return frozenset(name for part in needed.parts for name in part.sections if name != _CLIPS)
+
+
 def check_request(plan: Plan, request: object) -> Request:
     """Check a request that a program put together by hand, and return it.
 
@@ -146,9 +154,7 @@ def check_request(plan: Plan, request: object) -> Request:
         raise _wrong("tenant", "a text", request.tenant)
     if not isinstance(request.params, Mapping):
         raise _wrong("params", "a mapping of section names to sections", request.params)
-    read = {
-        name for part in subgraph(plan, request.task, request.inputs, request.outputs).parts for name in part.sections
-    }
+    read = sections_read(subgraph(plan, request.task, request.inputs, request.outputs))
     for name, value in request.params.items():
         if name not in read:
             known = ", ".join(sorted(map(str, read))) or "none"

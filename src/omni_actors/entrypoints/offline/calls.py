@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 import trio
 
-from omni_actors.entrypoints.offline.arguments import check_request, is_number, sampling_for, section
+from omni_actors.entrypoints.offline.arguments import check_request, is_number, sampling_for, section, sections_read
 from omni_actors.entrypoints.offline.prompts import ChatPrompt, Messages
 from omni_actors.entrypoints.sayable import check_text
 from omni_actors.media.client import MediaService
@@ -116,11 +116,11 @@ class ChatCall(Call):
         outputs = tuple(dict.fromkeys(("text", *self.modalities))) if spoken else tuple(self.modalities)
         prompt = ChatPrompt(self.messages)
         inputs = ("text", *sorted(set(prompt.modalities)))
-        subgraph(plan, "chat", inputs, outputs)
+        read = sections_read(subgraph(plan, "chat", inputs, outputs))
         if self.use_audio_in_video and "video" not in inputs:
             raise invalid_request("'use_audio_in_video' needs a video in the messages.", "use_audio_in_video")
         params: dict[str, Any] = {"sampling": sampling_for(plan, "chat", self.sampling)}
-        if "audio" in inputs:
+        if "transcription" in read:
             params["transcription"] = Transcription(clips=prompt.modalities.count("audio"))
         speech = Speech(voice=self.voice, language=self.language, instructions=self.instructions)
         if spoken:
