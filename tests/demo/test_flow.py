@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
-from omni_actors import AsyncOmni, Omni, Output, Request
+from omni_actors import AsyncOmni, Omni, OmniError, Output, Request
 from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
 from omni_actors.protocol.request import Event, MediaChunk, TextDelta
 
@@ -141,3 +141,27 @@ def test_concurrent_answers_equal_those_given_alone(run: Run[None]) -> None:
 
 def _spoken(text: str) -> Request:
     return Request(task="speech", outputs=("audio",), params={"speech": Speech(text=text)})
+
+
+def test_the_verbs_of_the_python_api(run: Run[None], tmp_path: Path) -> None:
+    async def main(omni: AsyncOmni) -> None:
+        spoken = await omni.speak("The capital of France is Paris.")
+        file = tmp_path / "spoken.wav"
+        file.write_bytes(spoken.wav())
+        heard = await omni.transcribe(file, language="English", timestamps="segment", deadline_s=60)
+        assert "capital of France" in heard.text
+        assert 0 < heard.segments[-1]["end"] <= len(spoken.pcm) / 2 / spoken.sample_rate + 0.5
+        question = [{"type": "audio", "audio": (await omni.speak("What is the capital of France?")).wav()}]
+        answer = await omni.chat([{"role": "user", "content": question}], Sampling(temperature=0, max_tokens=20))
+        assert "Paris" in answer.text
+        with pytest.raises(OmniError) as refused:
+            await omni.transcribe(file, language="Klingon")
+        assert refused.value.info.param == "language"
+        streamed: list[Event] = []
+        async with omni.stream.chat(
+            QUESTION, Sampling(temperature=0, max_tokens=8), modalities=("text", "audio")
+        ) as it:
+            streamed.extend([event async for event in it])
+        assert pcm(streamed)
+
+    run(main)

@@ -60,7 +60,10 @@ def test_a_picture_is_the_same_however_it_is_given(omni: Omni, tmp_path: Path) -
 def test_media_keep_their_order_whichever_way_each_is_given(omni: Omni) -> None:
     own: list[dict[str, Any]] = [{"type": "audio", "audio": sound()}, {"type": "image", "image": picture(1)}]
     spoken = {"data": base64.b64encode(sound()).decode(), "format": "wav"}
-    mixed: list[dict[str, Any]] = [{"type": "input_audio", "input_audio": spoken}, {"type": "image", "image": picture(1)}]
+    mixed: list[dict[str, Any]] = [
+        {"type": "input_audio", "input_audio": spoken},
+        {"type": "image", "image": picture(1)},
+    ]
     assert chat(omni, *own) == chat(omni, *mixed)
     assert chat(omni, *own) != chat(omni, *reversed(own))
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omni_actors.entrypoints.openai.fields import convert
+from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.sampling import sampling_of
 from omni_actors.entrypoints.openai.schemas import SamplingFields
 from omni_actors.pipelines.overlay import Override
@@ -112,7 +112,7 @@ def sampling_for(plan: Plan, task: str, given: Sampling | None) -> Sampling:
             )
     shared = {name: getattr(given, name) for name in _SHARED if name != "max_tokens"}
     return sampling_of(
-        convert(shared, SamplingFields),
+        decode(msgspec.json.encode(shared), SamplingFields),
         max_tokens=given.max_tokens,
         logprobs=given.logprobs,
         echo=given.echo,

@@ -21,6 +21,7 @@ from omni_actors.media.questions import How
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import deadline_exceeded, invalid_request
+from omni_actors.protocol.languages import chosen_language
 from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
 from omni_actors.protocol.request import MAX_PRIORITY, MediaRef, Request
 
@@ -206,9 +207,11 @@ class TranscriptionCall(Call):
             raise invalid_request(
                 f"'timestamps' is one of: {', '.join(get_args(Timestamps))}.", "timestamps", "invalid_value"
             )
+        if self.language is not None and not isinstance(self.language, str):
+            raise invalid_request("'language' is a text.", "language", "invalid_value")
         said = section(
             Transcription(
-                language=self.language,
+                language=chosen_language(self.language, plan.languages),
                 prompt=self.prompt,
                 temperature=self.temperature,
                 timestamps=self.timestamps,

@@ -158,7 +158,7 @@ class Verbs(ABC, Generic[R]):
 
         Args:
             audio: An audio file: its bytes, or its path.
-            language: Language of the recording; by default the model finds out.
+            language: Language of the recording, as a code or an English name; by default the model finds out.
             prompt: Text that comes before, for names and spelling.
             temperature: 0 takes the likeliest words.
             timestamps: ``segment`` or ``word`` gives times in ``Output.segments`` and ``Output.words``.
