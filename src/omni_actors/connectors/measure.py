@@ -31,6 +31,7 @@ from omni_actors.connectors.shared_memory import Arena
 from omni_actors.connectors.tcp import CONNECT_S, TcpLink
 from omni_actors.connectors.unix import UnixLink
 from omni_actors.protocol.frames import Ack, Chunk
+from omni_actors.telemetry.opt_out import quiet_environment
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 """Bytes of the payloads measured, from a frame of codes to a second of a large model's hidden states."""
@@ -188,7 +189,7 @@ def _consumer(way: str) -> Iterator[Link]:
     """A consumer process and the producer's end of the link to it; it ends when that is closed."""
     command = [sys.executable, "-m", "omni_actors.connectors.measure"]
     if way == TCP:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen(command, env=quiet_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         secret = secrets.token_bytes(SECRET_BYTES)
@@ -200,7 +201,9 @@ def _consumer(way: str) -> Iterator[Link]:
     else:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+            process = subprocess.Popen(
+                [*command, str(theirs.fileno())], env=quiet_environment(), pass_fds=[theirs.fileno()]
+            )
         link = UnixLink(0, "consumer", ours)
     try:
         yield link

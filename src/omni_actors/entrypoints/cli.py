@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from omni_actors.protocol.errors import OmniError
+from omni_actors.telemetry.opt_out import OPT_OUT
 from omni_actors.version import __version__
 
 EXIT_INTERRUPTED = 130
@@ -98,6 +99,8 @@ def _give_up_full_streams() -> None:
 
 
 def _run(arguments: list[str] | None) -> None:
+    if arguments is None:  # this process is the command's own, and so are its children
+        os.environ.update(OPT_OUT)
     try:
         # A command's context.obj: whether this process is its own, or calls it.
         code: Any = cli.main(arguments, prog_name="omni-actors", standalone_mode=False, obj=arguments is None)

@@ -59,6 +59,7 @@ from omni_actors.pipelines.threads import share_threads, shared_cores
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.select import load, select
+from omni_actors.telemetry.opt_out import OPT_OUT
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +76,14 @@ MEDIA_PLATFORM = "cpu"
 """Where the media process runs unless it is told otherwise, whatever the other stages run on."""
 
 BASE_ENVIRONMENT = {
+    **OPT_OUT,
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",  # it warns of what the omni families' own configs say, dozens of times
 }
-"""Of every worker: models are folders by the time it starts, it tells its progress by frames, and it has one busy
-thread by design."""
+"""The environment of every worker: nothing in it reports to anybody, models are folders by the time it starts, it tells
+its progress by frames, and it has one busy thread by design."""
 
 
 def resolve(

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from omni_actors.platforms import answering
+from omni_actors.telemetry.opt_out import quiet_environment
 
 MOST_OUTPUT = 1 << 20
 """Bytes that a child may print; one that goes on is ended."""
@@ -153,7 +154,7 @@ def _start(inquiry: Inquiry) -> _Child | Answer:
             stdout=printing_end,
             stderr=printing_end,
             pass_fds=(answering_end,),
-            env={**os.environ, **inquiry.environment},
+            env=quiet_environment(inquiry.environment),
             start_new_session=True,
         )
     except OSError as error:

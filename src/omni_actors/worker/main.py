@@ -28,6 +28,7 @@ from omni_actors.protocol.frames import (
 )
 from omni_actors.telemetry.logs import configure
 from omni_actors.worker.bridge import Bridge
+from omni_actors.worker.compiled import keep_what_is_compiled
 from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engine import Engine
 from omni_actors.worker.liveness import Liveness
@@ -46,6 +47,7 @@ def main(control: socket.socket) -> int:
     configure(hello.log_level, f"{hello.stage}#{hello.replica}@{hello.incarnation}{rank}")
     _show_as(f"{hello.stage}#{hello.replica}{rank.replace(' rank ', '.')}")
     _take_descriptors()
+    keep_what_is_compiled()
     return follow(control, hello) if hello.rank else serve(control, hello)
 
 

@@ -18,6 +18,7 @@ from omni_actors.models.weights.cache import demo_folder, folder_of, size_on_dis
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.pull import Reporter, pull, select
 from omni_actors.protocol.errors import OmniError
+from omni_actors.telemetry.opt_out import quiet_environment
 
 
 @contextmanager
@@ -103,7 +104,14 @@ def tiny_command(family: str, folder: Path, seed: int) -> None:
         raise click.ClickException(f"{folder} is not empty")
     # In a process of its own: it imports torch, which this one must not.
     command = [sys.executable, "-m", "omni_actors.models.tiny", family, str(folder), str(seed)]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
+    result = subprocess.run(
+        command,
+        env=quiet_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     if result.returncode != 0:
         tail = "\n".join(result.stderr.strip().splitlines()[-15:])
         raise click.ClickException(f"cannot write {folder} (exit status {result.returncode}):\n{tail}")

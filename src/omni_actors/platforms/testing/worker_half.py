@@ -21,6 +21,7 @@ from omni_actors.platforms.platform import Fault
 from omni_actors.platforms.runtime import Capability, DeviceRuntime, DeviceTransport, Graphs, Memory, TransportError
 from omni_actors.platforms.testing import workload
 from omni_actors.platforms.testing.checking import Skip, expect, run
+from omni_actors.telemetry.opt_out import quiet_environment
 
 TOO_MUCH = 1 << 50
 """Bytes that no device has, and no process can address."""
@@ -189,6 +190,7 @@ class WorkerHalf:
         told = {"argument": dict(self.argument), "handle": base64.b64encode(handle).decode(), "path": sys.path}
         done = subprocess.run(
             [sys.executable, "-P", __file__, "open"],
+            env=quiet_environment(),
             input=json.dumps(told),
             capture_output=True,
             text=True,

@@ -59,11 +59,10 @@ OPTIONS_LEAST: dict[str, float] = dict.fromkeys(
 
 ENVIRONMENT: dict[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_LOG_STATS_INTERVAL": "3600",
 }
-"""Of the worker: its one thread steps the engine core, nothing is told to anybody, and logs are the worker's."""
+"""Of the worker: its one thread steps the engine core, and logs are the worker's."""
 
 OWNED: Mapping[str, str] = {
     "model": "the model",

@@ -1,0 +1,27 @@
+"""Where a worker's packages keep what they compile: in the cache of this project."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+from omni_actors.models.weights.cache import cache_root
+
+FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
+"""Variable → its folder. By themselves these packages use a folder of a known name in ``/tmp``, which torch makes
+whenever it is imported, and one in the home directory."""
+
+
+def keep_what_is_compiled(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set the variables that are not set yet, in this process, before torch is imported.
+
+    Where the cache cannot be written they stay unset: torch fails without a folder that it can make.
+    """
+    place = cache_root() / "compiled"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(place, os.W_OK | os.X_OK):
+        for variable, folder in FOLDERS.items():
+            environment.setdefault(variable, str(place / folder))
