@@ -15,6 +15,7 @@ from tests.media.room import Room, tone
 from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.entrypoints.app import build_app
+from omni_actors.entrypoints.guard import PROBES
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
@@ -248,7 +249,7 @@ async def served(
     options = options or ServerOptions()
     app = build_app(orchestrator, media, plan, options)
     stop = trio.Event()
-    run = partial(serve, limits=options.limits) if options.server == "builtin" else hypercorn.serve
+    run = partial(serve, limits=options.limits, probes=PROBES) if options.server == "builtin" else hypercorn.serve
     async with trio.open_nursery() as nursery:
         if media is not None:
             nursery.start_soon(media.run)

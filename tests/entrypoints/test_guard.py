@@ -14,6 +14,7 @@ from tests.entrypoints.fakes import TEXT_ONLY, Server, answer, message, served
 
 from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.server import Limits
 
 KEYED = ServerOptions(api_keys=("first-key", "second-key"))
 ORIGIN = {"Origin": "https://app.example"}
@@ -145,7 +146,7 @@ async def test_a_refusal_over_http2_does_not_come_before_the_body() -> None:
 
 
 async def test_a_body_that_stalls_is_408() -> None:
-    async with served(options=ServerOptions(body_idle_s=0.2)) as server:
+    async with served(options=ServerOptions(limits=Limits(body_idle_s=0.2))) as server:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"
         received = await raw(server, head, b'{"prompt":')
         assert received.startswith(b"HTTP/1.1 408")
@@ -162,22 +163,37 @@ async def test_a_deadline_that_passes_with_the_body_under_way_is_408(seconds: st
         assert not server.orchestrator.requests
 
 
-async def test_a_body_that_never_stalls_and_never_ends_is_408() -> None:
-    async with served(options=ServerOptions(body_s=0.3)) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        stream = await trio.open_tcp_stream(host, int(port))
-        async with stream, trio.open_nursery() as nursery:
-            await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n")
+async def body_in_pieces(server: Server, piece: bytes, number: int, seconds: float) -> bytes:
+    """The first of what comes back to a body of 5 MB that is sent so; to all of it, when it ends with its pieces."""
+    host, port = server.url.removeprefix("http://").split(":")
+    size = len(piece) * number if number else 5_000_000
+    async with await trio.open_tcp_stream(host, int(port)) as stream, trio.open_nursery() as nursery:
+        await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
 
-            async def drip() -> None:
-                while True:
-                    await stream.send_all(b" ")
-                    await trio.sleep(0.02)
+        async def drip() -> None:
+            sent = 0
+            while not number or sent < number:
+                await stream.send_all(piece)
+                sent += 1
+                await trio.sleep(seconds)
 
-            nursery.start_soon(drip)
-            with trio.fail_after(8):
-                assert (await stream.receive_some()).startswith(b"HTTP/1.1 408")
-            nursery.cancel_scope.cancel()
+        nursery.start_soon(drip)
+        with trio.fail_after(8):
+            answer = bytes(await stream.receive_some())
+        nursery.cancel_scope.cancel()
+    return answer
+
+
+@pytest.mark.parametrize("limits", [Limits(body_s=0.3), Limits(body_idle_s=0.3, body_rate=1000)], ids=["time", "rate"])
+async def test_a_body_that_never_stalls_and_never_ends_is_408(limits: Limits) -> None:
+    async with served(options=ServerOptions(limits=limits)) as server:
+        assert b" 408" in (await body_in_pieces(server, b" ", 0, 0.02))[:16]
+
+
+async def test_a_body_that_keeps_the_least_rate_may_take_longer_than_its_patience() -> None:
+    """In pieces that are each late for the rate by less than that; its last one makes it a 400."""
+    async with served(options=ServerOptions(limits=Limits(body_idle_s=0.4, body_rate=1000))) as server:
+        assert (await body_in_pieces(server, b" " * 400, 4, 0.3)).startswith(b"HTTP/1.1 400")
 
 
 async def test_unknown_routes_and_methods() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +120,25 @@ def test_several_hosts_are_all_said_and_served() -> None:
     done = subprocess.run([*command, "--host", "192.0.2.1"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert re.search(r"^Error: Cannot listen on 192\.0\.2\.1:\d+: Cannot assign requested address", done.stderr, re.M)
+
+
+@pytest.mark.deadline(60)
+def test_probes_are_answered_while_64_clients_drip_bodies() -> None:
+    """A byte a second each, on all connections that the server takes."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\nContent-Type: application/json\r\n\r\n"
+    with serving("--limit", "connections=64") as (_, url), contextlib.ExitStack() as stack:
+        port = urlsplit(url).port
+        drips = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(64)]
+        for drip in drips:
+            drip.sendall(head)
+        for byte in b'{"p':
+            for drip in drips:
+                drip.sendall(bytes([byte]))
+            for path in ("/live", "/ready", "/health"):
+                began = time.monotonic()
+                assert get(url, path)[0] == 200
+                assert time.monotonic() - began < 1
+        assert get(url, "/v1/models")[0] == 200  # when the slowest one has made way
 
 
 @pytest.mark.deadline(60)

@@ -78,8 +78,8 @@ async def test_t02_a_stream_that_is_not_read_is_cancelled_and_its_slot_is_free()
 
 async def test_t40_a_stream_is_not_cut_however_long_it_takes() -> None:
     """None of the times of a connection is one of an answer: it outlives all of them, with silences beyond each."""
-    limits = Limits(head_s=0.2, keep_alive_s=0.2, write_s=0.2, linger_s=0.2)
-    options = ServerOptions(limits=limits, body_idle_s=0.2, body_s=0.2)
+    limits = Limits(head_s=0.2, keep_alive_s=0.2, write_s=0.2, linger_s=0.2, body_idle_s=0.2, body_s=0.2)
+    options = ServerOptions(limits=limits)
     pieces = [step for number in range(4) for step in (TextDelta(0, 0, str(number), []), 0.4)]
     async with served(lambda request: [*pieces, Completed({})], options=options) as server:
         async with server.client.stream("POST", "/v1/chat/completions", json=message(stream=True)) as response:

@@ -21,13 +21,17 @@ from omni_actors.entrypoints.http import Exchange, Headers, RequestContext
 from omni_actors.entrypoints.keys import Keys, bearer
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.pace import Pace
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, invalid_request, too_large
 from omni_actors.protocol.request import MAX_PRIORITY
 from omni_actors.telemetry.logs import current_request
 from omni_actors.telemetry.metrics import Metrics
 
-OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/version", "/metrics"})
+PROBES = frozenset({"/live", "/ready", "/health"})
+"""Answered also where all connections are taken."""
+
+OPEN_PATHS = PROBES | {"/version", "/metrics"}
 """Answered without a key, for probes and scrapers."""
 
 EXPOSED = "X-Request-Id, X-Sample-Rate, X-Channels, X-Bits-Per-Sample, Retry-After"
@@ -176,6 +180,7 @@ class Guarded:
     __slots__ = (
         "_exchange",
         "_guard",
+        "_pace",
         "_room",
         "context",
         "fields",
@@ -200,6 +205,7 @@ class Guarded:
         """The headers by name; of several of a name the first."""
         self._guard = guard
         self._exchange = exchange
+        self._pace: Pace | None = None
         self._room = guard.max_body
         self.write = exchange.write
         self.write_now = exchange.write_now
@@ -250,12 +256,15 @@ class Guarded:
         return piece
 
     async def _receive_in_time(self) -> bytes:
-        options, context = self._guard.options, self.context
-        whole = min(options.body_s, context.timeout_s)
-        left = context.started + whole - trio.current_time()
-        with trio.move_on_after(max(0.0, min(left, options.body_idle_s))):
-            return await self._exchange.receive()
-        raise deadline_exceeded("The request's body did not arrive in time.")
+        limits, context = self._guard.options.limits, self.context
+        pace = self._pace = self._pace or Pace(limits.body_rate, limits.body_idle_s)
+        left_s = context.started + min(limits.body_s, context.timeout_s) - trio.current_time()
+        with trio.move_on_after(max(0.0, min(left_s, pace.begin()))):
+            piece = await self._exchange.receive()
+            pace.came(len(piece))
+            return piece
+        slowly = f", or at less than {limits.body_rate} bytes per second" if limits.body_rate else ""
+        raise deadline_exceeded(f"The request's body did not arrive in time{slowly}.")
 
     def __aiter__(self) -> Guarded:
         """The pieces of the body."""

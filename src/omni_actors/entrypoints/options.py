@@ -34,10 +34,6 @@ class ServerOptions:
     """Browser origins that may call; ``*`` is any (without credentials), empty is none."""
     model_aliases: tuple[str, ...] = ()
     """Further names under which the model answers."""
-    body_idle_s: float = 30.0
-    """Longest silence of a client that is still sending its body; then 408."""
-    body_s: float = 600.0
-    """What a client gets for sending its whole body; then 408."""
     audio_history_s: float = 3600.0
     """How long a spoken answer can be referred to by its id in a later turn (``expires_at``)."""
     log_level: str = "INFO"

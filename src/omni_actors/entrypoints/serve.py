@@ -19,6 +19,7 @@ import trio
 from omni_actors.entrypoints.admin import keyfile
 from omni_actors.entrypoints.admin.access import is_loopback
 from omni_actors.entrypoints.app import build_app
+from omni_actors.entrypoints.guard import PROBES
 from omni_actors.entrypoints.loading import show_loading
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
@@ -111,7 +112,7 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
             nursery.start_soon(_drain, orchestrator, plan, ending, patient)
 
             async def to_the_end(*, task_status: trio.TaskStatus[list[str]]) -> None:
-                ours = partial(serve, limits=options.limits, metrics=app.services.metrics)
+                ours = partial(serve, limits=options.limits, metrics=app.services.metrics, probes=PROBES)
                 await (ours if options.server == "builtin" else hypercorn.serve)(
                     app,
                     options.hosts,

@@ -6,7 +6,7 @@ import math
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +95,7 @@ async def opened(
     grace_s: float = 1.0,
     unix_path: str | None = None,
     tls: ssl.SSLContext | None = None,
+    probes: Collection[str] = (),
 ) -> AsyncIterator[Door]:
     """``app`` is an ASGI application, an :class:`App`, or who answers an exchange."""
     if app is None or (callable(app) and not isinstance(app, App) and not hasattr(app, "asgi")):
@@ -111,6 +112,7 @@ async def opened(
             metrics=metrics,
             unix_path=unix_path,
             tls=tls,
+            probes=probes,
             grace_s=grace_s,
             shutdown=door.stop.wait,
             task_status=task_status,

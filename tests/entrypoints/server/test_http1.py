@@ -250,7 +250,8 @@ async def test_sizes_of_a_head() -> None:
         # Without an end, too, and whatever frames a body without being one.
         assert (await door.say(b"GET /" + b"x" * 2000)).startswith(b"HTTP/1.1 414 ")
         assert (await door.say(b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 2000)).startswith(b"HTTP/1.1 431 ")
-        for framing in (b"1;" + b"x" * 2000, b"1\r\na\r\n0\r\nT: " + b"x" * 200_000):
+        many = b"1;" + b"x" * 500 + b"\r\na\r\n"  # each with a byte of data
+        for framing in (b"1;" + b"x" * 2000, b"1\r\na\r\n0\r\nT: " + b"x" * 200_000, many * 20):
             assert (await door.say(CHUNKED, framing)).startswith(b"HTTP/1.1 431 ")
         await door.closed("bad_request", 7)
 

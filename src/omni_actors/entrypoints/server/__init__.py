@@ -9,7 +9,7 @@ connection, or stops reading. :class:`Limits` bounds everything that a client ma
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import trio
 
@@ -35,6 +35,7 @@ async def serve(
     metrics: Metrics | None = None,
     unix_path: str | None = None,
     tls: ssl.SSLContext | None = None,
+    probes: Collection[str] = (),
     grace_s: float = 30.0,
     shutdown: Callable[[], Awaitable[None]] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -44,7 +45,7 @@ async def serve(
 
     It listens on every address of ``hosts``, a name, an address or several (``::`` is every address of both families),
     or with ``unix_path`` there instead. ``task_status`` gets the URLs once connections are accepted; ``port`` 0 takes a
-    free one, the same for all addresses.
+    free one, the same for all addresses. ``probes`` are paths that are answered also where all connections are taken.
 
     After ``shutdown`` no connection is accepted, idle ones are closed, WebSockets are closed with 1001, requests that
     have not wholly come are answered 503, and answers to the others have ``grace_s`` seconds; then their handlers are
@@ -56,13 +57,14 @@ async def serve(
     try:
         adapter = Adapter(app)
         answers = app if isinstance(app, Application) else adapter
-        server = Server(answers, limits or Limits(), metrics or Metrics(), departures, tls)
+        server = Server(answers, limits or Limits(), metrics or Metrics(), departures, tls, frozenset(probes))
         async with adapter.lifespan(), trio.open_nursery() as watching:
             watching.start_soon(departures.run)
             watching.start_soon(server.sweep)
             async with trio.open_nursery() as connections:
                 door = Door(server, connections)
                 async with trio.open_nursery() as accepting:
+                    accepting.start_soon(door.place)
                     for listener in opened:
                         accepting.start_soon(door.accept, listener)
                     task_status.started([listeners.url_of(listener, tls) for listener in opened])

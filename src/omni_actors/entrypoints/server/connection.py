@@ -7,21 +7,24 @@ import math
 
 import trio
 
-from omni_actors.entrypoints.openai.errors import error_body, http_error
+from omni_actors.entrypoints.pace import Pace
+from omni_actors.entrypoints.server.answers import DRAINING, answer, serve_socket
+from omni_actors.entrypoints.server.handshake import shake_hands
 from omni_actors.entrypoints.server.http1 import Exchange, error_response
 from omni_actors.entrypoints.server.parser import BadRequest, RequestParser
-from omni_actors.entrypoints.server.server import Reason, Server
+from omni_actors.entrypoints.server.server import CLOSED_S, Reason, Server
 from omni_actors.entrypoints.server.transport import Stalled, TlsTransport, Transport
 from omni_actors.entrypoints.server.websocket import WebSocket
-
-CLOSED_S = 1.0
-"""What a client gets to close its connection when it has closed its WebSocket, or the server drains."""
 
 SPARED_S = 1.0
 """What a client gets for the head of a request, or its TLS before that, before it has to make way for others: what it
 sends is on its way, unless it is slow or silent on purpose."""
 
-NEEDS_TLS = "TLS is spoken here: https:// (or wss://) in place of http:// (or ws://)."
+PATIENCE_S = 5.0
+"""How long a body may be behind the pace of :attr:`Limits.crowded_body_rate` before it has to make way for others."""
+
+CROWDED = "All connections are taken: try again."
+TOO_SLOW = "All connections are taken, and the request's body came too slowly."
 
 log = logging.getLogger("omni_actors.server")
 
@@ -36,17 +39,20 @@ class Connection:
 
     __slots__ = (
         "_exchange",
+        "_hurried",
         "_late",
         "_lingering",
+        "_pace",
         "_parser",
         "_pending",
-        "_refusal",
         "_served",
         "address",
         "client",
         "idle",
         "idle_until",
+        "probed",
         "reason",
+        "refusal",
         "scope",
         "server",
         "socket",
@@ -65,15 +71,19 @@ class Connection:
         self.idle = False
         self.idle_until = math.inf
         """Trio time at which :meth:`Server.sweep` ends it, if it is idle then."""
+        self.probed = False
+        """Whether a probe is being answered that did not wait for a place."""
         self.reason: Reason | None = None
         self.scope = trio.CancelScope()
         self.socket: WebSocket | None = None
         self.spared_until = trio.current_time() + SPARED_S
-        """Trio time from which :meth:`Server.shed` may end it."""
+        """Trio time from which :meth:`Server.shed` may end it, while it is idle, asks or lingers."""
         self._exchange: Exchange | None = None
+        self._hurried = False
         self._late: Reason = "idle"
         self._lingering: trio.CancelScope | None = None
-        self._refusal: BadRequest | None = None
+        self._pace: Pace | None = None
+        self.refusal: BadRequest | None = None
         self._parser = RequestParser(server.limits)
         self._pending = b""
         self._served = False
@@ -84,7 +94,7 @@ class Connection:
         try:
             departures.watch(self.transport.socket, self.depart)
             with self.scope:
-                if await self._handshake():
+                if not isinstance(self.transport, TlsTransport) or await shake_hands(self, self.transport):
                     await self._requests()
             await self._part()
         except Exception:
@@ -110,6 +120,15 @@ class Connection:
             self.reason = reason
         self.scope.cancel()
 
+    def make_way(self, reason: Reason) -> None:
+        """:meth:`end` it for another connection: its client is told as far as that takes no time."""
+        self._hurried = True
+        if reason == "shed" and self._lingering is None and self._body_comes:
+            self.refusal = BadRequest(408, TOO_SLOW)
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self.end(reason)
+
     def end_after(self, seconds: float, reason: Reason) -> None:
         """:meth:`end` it then, unless another time is set before (``math.inf`` is never)."""
         self._late = reason
@@ -129,8 +148,8 @@ class Connection:
             self.end("drained")
         elif self.socket is not None:
             self.socket.drain()
-        elif self._exchange is not None and not self._parser.complete and not self._exchange.started:
-            self._refusal = BadRequest(503, "The server is shutting down.")  # it still comes
+        elif self._exchange is not None and not self._exchange.started and self._is_held_up:
+            self.refusal = BadRequest(503, DRAINING)  # it still comes
             self.end("drained")
         elif not self._served:  # at a TLS handshake
             self.end_after(CLOSED_S, "drained")
@@ -141,15 +160,20 @@ class Connection:
         if self.scope.cancelled_caught and self.reason is None:
             self.reason = self._late
             if self.reason == "head_timeout":
-                self._refusal = BadRequest(408, "The request's head did not arrive in time.")
+                self.refusal = BadRequest(408, "The request's head did not arrive in time.")
+        if self.reason == "crowded" and self._exchange is not None:
+            self.refusal = BadRequest(503, CROWDED)
         if self.reason == "drained" and (self._reads_head or self.transport.has_bytes()):
             # a request that crossed the drain
-            self._refusal = BadRequest(503, "The server is shutting down.")
+            self.refusal = BadRequest(503, DRAINING)
         last = b""
         answered = self.transport.torn or (self._exchange is not None and self._exchange.started)
-        if self._refusal is not None and not answered:
-            last = error_response(self._refusal)
+        if self.refusal is not None and not answered:
+            last = error_response(self.refusal)
         elif self.reason not in ("done", "bad_request") or self._is_cut() or self._has_all():
+            return
+        if self._hurried:
+            self.transport.send_last(last)
             return
         with self._linger():
             try:
@@ -166,6 +190,8 @@ class Connection:
         if self.server.draining or (self.socket is not None and self.socket.both_closed):
             linger_s = min(linger_s, CLOSED_S)
         self._lingering = trio.move_on_after(linger_s)
+        self.spared_until = trio.current_time() + SPARED_S
+        self.server.may_shed(self.spared_until)
         return self._lingering
 
     @property
@@ -174,9 +200,32 @@ class Connection:
         return self.reason in (None, "shed") and (self._reads_head or not self._served)
 
     @property
+    def lingers(self) -> bool:
+        """Whether its answer has been sent, and only the rest of what its client says is waited for."""
+        return self._lingering is not None
+
+    @property
+    def left_s(self) -> float | None:
+        """For how long it may go on as it does while connections are taken; below zero it has to make way. It is
+        ``None`` unless it lingers, or waits for a body that nobody has begun to answer."""
+        if self._lingering is not None:
+            return self.spared_until - trio.current_time()
+        return self._pace.left_s if self._pace is not None and self._body_comes else None
+
+    @property
+    def _body_comes(self) -> bool:
+        exchange = self._exchange
+        return self._pace is not None and self._pace.waits and not (exchange is not None and exchange.started)
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether its request's body still comes, or it waits for a place."""
+        return not self._parser.complete or (self in self.server.waiting and not self.probed)
+
+    @property
     def _reads_head(self) -> bool:
         """Whether a part of a request's head has come, and no more."""
-        return self._served and not self.idle and self._exchange is None and self._refusal is None
+        return self._served and not self.idle and self._exchange is None and self.refusal is None
 
     def _has_all(self) -> bool:
         """Whether the client has said its last word, and it is read, and it has all there is to tell it."""
@@ -190,7 +239,7 @@ class Connection:
         if self.socket is not None:
             self.socket.say_goodbye()
         elif self._exchange is not None and not self._exchange.started:
-            self.transport.send_last(error_response(BadRequest(503, "The server is shutting down.")))
+            self.transport.send_last(error_response(BadRequest(503, DRAINING)))
 
     def _is_cut(self) -> bool:
         """Whether the client has to see an error where it would take the connection's end for the answer's."""
@@ -219,76 +268,61 @@ class Connection:
         """Read on in the present request. Cancelled when the client is gone, or breaks the protocol."""
         if self._pending:  # without waiting
             await trio.lowlevel.checkpoint()
-        data = self._pending or await self.transport.receive()
-        self._pending = b""
+            data, self._pending = self._pending, b""
+        else:
+            data = await self._more()
         if not data:
             self.end("client_left")
         else:
             try:
                 self._pending = self._parser.feed(data)
             except BadRequest as error:
-                self._refusal = error
+                self.refusal = error
                 self.end("bad_request")
             else:
                 return
         await trio.lowlevel.checkpoint()
 
-    async def _handshake(self) -> bool:
-        server, transport = self.server, self.transport
-        if not isinstance(transport, TlsTransport):
-            return True
-        if server.draining:
-            self.end_after(CLOSED_S, "drained")
-        with trio.move_on_after(server.limits.handshake_s):
-            try:
-                self.idle = True
-                self._queue()
-                first = await transport.first_byte()
-                self.idle = False
-                if not first:
-                    self.reason = "done"
-                    return False
-                if (plain := await transport.plain_http(first)) is not None:
-                    self.transport = plain
-                    self.reason, self._refusal = "plain_http", BadRequest(400, NEEDS_TLS)
-                    return False
-                self._queue()
-                await transport.handshake(server.handshakes)
-                if server.draining:
-                    self.reason, self._refusal = "drained", BadRequest(503, "The server is shutting down.")
-                return not server.draining
-            except trio.BrokenResourceError:
-                self.reason = "handshake_failed"
-                return False
-        self.reason = "handshake_timeout"
-        return False
+    async def _more(self) -> bytes:
+        """More of the body, which has to come at some pace where connections are taken."""
+        pace = self._pace = self._pace or Pace(self.server.limits.crowded_body_rate, PATIENCE_S)
+        self.server.may_shed(trio.current_time() + pace.begin())
+        data = await self.transport.receive()
+        pace.came(len(data))
+        return data
 
     # --- requests
-
-    def _queue(self) -> None:
-        """Nothing is done for it from now on: whoever waits for a place may have this one's, behind those of which that
-        is so for longer."""
-        connections = self.server.connections
-        connections[self] = connections.pop(self)
-        if self.server.freed:
-            self.server.freed.unpark_all()
 
     async def _requests(self) -> None:
         while await self._head():
             exchange = self._exchange = Exchange(self, self._parser)
+            if (place := self.server.waiting.get(self)) is not None:
+                await self._wait_for(place, exchange)
             if self._parser.upgrade:
                 await self._websocket(exchange)
                 return
-            await self._answer(exchange)
-            if self.reason is not None:
+            await answer(self.server, exchange)
+            self.probed = False
+            if not exchange.finished or self.transport.torn:
+                self.reason = "unfinished"
                 return
             if exchange.keep_alive and not self._parser.complete:
                 await self._discard()
             if not (exchange.keep_alive and self._parser.complete):
                 self.reason = "done"
                 return
-            self._exchange = None
+            self._exchange = self._pace = None
             self._parser.next()
+
+    async def _wait_for(self, place: trio.Event, exchange: Exchange) -> None:
+        """Wait for a place, unless it asks for a probe: that is answered in front of it."""
+        self.probed = exchange.received and exchange.path in self.server.probes
+        if self.probed:
+            exchange.keep_alive = False
+        else:
+            self.end_after(self.server.limits.head_s, "crowded")
+            await place.wait()
+            self.scope.deadline = math.inf
 
     async def _head(self) -> bool:
         """Read a request's head. ``False`` when there is none."""
@@ -306,7 +340,7 @@ class Connection:
             try:
                 self._pending = parser.feed(data)
             except BadRequest as error:
-                self.reason, self._refusal = "bad_request", error
+                self.reason, self.refusal = "bad_request", error
                 return False
             if parser.head_complete:
                 if self.scope.deadline != math.inf:
@@ -315,7 +349,7 @@ class Connection:
             if not late:
                 late = True
                 self.spared_until = trio.current_time() + SPARED_S
-                self._queue()
+                self.server.queue(self)
                 self.end_after(self.server.limits.head_s, "head_timeout")
             data = self._pending or await self.transport.receive()
             if not data:
@@ -332,7 +366,7 @@ class Connection:
         else:
             self.end_after(limits.head_s, "idle")
         self._served = True
-        self._queue()
+        self.server.queue(self)
         data = b""
         while not data:
             data = await self.transport.receive()
@@ -343,63 +377,22 @@ class Connection:
         self.idle = False
         return data
 
-    async def _answer(self, exchange: Exchange) -> None:
-        server = self.server
-        failure: BaseException | None = None
-        try:
-            if server.draining:
-                await _refuse(exchange, 503, "The server is shutting down.")
-            else:
-                await server.application.http(exchange)
-        except Exception as error:
-            failure = error
-        except BaseExceptionGroup as group:
-            failure, rest = group.split(Exception)
-            if rest is not None:
-                if failure is not None:
-                    log.debug("a handler failed while it was cancelled", exc_info=failure)
-                raise rest from None
-        if failure is not None:
-            log.error("unexpected failure of %s %r", exchange.method, exchange.path, exc_info=failure)
-        if not exchange.started:
-            await _refuse(exchange, 500, "Internal error.")
-        elif not exchange.finished or self.transport.torn:
-            self.reason = "unfinished"
-
     async def _discard(self) -> None:
         """What is left of a request's body behind its answer."""
         with self._linger():
             while not self._parser.complete:
                 self._parser.body.clear()
                 await self.fill()
+        self._lingering = None
 
     async def _websocket(self, exchange: Exchange) -> None:
         early, self._pending = self._pending, b""
         try:
             self.socket = socket = WebSocket(self, exchange, early)
         except BadRequest as error:
-            self.reason, self._refusal = "bad_request", error
+            self.reason, self.refusal = "bad_request", error
             return
-        failed = False
         with self.server.metrics.websocket():
-            try:
-                await socket.serve(self.server.application.websocket)
-            except Exception as error:
-                failed = True
-                log.error("unexpected failure of WebSocket %r", exchange.path, exc_info=error)
-            except BaseExceptionGroup as group:
-                _, rest = group.split(Exception)
-                if rest is not None:
-                    raise rest from None
-            if not exchange.started:
-                await _refuse(exchange, 500 if failed else 403, "Internal error." if failed else "Not accepted.")
-            else:
-                await socket.part(1011 if failed else 1000)
+            await serve_socket(self.server, exchange, socket)
         if self.reason is None:
             self.reason = "done"
-
-
-async def _refuse(exchange: Exchange, status: int, message: str) -> None:
-    exchange.keep_alive = False
-    body = error_body(http_error(status, message))
-    await exchange.respond(status, [(b"content-type", b"application/json")], body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import math
 import resource
@@ -26,6 +27,15 @@ there are few, half of them."""
 BATCH = 16
 """So many connections are accepted before others run."""
 
+LEAST_OF_ONE = 16
+"""Connections that one client may have by default, however few there are for all."""
+
+IPV6_CLIENT_BITS = 64
+"""A client has all addresses of such a network: one more costs it nothing."""
+
+WARN_S = 60.0
+"""How often the log says that a client has too many connections."""
+
 MOST_MS = (1 << 31) - 1
 """Most that the kernel takes for a time."""
 
@@ -35,14 +45,22 @@ log = logging.getLogger("omni_actors.server")
 
 
 class Door:
-    """Lets connections in, each in a task of its own, as far as the limits allow."""
+    """Lets connections in, each in a task of its own, as far as the limits allow.
+
+    Beyond :attr:`Limits.connections` some are let in that have no place: they are asked what they want. Probes are
+    answered; whoever wants anything else waits until a place is free, or those that come after it need the room.
+    """
 
     def __init__(self, server: Server, connections: trio.Nursery) -> None:
+        limits = server.limits
         self._server = server
         self._nursery = connections
         self._clients: Counter[str] = Counter()
         self._full = False
-        self._most = _most(server.limits.connections)
+        self._most = _most(limits.connections)
+        self._most_of_one = limits.connections_per_client or max(LEAST_OF_ONE, self._most // 4)
+        self._counts_loopback = bool(limits.connections_per_client)
+        self._warn_at = -math.inf
 
     async def accept(self, listener: socket.socket) -> None:
         """Runs until it is cancelled. No failure of a client's or of the kernel's ends it."""
@@ -50,9 +68,20 @@ class Door:
             await trio.lowlevel.wait_readable(listener)
             await self._room()
             for _ in range(BATCH):
-                if self._is_full() or not await self._accept_one(listener):
+                if not self._has_room() or not await self._accept_one(listener):
                     break
             await trio.lowlevel.checkpoint()
+
+    async def place(self) -> None:
+        """Give places to those that wait for one, as soon as there are some. Runs until it is cancelled."""
+        server = self._server
+        while True:
+            wanted = [it for it in server.waiting if not it.probed and not it.lingers]
+            while wanted and not self._is_full():
+                server.place(wanted.pop(0))
+            _, following = server.shed(len(wanted)) if wanted else (0, math.inf)
+            with trio.move_on_at(following):
+                await server.freed.park()
 
     def sweep(self, listener: socket.socket) -> None:
         """Take whoever stands at the door already, once the server drains: they are told so."""
@@ -65,13 +94,22 @@ class Door:
     def _is_full(self) -> bool:
         return len(self._server.connections) >= self._most
 
-    async def _room(self) -> None:
-        """For somebody who waits."""
+    def _has_room(self) -> bool:
+        """Whether one more may be let in, with a place or without."""
         server = self._server
-        if self._is_full():
+        return not self._is_full() or len(server.waiting) < server.limits.connections_reserved
+
+    async def _room(self) -> None:
+        """Make room for somebody who stands at the door."""
+        server = self._server
+        reserved = server.limits.connections_reserved
+        if not reserved and self._is_full():
             server.metrics.accepting_paused("connections")
-        while self._is_full():
-            with trio.move_on_at(server.shed(1)):
+        while not self._has_room():
+            found, following = server.shed(reserved or 1)
+            if not found:
+                server.turn_away()
+            with trio.move_on_at(following):
                 await server.freed.park()
 
     async def _accept_one(self, listener: socket.socket) -> bool:
@@ -88,6 +126,7 @@ class Door:
                 log.warning("accepting pauses: %s", error.strerror)
             self._server.metrics.accepting_paused("descriptors")
             self._server.shed(BATCH)
+            self._server.turn_away()
             with trio.move_on_after(PAUSE_S):
                 await self._server.freed.park()
             return False
@@ -115,25 +154,46 @@ class Door:
         else:
             transport = TlsTransport(connection, stall_s, server.tls)
         accepted = Connection(server, transport, client, here)
-        server.add(accepted)
+        waits = not server.draining and bool(server.waiting or self._is_full())
+        if waits and not server.waiting:
+            server.metrics.accepting_paused("connections")
+        server.add(accepted, waits=waits)
         self._nursery.start_soon(self._serve, accepted)
 
     async def _serve(self, connection: Connection) -> None:
-        limit = self._server.limits.connections_per_client
-        host = connection.client[0] if connection.client is not None and limit else None
-        if host is None:
+        client = None if connection.client is None else self._client(connection.client[0])
+        if client is None:
             await connection.run()
             return
-        if self._clients[host] >= limit:
+        if self._clients[client] >= self._most_of_one:
+            self._warn(client)
             connection.close("too_many", reset=True)
             return
-        self._clients[host] += 1
+        self._clients[client] += 1
         try:
             await connection.run()
         finally:
-            self._clients[host] -= 1
-            if not self._clients[host]:
-                del self._clients[host]
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
+
+    def _client(self, host: str) -> str | None:
+        """Whose connections are counted together: an IPv4 address, the network of an IPv6 one. ``None`` is nobody's."""
+        if not self._counts_loopback and (host.startswith("127.") or host == "::1"):
+            return None
+        if ":" not in host:
+            return host
+        return str(ipaddress.ip_network((host.partition("%")[0], IPV6_CLIENT_BITS), strict=False))
+
+    def _warn(self, client: str) -> None:
+        now = trio.current_time()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_S
+            log.warning(
+                "%s has %d connections, and more are refused; if it is a proxy: serve --limit connections_per_client=N",
+                client,
+                self._most_of_one,
+            )
 
 
 def _most(wanted: int) -> int:

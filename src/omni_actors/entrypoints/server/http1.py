@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 _NO_BODY = frozenset({204, 304})
 
+_FURTHER = {
+    426: b"upgrade: websocket\r\nsec-websocket-version: 13\r\n",
+    503: b"retry-after: 1\r\n",
+}
+"""Headers of refusals, by status."""
+
 
 def _start_line(status: int) -> bytes:
     try:
@@ -228,6 +234,6 @@ class Exchange:
 def error_response(error: BadRequest) -> bytes:
     """The answer to a request that is answered by nobody else; the connection is closed behind it."""
     body = error_body(http_error(error.status, error.message))
-    further = b"upgrade: websocket\r\nsec-websocket-version: 13\r\n" if error.status == 426 else b""
+    further = _FURTHER.get(error.status, b"")
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
     return b"%b%b%b\r\n%b" % (_START_LINES[error.status], head, further, body)

@@ -13,6 +13,9 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 STEPS = 256
 """Most pieces that are parsed in one go. A body may be cut into pieces at every fourth byte."""
 
+CHUNK_FRAMING = 8
+"""Bytes that a chunk's size and its line ends may take; what is beyond (extensions, zeros, trailers) is counted."""
+
 _BODY = frozenset({b"content-length", b"transfer-encoding"})
 _END = b"\r\n\r\n"
 
@@ -35,6 +38,8 @@ class RequestParser:
     """
 
     __slots__ = (
+        "_chunks",
+        "_data",
         "_framing",
         "_left",
         "_limits",
@@ -74,7 +79,9 @@ class RequestParser:
         self._url = b""
         self._tail = b""
         self._left: int | None = None  # of a body whose length is known
-        self._framing = 0
+        self._framing = 0  # bytes of the head; behind it those of the body as it came, framing included
+        self._data = 0  # bytes of the body as it is meant
+        self._chunks = 0
 
     @property
     def target(self) -> bytes:
@@ -122,8 +129,8 @@ class RequestParser:
             raise BadRequest(400, f"Malformed request: {error}.") from None
         if head:
             self._check_size()
-        elif self._framing > self._limits.head_bytes:
-            raise BadRequest(431, "Too much framing for too little body.")
+        elif self._framing - self._data - CHUNK_FRAMING * self._chunks > self._limits.head_bytes + self._data:
+            raise BadRequest(431, "The body's chunks have more extensions and trailers than data.")
 
     def _check_size(self) -> None:
         limits = self._limits
@@ -196,8 +203,11 @@ class RequestParser:
         if hosts > 1 or (not hosts and version == "1.1"):
             raise BadRequest(400, "A request has one Host.")
 
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+
     def on_body(self, data: bytes) -> None:
-        self._framing = 0
+        self._data += len(data)
         self.body.append(data)
 
     def on_message_complete(self) -> None:

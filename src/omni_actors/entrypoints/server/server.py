@@ -18,6 +18,8 @@ from omni_actors.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from omni_actors.entrypoints.server.connection import Connection
 
+CLOSED_S = 1.0
+"""What a client gets to close its connection when it has closed its WebSocket, or the server drains."""
 
 Reason = Literal[
     "done",
@@ -33,6 +35,7 @@ Reason = Literal[
     "plain_http",
     "too_many",
     "shed",
+    "crowded",
     "unfinished",
     "failed",
     "drained",
@@ -59,15 +62,21 @@ class Server:
     metrics: Metrics
     departures: Departures
     tls: ssl.SSLContext | None = None
+    probes: frozenset[str] = frozenset()
+    """Paths that are answered also where all places are taken."""
     date_line: DateLine = field(default_factory=DateLine)
     connections: dict[Connection, None] = field(default_factory=dict)
-    """Those that are idle, or ask, are in the order in which they began to."""
+    """Those that have a place. Those that are idle, or ask, are in the order in which they began to."""
+    waiting: dict[Connection, trio.Event] = field(default_factory=dict)
+    """Those beyond the limit, in the order in which they came, each with what says that it has a place."""
     freed: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
     """Who waits for a connection to end, or to have nothing done for it."""
     handshakes: trio.CapacityLimiter = field(init=False)
     held: int = 0
     """Bytes of WebSocket messages that have not wholly come."""
     draining: bool = False
+    _none_until: float = -math.inf
+    """Trio time before which :meth:`shed` would find none."""
 
     def __post_init__(self) -> None:
         self.handshakes = trio.CapacityLimiter(self.limits.handshakes)
@@ -76,16 +85,43 @@ class Server:
     def scheme(self) -> str:
         return "http" if self.tls is None else "https"
 
-    def add(self, connection: Connection) -> None:
-        self.connections[connection] = None
+    def add(self, connection: Connection, *, waits: bool = False) -> None:
+        """Take note of a new connection: it has a place, or ``waits`` for one."""
+        if waits:
+            self.waiting[connection] = trio.Event()
+            self.freed.unpark_all()
+        else:
+            self.connections[connection] = None
         self.metrics.connection_opened()
 
+    def place(self, connection: Connection) -> None:
+        """Give a place to one that waits."""
+        place = self.waiting.pop(connection)
+        self.connections[connection] = None
+        place.set()
+        self.may_shed(connection.spared_until)
+        self.freed.unpark_all()
+
     def remove(self, connection: Connection, reason: Reason) -> None:
-        del self.connections[connection]
+        """Forget a connection that has ended."""
+        if self.waiting.pop(connection, None) is None:
+            del self.connections[connection]
         if connection.socket is not None:
             self.held -= connection.socket.held
         self.metrics.connection_closed(reason)
         self.freed.unpark_all()
+
+    def queue(self, connection: Connection) -> None:
+        """Put it behind those that have been idle, or have asked, for longer."""
+        if connection in self.connections:
+            self.connections[connection] = self.connections.pop(connection)
+        self.may_shed(connection.spared_until)
+
+    def may_shed(self, at: float) -> None:
+        """From this trio time on :meth:`shed` may find one more."""
+        if at < self._none_until:
+            self._none_until = at
+            self.freed.unpark_all()
 
     def hold(self, socket: WebSocket, size: int) -> None:
         """So much of an unfinished message is held for this WebSocket now. Together too much: the largest has to go, so
@@ -102,7 +138,7 @@ class Server:
     def drain(self) -> None:
         """Idle connections end now, the others behind the answer they are at."""
         self.draining = True
-        for connection in list(self.connections):
+        for connection in [*self.connections, *self.waiting]:
             connection.drain()
 
     async def sweep(self) -> None:
@@ -118,19 +154,44 @@ class Server:
                     following = min(following, connection.idle_until)
             await trio.sleep_until(following)
 
-    def shed(self, number: int) -> float:
-        """Close the connections that have been idle for longest, or have asked for longest for what is not known yet:
-        one of both kinds, so that who has just come outlives those that came earlier to keep the others out. Where all
-        of them are spared still it is done for none. Returns the trio time at which one is spared no more then."""
+    def shed(self, number: int) -> tuple[int, float]:
+        """Make room for ``number`` connections, as far as some can make way.
+
+        First those that have been idle for longest, or have asked for longest for what is not known yet: one of both
+        kinds, so that who has just come outlives those that came earlier to keep the others out. Then those that
+        linger, or whose bodies come too slowly, the slowest first. Returns how many make way, and the trio time at
+        which another one would.
+        """
         now, following, found = trio.current_time(), math.inf, 0
+        if now < self._none_until:
+            return 0, self._none_until
+        slow: list[tuple[float, int, Connection]] = []
         for it in self.connections:
-            if not it.idle and not it.asks:
-                continue
-            if it.spared_until > now:
-                following = min(following, it.spared_until)
-                continue
-            it.end("shed")
-            found += 1
             if found == number:
                 break
-        return math.inf if found else following
+            if (it.idle or it.asks) and it.spared_until <= now:
+                it.make_way("shed")
+                found += 1
+            elif it.idle or it.asks:
+                following = min(following, it.spared_until)
+            elif (left_s := it.left_s) is not None:
+                slow.append((left_s, len(slow), it))
+        for left_s, _, it in sorted(slow):
+            if found == number:
+                break
+            if left_s > 0:
+                following = min(following, now + left_s)
+                break
+            it.make_way("shed")
+            found += 1
+        if not found:
+            self._none_until = following
+        return found, following
+
+    def turn_away(self) -> bool:
+        """End the connection that has waited for a place for longest. Returns whether there was one."""
+        for it in self.waiting:
+            if not it.probed:
+                it.make_way("crowded")
+                return True
+        return False

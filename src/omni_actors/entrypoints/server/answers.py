@@ -1,0 +1,61 @@
+"""What becomes of a handler's failure: an error of HTTP, or of WebSocket, where its answer has not begun."""
+
+from __future__ import annotations
+
+import logging
+
+from omni_actors.entrypoints.openai.errors import error_body, http_error
+from omni_actors.entrypoints.server.http1 import Exchange
+from omni_actors.entrypoints.server.server import Server
+from omni_actors.entrypoints.server.websocket import WebSocket
+
+DRAINING = "The server is shutting down."
+
+log = logging.getLogger("omni_actors.server")
+
+
+async def answer(server: Server, exchange: Exchange) -> None:
+    """Have it answered. A handler that fails, or returns without an answer, is a 500 and a line in the log."""
+    failure: BaseException | None = None
+    try:
+        if server.draining:
+            await refuse(exchange, 503, DRAINING)
+        else:
+            await server.application.http(exchange)
+    except Exception as error:
+        failure = error
+    except BaseExceptionGroup as group:
+        failure, rest = group.split(Exception)
+        if rest is not None:
+            if failure is not None:
+                log.debug("a handler failed while it was cancelled", exc_info=failure)
+            raise rest from None
+    if failure is not None:
+        log.error("unexpected failure of %s %r", exchange.method, exchange.path, exc_info=failure)
+    if not exchange.started:
+        await refuse(exchange, 500, "Internal error.")
+
+
+async def serve_socket(server: Server, exchange: Exchange, socket: WebSocket) -> None:
+    """Have a WebSocket served, and close it. A handler that fails is a 500, or the code 1011 once it is accepted."""
+    failed = False
+    try:
+        await socket.serve(server.application.websocket)
+    except Exception as error:
+        failed = True
+        log.error("unexpected failure of WebSocket %r", exchange.path, exc_info=error)
+    except BaseExceptionGroup as group:
+        _, rest = group.split(Exception)
+        if rest is not None:
+            raise rest from None
+    if not exchange.started:
+        await refuse(exchange, 500 if failed else 403, "Internal error." if failed else "Not accepted.")
+    else:
+        await socket.part(1011 if failed else 1000)
+
+
+async def refuse(exchange: Exchange, status: int, message: str) -> None:
+    """Answer with an error, and close the connection behind it."""
+    exchange.keep_alive = False
+    body = error_body(http_error(status, message))
+    await exchange.respond(status, [(b"content-type", b"application/json")], body)
