@@ -62,7 +62,7 @@ async def create(services: Services, call: Call) -> Reply:
     headers = [("content-type", audio.content_type(format, rate, channels)), *described]
     if whole:
         return Reply(b"".join([piece async for piece in _bytes(events, encoder, first)]), headers)
-    return Reply(_bytes(events, encoder, first), headers)
+    return Reply(_bytes(events, encoder, first), [*headers, sse.UNBUFFERED])
 
 
 async def _first_audio(events: Events) -> MediaChunk:

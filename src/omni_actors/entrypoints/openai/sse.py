@@ -12,10 +12,13 @@ import msgspec
 from omni_actors.entrypoints.openai.errors import error_body, internal_error
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
+UNBUFFERED = ("x-accel-buffering", "no")
+"""Of every stream: nginx, which else holds an answer back until a buffer of it is full, hands it on as it comes."""
+
 HEADERS = [
     ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),
-    ("x-accel-buffering", "no"),
+    UNBUFFERED,
 ]
 DONE = b"data: [DONE]\n\n"
 
