@@ -297,6 +297,77 @@ async def test_a_model_with_its_own_voices_only_clones_none(field: dict[str, Any
         await server.settled()
 
 
+@pytest.mark.parametrize("large", [False, True])
+async def test_a_clip_that_the_model_finds_too_long_is_not_decoded(large: bool) -> None:
+    """The stage's own bound (30 s) is known here; the media process would take an hour."""
+    rate = 48_000 if large else 4_000
+    clip = base64.b64encode(wav(tone(31.0, rate), rate)).decode()
+    async with served(pipeline=CLONER) as server:
+        body = {"input": "Hello.", "x_vector_only_mode": True, "ref_audio": clip}
+        error = error_of(await server.post(SAY, body), 400)
+        assert (error["param"], error["code"]) == ("ref_audio", "audio_too_long")
+        assert "longer than 30 s" in error["message"]
+        assert server.room.engine.counters()["decoded_s"] == 0
+        assert not server.orchestrator.requests
+        await server.settled()
+
+
+@pytest.mark.parametrize("field", ["voice", "speaker"])
+@pytest.mark.parametrize("name", ["alloy", "nobody", "", {"id": "nobody"}])
+async def test_with_a_clip_any_voice_may_be_named(field: str, name: Any) -> None:
+    """The clip decides; SDKs cannot leave the field out."""
+    if field == "speaker" and not isinstance(name, str):
+        return
+    async with served(pipeline=CLONER) as server:
+        body = {"input": "Hello.", "x_vector_only_mode": True, "ref_audio": CLIP, field: name}
+        assert (await server.post(SAY, body)).status_code == 200
+        assert server.orchestrator.requests[0].params["speech"].voice == "Vivian"
+        assert error_of(await server.post(SAY, {"input": "Hello.", field: "nobody"}), 400)["param"] == field
+        await server.settled()
+
+
+@pytest.mark.parametrize("url", ["ftp://example.org/a.wav", "file:///etc/passwd", "s3://bucket/a.wav", "HTTPX://x/"])
+async def test_a_clip_by_another_scheme_is_called_that(url: str) -> None:
+    async with served(pipeline=CLONER) as server:
+        body = {"input": "Hello.", "x_vector_only_mode": True, "ref_audio": url}
+        error = error_of(await server.post(SAY, body), 400)
+        assert (error["param"], error["code"]) == ("ref_audio", "invalid_url")
+        assert "'data:', 'https:' or 'http:'" in error["message"]
+    async with served() as server:
+        audio = {"data": url, "format": "wav"}
+        error = error_of(await server.post("/v1/chat/completions", spoken(audio)), 400)
+        assert (error["param"], error["code"]) == ("messages[0].content[0].input_audio.data", "invalid_url")
+        error = error_of(await server.post(HEAR, {"input_audio": audio}), 400)
+        assert (error["param"], error["code"]) == ("input_audio.data", "invalid_url")
+
+
+def spoken(audio: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}]}
+
+
+@pytest.mark.parametrize("language", ["", " ", "auto", "\n"])
+async def test_a_blank_language_counts_as_none(language: str) -> None:
+    async with served(pipeline=CLONER) as server:
+        assert (await server.post(SAY, {"input": "Hello.", "language": language})).status_code == 200
+        assert server.orchestrator.requests[0].params["speech"].language is None
+    async with served() as server:
+        chat = {"messages": [{"role": "user", "content": "hi"}], "language": language}
+        spoken = await server.post("/v1/chat/completions", {**chat, "modalities": ["text", "audio"]})
+        assert spoken.status_code == 200
+        written = await server.post("/v1/chat/completions", chat)
+        assert (written.status_code == 200) == (language != "auto")  # that is a wish, which needs speech
+
+
+@pytest.mark.parametrize("clip", [{}, {"ref_audio": CLIP, "x_vector_only_mode": True}])
+@pytest.mark.parametrize("embedding", [[], [0.5] * 8, "", {}])
+async def test_a_speaker_embedding_is_refused_full_or_empty(embedding: Any, clip: dict[str, Any]) -> None:
+    async with served(pipeline=CLONER) as server:
+        error = error_of(await server.post(SAY, {"input": "Hello.", "speaker_embedding": embedding, **clip}), 400)
+        assert (error["param"], error["code"]) == ("speaker_embedding", "unsupported_parameter")
+        assert "ref_audio" in error["message"]
+        await server.settled()
+
+
 # --- transcription ---------------------------------------------------------------------------------------------------
 
 

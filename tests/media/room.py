@@ -215,6 +215,21 @@ def container(format: str, codec: str, pcm: bytes, rate: int = 48_000, seekable:
     return sink.getvalue() if isinstance(sink, io.BytesIO) else bytes(sink.data)
 
 
+def flac(sound: npt.NDArray[np.float32], rate: int) -> bytes:
+    """A FLAC file of float sound, [channels, samples]."""
+    layouts = {1: "mono", 2: "stereo", 8: "7.1"}
+    sink = io.BytesIO()
+    with av.open(sink, "w", format="flac") as file:
+        stream: Any = file.add_stream("flac", rate=rate, layout=layouts[len(sound)])
+        pcm = np.ascontiguousarray((sound * 32_767).astype(np.int16).T)
+        frame = av.AudioFrame.from_ndarray(pcm.reshape(1, -1), "s16", layouts[len(sound)])
+        frame.sample_rate = rate
+        frame.pts = 0
+        file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return sink.getvalue()
+
+
 def silent_video(frames: int) -> bytes:
     """An MP4 with a picture and no sound."""
     sink = io.BytesIO()

@@ -114,6 +114,39 @@ def test_base64_as_other_languages_write_it(escape: str) -> None:
     assert room.deliver([media[0].id])[0].shape == (90_001,)
 
 
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("kind", ["input_audio", "audio_url", "image_url", "ref_audio", "transcription"])
+def test_blanks_where_a_plus_stood_are_refused_with_the_reason(kind: str, long: bool) -> None:
+    """A form decoder makes blanks of '+'; without them, other sound would come out of the same number of letters."""
+    noise = np.random.default_rng(3).integers(-32768, 32768, 60_000 if long else 600, dtype="<i2").tobytes()
+    text = b64(wav(noise, 16_000))
+    assert "+" in text
+    assert (len(text) > LONG) == long
+    broken = text.replace("+", " ")
+    bodies: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+        "input_audio": (chat(audio_part(broken)), "messages[0].content[0].input_audio.data", {}),
+        "audio_url": (chat(by_url("audio", broken)), "messages[0].content[0].audio_url.url", {}),
+        "image_url": (chat(by_url("image", broken)), "messages[0].content[0].image_url.url", {}),
+        "ref_audio": ({"ref_audio": broken}, "ref_audio", {"clip": "ref_audio"}),
+        "transcription": ({"input_audio": {"data": broken}}, "input_audio.data", {"clip": "input_audio"}),
+    }
+    body, param, options = bodies[kind]
+    info = refused(body, **options).info
+    assert (info.param, info.code) == (param, "invalid_base64")
+    assert "'+'" in info.message
+
+
+def by_url(modality: str, text: str) -> dict[str, Any]:
+    return {"type": f"{modality}_url", f"{modality}_url": {"url": f"data:{modality}/x;base64,{text}"}}
+
+
+@pytest.mark.parametrize("where", ["first", "last", "before a line break"])
+def test_a_blank_is_refused_wherever_it_is(where: str) -> None:
+    text = b64(wav(tone(0.1)))
+    broken = {"first": " " + text, "last": text + " ", "before a line break": text[:76] + " \r\n" + text[76:]}[where]
+    assert refused(chat(audio_part(broken))).info.code == "invalid_base64"
+
+
 BAD_AUDIO: dict[str, tuple[Any, str]] = {
     "not base64": (audio_part("!!!!"), "messages[0].content[0].input_audio.data"),
     "url alphabet": (audio_part("-_-_" * 20), "messages[0].content[0].input_audio.data"),

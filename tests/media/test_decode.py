@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.media.room import Room, container, loudness, silent_video, snr_db, tone, wav
+from tests.media.room import Room, container, flac, loudness, silent_video, snr_db, tone, wav
 
 from omni_actors.media.limits import CLIP_RATE
 from omni_actors.protocol.errors import OmniError
@@ -215,6 +215,29 @@ def test_a_header_that_lies_about_the_length_costs_nothing() -> None:
     data[21] |= 0x0F
     data[22:26] = b"\xff\xff\xff\xff"
     assert refused(Room(), bytes(data)).info.code == "audio_too_long"
+
+
+WIDE = flac(np.zeros((8, 50_000), np.float32), 192_000)
+"""A quarter of a second, but 400,000 samples in one kilobyte: all channels are decoded to hear one."""
+
+
+def test_the_work_is_bounded_by_channels_and_rate_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(WIDE) < 20_000
+    assert len(Room(max_samples=400_000).decode(WIDE)) == pytest.approx(50_000 / 12, abs=2)
+    decoded: list[int] = []
+    monkeypatch.setattr("omni_actors.media.audio.frames_of", lambda *args: decoded.append(1) or iter(()))
+    error = refused(Room(max_samples=399_999), WIDE)
+    assert error.info.code == "audio_too_long"
+    assert "399,999 samples" in error.info.message
+    assert decoded == []
+
+
+def test_a_header_that_says_nothing_of_the_length_is_no_way_around_that() -> None:
+    data = bytearray(WIDE)
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)  # "unknown"
+    assert refused(Room(max_samples=399_999), bytes(data)).info.code == "audio_too_long"
+    Room(max_samples=400_000).decode(bytes(data))
 
 
 def test_samples_that_are_no_numbers_become_silence() -> None:

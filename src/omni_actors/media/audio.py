@@ -19,9 +19,9 @@ import soxr
 
 from omni_actors.media.libav import ERRORS, frames_of, open_untrusted
 from omni_actors.media.limits import CLIP_RATE, Limits
+from omni_actors.media.mixing import Float32, Mixer
 from omni_actors.protocol.errors import OmniError, invalid_request
 
-Float32 = npt.NDArray[np.float32]
 Slices = Generator[None, None, None]
 """Work that is done a few milliseconds at a time: each ``yield`` is a place to do something else."""
 
@@ -165,13 +165,12 @@ def _raw_pcm(
 
 
 def _decode_raw(source: Source, samples: Samples, dtype: str, rate: int, channels: int, param: str | None) -> Slices:
-    resampler = Resampler(rate, samples)
+    track = Track(rate, channels, samples)
     step = rate // 4 * channels * 2
     while piece := source.read(step):
-        frames = np.frombuffer(piece, dtype).reshape(-1, channels)
-        resampler.add(_scale(frames).mean(axis=1, dtype=np.float32))
+        track.add(_scale(np.frombuffer(piece, dtype).reshape(-1, channels)).T)
         yield
-    resampler.finish()
+    track.finish()
 
 
 def decode_track(source: Source, samples: Samples, limits: Limits, param: str | None) -> Slices:
@@ -189,25 +188,32 @@ def decode_track(source: Source, samples: Samples, limits: Limits, param: str | 
             raise unreadable("its codec is not one that this server reads", param)
         if context.sample_rate and context.channels:
             _check_shape(context.sample_rate, context.channels, limits, param)
-        if container.format.name in _DECLARED and (container.duration or 0) / 1e6 > samples.max_seconds + 1:
-            raise too_long(samples.max_seconds, param)
+        if container.format.name in _DECLARED:
+            seconds = (container.duration or 0) / 1e6
+            if seconds > samples.max_seconds + 1:
+                raise too_long(samples.max_seconds, param)
+            _check_work(int(seconds * (context.sample_rate or 0) * (context.channels or 0)), limits, param)
         yield
-        resampler: Resampler | None = None
+        track: Track | None = None
+        work = 0
         for frame in frames_of(container, stream):
             if frame is None:
                 yield
                 continue
             rate, channels = frame.sample_rate, frame.layout.nb_channels
             _check_shape(rate, channels, limits, param)
-            if resampler is None or resampler.rate != rate:
+            work += frame.samples * channels
+            _check_work(work, limits, param)
+            sound = heard(frame)
+            if track is None or track.shape != (rate, len(sound)):
                 # A chained Ogg changes its rate in the middle; HE-AAC declares half of what it decodes to.
-                if resampler is not None:
-                    resampler.finish()
-                resampler = Resampler(rate, samples)
-            resampler.add(mono(frame))
-        if resampler is None:
+                if track is not None:
+                    track.finish()
+                track = Track(rate, len(sound), samples)
+            track.add(sound)
+        if track is None:
             raise unreadable("nothing in it could be decoded", param)
-        resampler.finish()
+        track.finish()
 
 
 def _audio_codecs() -> tuple[str, ...]:
@@ -233,18 +239,25 @@ def _check_shape(rate: int, channels: int, limits: Limits, param: str | None) ->
         raise unreadable(f"it has {channels} channels, of at most {limits.max_channels}", param)
 
 
-def mono(frame: Any) -> Float32:
-    """The mean of a frame's channels (a bass channel left out), float32 in [-1, 1], shape [samples]."""
+def _check_work(count: int, limits: Limits, param: str | None) -> None:
+    """Raise 400 for a file of more samples, all channels together, than are decoded: what a file claims is refused
+    before anything of it is decoded, and what it turns out to have as soon as it is too much."""
+    if count > limits.max_samples:
+        message = f"The audio has more than {limits.max_samples:,} samples (its seconds × rate × channels)."
+        raise invalid_request(message, param, "audio_too_long")
+
+
+def heard(frame: Any) -> Float32:
+    """A frame's channels, float32 in [-1, 1], shape [channels, samples]; of several a bass channel is left out."""
     if frame.format.name in ("s64", "s64p"):  # numpy has it, PyAV's conversion has not
         [frame] = av.AudioResampler("dblp", frame.layout, frame.sample_rate).resample(frame)
     array = _scale(frame.to_ndarray())
     channels = frame.layout.nb_channels
     by_channel = array if frame.format.is_planar else array.reshape(-1, channels).T
-    if channels == 1:
-        return np.ascontiguousarray(by_channel[0])
-    heard = [i for i, channel in enumerate(frame.layout.channels) if not channel.name.startswith("LFE")]
-    mixed: Float32 = by_channel[heard or slice(None)].mean(axis=0, dtype=np.float32)
-    return mixed
+    if channels < 3:
+        return by_channel
+    kept = [i for i, channel in enumerate(frame.layout.channels) if not channel.name.startswith("LFE")]
+    return by_channel[kept] if 0 < len(kept) < channels else by_channel
 
 
 def _scale(array: npt.NDArray[Any]) -> Float32:
@@ -253,6 +266,24 @@ def _scale(array: npt.NDArray[Any]) -> Float32:
     if array.dtype.kind == "u":
         return (array.astype(np.float32) - 128.0) / np.float32(128.0)
     return array.astype(np.float32) / np.float32(-float(np.iinfo(array.dtype).min))
+
+
+class Track:
+    """Sound of ``channels`` channels at ``rate`` Hz on its way into a clip: mixed, then resampled."""
+
+    def __init__(self, rate: int, channels: int, into: Samples) -> None:
+        self.shape = rate, channels
+        self._mixer = Mixer(rate, channels)
+        self._resampler = Resampler(rate, into)
+
+    def add(self, sound: Float32) -> None:
+        """Take samples [channels, n]."""
+        if len(mixed := self._mixer.add(sound)):
+            self._resampler.add(mixed)
+
+    def finish(self) -> None:
+        self._resampler.add(self._mixer.finish())
+        self._resampler.finish()
 
 
 class Resampler:

@@ -11,7 +11,7 @@ import binascii
 import re
 import secrets
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -146,8 +146,7 @@ class ChatBody:
         self._tree[param] = holder
         scheme = _SCHEME.match(value) if self._number(value) is None else None
         if scheme is not None and scheme[0].lower() != "data:":
-            part = self._by_url(holder, {"url": value}, "audio", param)
-            return replace(part, param=param, how=self._reference)
+            return _link(holder, "audio", param, self._reference, value)
         text, hint = self._base64(value, param)
         return MediaPart(holder, "audio", param, self._reference, text, hint)
 
@@ -163,12 +162,7 @@ class ChatBody:
         if value[:5].lower() == "data:" or self._number(value) is not None:
             text, hint = self._base64(value, param, url=True)
             return MediaPart(part, modality, param, how, text, hint)
-        scheme = value.partition(":")[0].lower()
-        if len(value) > _MAX_URL:
-            raise invalid_request(f"The URL has more than {_MAX_URL} characters.", param, "invalid_url")
-        if scheme not in ("http", "https"):
-            raise invalid_request("A URL here begins with 'data:', 'https:' or 'http:'.", param, "invalid_url")
-        return MediaPart(part, modality, param, how, url=value)
+        return _link(part, modality, param, how, value)
 
     def _base64(self, value: str, param: str, url: bool = False) -> tuple[memoryview, str | None]:
         """The base64 in a field, and the type that a data URL (RFC 2397) declares."""
@@ -184,7 +178,7 @@ class ChatBody:
         if url:
             raise invalid_request("A URL here begins with 'data:', 'https:' or 'http:'.", param, "invalid_url")
         if _SCHEME.match(start.decode("latin-1")) is not None:
-            raise invalid_request("This is base64 or a data URL; no other URL is taken here.", param, "invalid_url")
+            raise invalid_request("Base64 or a data URL is wanted here; no other URL is taken.", param, "invalid_url")
         return text, None
 
     def _number(self, value: str) -> int | None:
@@ -201,6 +195,15 @@ def _only(given: dict[str, Any], known: tuple[str, ...], path: str) -> None:
         if name not in known and value is not None:
             param = f"{path}.{name[:100]}"
             raise invalid_request(f"Unknown field '{param}'.", param, "unknown_parameter")
+
+
+def _link(part: dict[str, Any], modality: str, param: str, how: How, url: str) -> MediaPart:
+    """A medium behind a URL. Raises 400 for one that is not of http or https."""
+    if len(url) > _MAX_URL:
+        raise invalid_request(f"The URL has more than {_MAX_URL} characters.", param, "invalid_url")
+    if url.partition(":")[0].lower() not in ("http", "https"):
+        raise invalid_request("A URL here begins with 'data:', 'https:' or 'http:'.", param, "invalid_url")
+    return MediaPart(part, modality, param, how, url=url)
 
 
 def _string(inner: Any, field: str, param: str) -> str:

@@ -39,6 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_clips_per_body: int = 32
     max_json_bytes: int = 4 << 20
     max_channels: int = 8
+    max_samples: int = 345_600_000
     max_image_pixels: int = 32 << 20
     max_video_seconds: float = 600.0
     max_frame_pixels: int = 9_437_184
@@ -83,6 +84,8 @@ DOC = {
     "max_clips_per_body": "Audio, image and video parts of one chat body, together.",
     "max_json_bytes": "A body's JSON without its media.",
     "max_channels": "Channels of an audio file.",
+    "max_samples": "Samples of an audio file, its seconds × rate × channels (an hour of stereo at 48 kHz); checked "
+    "before it is decoded.",
     "min_rate": "Lowest sample rate of an audio file, Hz.",
     "max_rate": "Highest sample rate of an audio file, Hz.",
     "max_image_pixels": "Pixels of an image; checked before it is decoded.",
