@@ -119,15 +119,13 @@ class Run:
 
 
 def request(family: Family, text: str, outputs: tuple[str, ...] = ("text", "audio")) -> Request:
-    return Request(
-        task="chat",
-        outputs=outputs,
-        params={
-            "prompt": Prompt(messages=[{"role": "user", "content": text}]),
-            "sampling": Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=family.tokens, ignore_eos=True),
-            "speech": Speech(voice=family.voice, temperature=0.0, max_tokens=family.frames),
-        },
-    )
+    params: dict[str, Any] = {
+        "prompt": Prompt(messages=[{"role": "user", "content": text}]),
+        "sampling": Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=family.tokens, ignore_eos=True),
+    }
+    if "audio" in outputs:
+        params["speech"] = Speech(voice=family.voice, temperature=0.0, max_tokens=family.frames)
+    return Request(task="chat", outputs=outputs, params=params)
 
 
 async def answer(omni: AsyncOmni, family: Family, text: str) -> Answer:

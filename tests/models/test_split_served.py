@@ -47,8 +47,9 @@ async def ask(omni: AsyncOmni, number: int) -> Output:
     params: dict[str, Any] = {
         "prompt": Prompt(messages=[{"role": "user", "content": parts}]),
         "sampling": Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=8, ignore_eos=True),
-        "speech": Speech(temperature=0.0, max_tokens=12),
     }
+    if "audio" in outputs:
+        params["speech"] = Speech(temperature=0.0, max_tokens=12)
     inputs = ("text", "image") if refs else ("text",)
     return await omni.run(Request(task="chat", inputs=inputs, outputs=outputs, params=params, media=tuple(refs)))
 

@@ -86,7 +86,7 @@ async def speak(folder: str, platform: str) -> np.ndarray:
     float32 = [f"stages.{name}.dtype=float32" for name in ("talker", "codec")]
     plan = resolve(folder, platform=platform, overrides=float32)
     async with open_omni(plan) as omni:
-        params = {"speech": Speech(text="The river runs to the sea."), "sampling": Sampling(max_tokens=16, seed=3)}
+        params = {"speech": Speech(text="The river runs to the sea.", max_tokens=16, seed=3)}
         output = await omni.run(Request(task="speech", inputs=("text",), outputs=("audio",), params=params))
     return np.frombuffer(output.pcm, "<i2").astype(np.float32) / 32768
 

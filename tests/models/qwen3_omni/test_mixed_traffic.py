@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,19 +48,17 @@ class Ask:
     @property
     def request(self) -> Request:
         text = f"Question {self.question}: " + "what is the red robot doing by the sea? " * (1 + self.question % 3)
-        return Request(
-            task="chat",
-            outputs=("text", "audio") if self.spoken else ("text",),
-            params={
-                "prompt": Prompt(messages=[{"role": "user", "content": text}]),
-                "sampling": Sampling(temperature=0.0, max_tokens=8 + self.question, ignore_eos=True),
-                "speech": Speech(
-                    voice=("ethan", "chelsie", "aiden")[self.question % 3],
-                    seed=self.question,
-                    max_tokens=12 + 2 * self.question,
-                ),
-            },
-        )
+        params: dict[str, Any] = {
+            "prompt": Prompt(messages=[{"role": "user", "content": text}]),
+            "sampling": Sampling(temperature=0.0, max_tokens=8 + self.question, ignore_eos=True),
+        }
+        if self.spoken:
+            params["speech"] = Speech(
+                voice=("ethan", "chelsie", "aiden")[self.question % 3],
+                seed=self.question,
+                max_tokens=12 + 2 * self.question,
+            )
+        return Request(task="chat", outputs=("text", "audio") if self.spoken else ("text",), params=params)
 
 
 @dataclass
