@@ -273,7 +273,7 @@ def received(bench: Bench, other: UnixLink) -> list[tuple[int, Payload | None, b
 
 def test_what_was_allocated_is_sent_without_a_copy(bench: Bench) -> None:
     other = UnixLink(7, "a#0@1", bench.peer)
-    payload = bench.outlet.allocate(1, "x", {"n": 1}, LARGE)
+    payload = bench.outlet.allocate(1, "text", {"n": 1}, LARGE)
     payload.tensors["a"][:] = np.arange(300_000, dtype=np.float32).reshape(300, 1000)
     payload.tensors["b"][:] = 7
     used = bench.outlet.departures.arena.used_bytes
@@ -292,7 +292,7 @@ def test_what_was_allocated_is_sent_without_a_copy(bench: Bench) -> None:
 
 @pytest.mark.parametrize("key", [1, 99], ids=["small", "of a request that is over"])
 def test_what_is_not_worth_a_slot_is_allocated_all_the_same(bench: Bench, key: int) -> None:
-    payload = bench.outlet.allocate(key, "x", {}, {"a": ((4,), "float32")} if key == 1 else LARGE)
+    payload = bench.outlet.allocate(key, "text", {}, {"a": ((4,), "float32")} if key == 1 else LARGE)
     payload.tensors["a"][:] = 1
     bench.outlet.emit(key, payload)
     bench.turn()
@@ -304,8 +304,8 @@ def test_what_is_not_worth_a_slot_is_allocated_all_the_same(bench: Bench, key: i
 @pytest.mark.parametrize("how", ["abort", "fail", "finish"])
 def test_what_was_allocated_is_free_when_the_request_is_over(bench: Bench, how: str, emitted: bool) -> None:
     outlet = bench.outlet
-    payload = outlet.allocate(1, "x", {}, LARGE)
-    outlet.allocate(1, "x", {}, LARGE)  # never emitted
+    payload = outlet.allocate(1, "text", {}, LARGE)
+    outlet.allocate(1, "text", {}, LARGE)  # never emitted
     if emitted:
         outlet.emit(1, payload)
     if how == "abort":
@@ -327,14 +327,14 @@ def test_what_was_allocated_is_free_when_the_request_is_over(bench: Bench, how: 
 
 def test_a_slot_that_somebody_may_read_still_is_not_reused_after_an_abort(bench: Bench) -> None:
     other = UnixLink(7, "a#0@1", bench.peer)
-    bench.outlet.emit(1, Payload("x", {}, {"a": np.full(100_000, 1.0)}))
+    bench.outlet.emit(1, Payload("text", {}, {"a": np.full(100_000, 1.0)}))
     bench.turn()
     ((_, held, _),) = received(bench, other)
     assert held is not None
     bench.outlet.retire(bench.outlet.jobs[1])
     used = bench.outlet.departures.arena.used_bytes
     for _ in range(8):
-        bench.outlet.emit(2, Payload("x", {}, {"a": np.full(100_000, 2.0)}))
+        bench.outlet.emit(2, Payload("text", {}, {"a": np.full(100_000, 2.0)}))
         bench.turn()
     assert (held.tensors["a"] == 1.0).all()
     assert bench.outlet.departures.arena.used_bytes == 9 * used

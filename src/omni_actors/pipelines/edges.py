@@ -34,6 +34,7 @@ def edges_of(pipeline: Pipeline, settings: Settings, stages: Iterable[StagePlan]
     edges = (*pipeline.edges, *media)
     placed = {stage.name: stage for stage in stages}
     on_device = _on_device(edges, settings, placed)
+    ports = ports_of(pipeline)
     found = []
     for index, edge in enumerate(edges):
         at = edge_path(edge.source, edge.stage, edge.port)
@@ -58,6 +59,7 @@ def edges_of(pipeline: Pipeline, settings: Settings, stages: Iterable[StagePlan]
                 bridge=edge.bridge,
                 connector=connector,
                 on_death=edge.on_death,
+                port_kind=ports[edge.target].kind,
             )
         )
     between: dict[tuple[str, str], EdgePlan] = {}
@@ -98,5 +100,10 @@ def _on_device(
 def media_ports(pipeline: Pipeline) -> dict[str, Port]:
     """Where decoded media enter, each place once in order of declaration: several modalities may share one."""
     places = [task.entries[m] for task in pipeline.tasks for m in sorted(MEDIA_MODALITIES) if m in task.entries]
-    ports = {f"{stage.name}.{port.name}": port for stage in pipeline.stages for port in stage.ports}
+    ports = ports_of(pipeline)
     return {place: ports[place] for place in places}
+
+
+def ports_of(pipeline: Pipeline) -> dict[str, Port]:
+    """Every port by ``stage.port``."""
+    return {f"{stage.name}.{port.name}": port for stage in pipeline.stages for port in stage.ports}

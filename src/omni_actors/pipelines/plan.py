@@ -194,6 +194,7 @@ class EdgePlan:
     bridge: str | None
     connector: str
     on_death: Literal["retain", "recompute"]
+    port_kind: str = ""
 
     def spec(self) -> EdgeSpec:
         return EdgeSpec(
@@ -206,6 +207,7 @@ class EdgePlan:
             capacity=self.capacity,
             bridge=self.bridge,
             connector=self.connector,
+            port_kind=self.port_kind,
         )
 
 

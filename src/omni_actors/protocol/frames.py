@@ -59,7 +59,9 @@ INLINE_LIMIT = 16 << 10
 
 
 class EdgeSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """An edge as a worker needs it. ``index`` is its place in the plan. ``capacity`` is in chunks per request."""
+    """An edge as a worker needs it. ``index`` is its place in the plan. ``capacity`` is in chunks per request. ``kind``
+    is that of its payloads, ``port_kind`` of what its port takes, which a bridge may make of them. Kind ``media`` (a
+    clip, an image or a video) and an empty one stand for any."""
 
     index: int
     source: str
@@ -70,6 +72,11 @@ class EdgeSpec(msgspec.Struct, kw_only=True, frozen=True):
     capacity: int = 64
     bridge: str | None = None
     connector: str = "shared_memory"
+    port_kind: str = ""
+
+
+ANY_KIND = frozenset({"", "media"})
+"""Kinds of edges and ports that payloads of several kinds fit."""
 
 
 class RankPlace(msgspec.Struct, array_like=True, frozen=True):

@@ -8,7 +8,7 @@ from collections import deque
 import msgspec
 
 from omni_actors.connectors.descriptors import Receiver
-from omni_actors.protocol.codec import ProtocolError, down_reader, frame
+from omni_actors.protocol.codec import ProtocolError, down_reader, told_frame
 from omni_actors.protocol.frames import Down
 
 _MAX_UNSENT = 8 << 20
@@ -70,8 +70,8 @@ class Control:
         return socket.socket(fileno=self._fds.popleft())
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a frame for :meth:`flush`. Raises what :func:`~omni_actors.protocol.codec.frame` does."""
-        data = frame(message)
+        """Queue a frame for :meth:`flush`. Raises what :func:`~omni_actors.protocol.codec.told_frame` does."""
+        data = told_frame(message)
         self._unsent += data
         self.put += len(data)
 

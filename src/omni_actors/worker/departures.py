@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from omni_actors.connectors.device import Exports
 from omni_actors.connectors.link import Link
 from omni_actors.connectors.packing import Packed, Placed, pack, place
@@ -19,8 +21,8 @@ from omni_actors.protocol.frames import Ack, Chunk
 from omni_actors.worker.control import Control
 from omni_actors.worker.jobs import Job, Route
 
-UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError)
-"""What encoding a frame raises."""
+UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError, RecursionError, msgspec.ValidationError)
+"""What a frame raises that has no encoding, is too large, or would be refused by its reader."""
 
 NO_MEMORY = (MemoryError, OSError)
 """What making a slab raises: no memory, no descriptor."""
@@ -111,7 +113,7 @@ class Departures:
             for departure in self._made:
                 try:
                     self._pack(departure)
-                except (*UNSENDABLE, *NO_MEMORY) as problem:
+                except Exception as problem:  # whatever an engine has put there as tensors
                     self._unsendable(departure.job.key, problem)
                 departure.upto = upto
             self._waiting += self._made

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from omni_actors.connectors.link import Link
 from omni_actors.connectors.packing import Packed
+from omni_actors.connectors.payload import Payload
 from omni_actors.connectors.shared_memory import Slot
-from omni_actors.protocol.frames import EdgeSpec
+from omni_actors.protocol.frames import ANY_KIND, EdgeSpec
 from omni_actors.worker.bridge import Bridge
+from omni_actors.worker.returned import kind_of, sequence_of, wrong
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +63,19 @@ class Source:
     ended: bool = False
     slabs: bool = False
     marks: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def take(self, payload: Payload | None, end: bool) -> Sequence[Payload]:
+        """What the bridge makes of a chunk. Raises what the bridge raises, and :class:`WrongReturn` for anything but
+        payloads of the kind that the port takes."""
+        bridge, wanted = self.bridge, self.edge.port_kind
+        items = sequence_of(bridge, "feed", bridge.feed(payload, end), "a list of Payload")
+        for item in items:
+            if not isinstance(item, Payload):
+                raise wrong(bridge, "feed", f"a list with {kind_of(item)}", "a list of Payload")
+            if item.kind != wanted and wanted not in ANY_KIND:
+                where = f"{self.edge.target}.{self.edge.port}"
+                raise wrong(bridge, "feed", f"a payload of kind '{item.kind}' for port '{where}'", f"kind '{wanted}'")
+        return items
 
     def settle(self) -> int | None:
         """The cumulative acknowledgement that is due now, if any is."""

@@ -49,6 +49,7 @@ from omni_actors.worker.jobs import Job, Route, Source
 from omni_actors.worker.links import Links
 from omni_actors.worker.liveness import COMPILING, WAITING, WORKING, Liveness
 from omni_actors.worker.outlet import Outlet
+from omni_actors.worker.returned import WrongReturn, counters_of, flag_of
 
 log = logging.getLogger("omni_actors.worker")
 
@@ -84,7 +85,8 @@ class Worker:
         budget = hello.limits.get("arena_bytes", ARENA_BYTES)
         exports = None if memory is None else Exports(memory, budget)
         self._arena = Arena(budget)
-        self._out = Outlet(hello.stage, self._control, self._arena, engine.abort, exports)
+        maker = type(engine).__name__ + (f" with adapter '{hello.adapter}'" if hello.adapter else "")
+        self._out = Outlet(hello.stage, self._control, self._arena, engine.abort, exports, maker)
         self._deadlines = JobDeadlines()
         self._early: dict[int, list[tuple[Link, Chunk]]] = {}
         self._last_key = -1
@@ -157,7 +159,8 @@ class Worker:
                 self._blocked = False
         if not self._blocked and not self.stopping and self._may_step:
             liveness.enter(WORKING if self._steps >= FIRST_STEPS else COMPILING)
-            self._blocked = not self._engine.step(self._out)
+            moved = self._engine.step(self._out)
+            self._blocked = not flag_of(self._engine, "step", moved, "whether anything ran")
             self._steps += 1
         self._write()
         liveness.enter(WAITING)
@@ -255,7 +258,7 @@ class Worker:
         payload = None if message.meta is None else Payload(message.kind, message.meta)
         end = message.end and job.end_port(message.port)
         try:
-            consumed = self._engine.feed(message.key, message.port, payload, end)
+            consumed = self._give(message.key, message.port, payload, end)
         except Exception as error:
             self._fail(job, error)
             return
@@ -317,15 +320,15 @@ class Worker:
             job.awaited.pop(chunk.edge, None)
         source.slabs |= chunk.slab is not None or bool(chunk.device)
         try:
-            items = source.bridge.feed(link.payload(chunk), chunk.end)
+            items = source.take(link.payload(chunk), chunk.end)
             end = chunk.end and job.end_port(source.edge.port)
             last = len(items) - 1
             for i, item in enumerate(items):
-                if not self._engine.feed(key, source.edge.port, item, end and i == last):
+                if not self._give(key, source.edge.port, item, end and i == last):
                     source.queued.append(source.fed)
                 source.fed += 1
             if end and not items:
-                self._engine.feed(key, source.edge.port, None, True)
+                self._give(key, source.edge.port, None, True)
         except Exception as error:
             if isinstance(error, InputError):
                 error.stage = source.edge.source
@@ -333,6 +336,11 @@ class Worker:
             return
         source.marks.append((chunk.seq, source.fed))
         self._out.settle(job, source)
+
+    def _give(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
+        """Input for the engine; whether it is consumed."""
+        consumed = self._engine.feed(key, port, payload, end)
+        return flag_of(self._engine, "feed", consumed, "whether the payload is consumed")
 
     def _drop_link(self, link: Link) -> None:
         """The other end is gone, and all its words are read. The orchestrator ends the requests that it had in hand."""
@@ -369,7 +377,7 @@ class Worker:
         try:
             if query.what == "counters":
                 counters = {
-                    **self._engine.counters(),
+                    **counters_of(self._engine, self._engine.counters()),
                     **out.counters(),
                     "early": len(self._early),
                     "inbox_used_bytes": self._links.inbox.used_bytes,
@@ -382,9 +390,10 @@ class Worker:
             self._engine.query(query, out)
         except OmniError as error:
             out.reply(query.id, None, error.info)
-        except Exception:
+        except Exception as error:
             log.exception("question %r failed", query.what)
-            out.reply(query.id, None, stage_failed(self._stage).info)
+            why = [f"{error}."] if isinstance(error, WrongReturn) else []
+            out.reply(query.id, None, stage_failed(self._stage, *why).info)
 
     def last_words(self, message: msgspec.Struct, patience_s: float) -> None:
         """Say why this worker ends, behind what waits for the serving process still."""

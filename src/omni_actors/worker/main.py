@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import pkgutil
 import resource
 import socket
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import msgspec
 
 from omni_actors.connectors.device import CONNECTOR, DeviceMemory
 from omni_actors.connectors.listener import Listener
-from omni_actors.protocol.codec import frame
+from omni_actors.protocol.codec import told_frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import (
     MAX_CONTROL_FRAME,
@@ -28,12 +27,15 @@ from omni_actors.protocol.frames import (
 )
 from omni_actors.telemetry.logs import configure
 from omni_actors.worker.bridge import Bridge
+from omni_actors.worker.checks import OutputError
 from omni_actors.worker.compiled import keep_what_is_compiled
 from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engine import Engine
 from omni_actors.worker.liveness import Liveness
 from omni_actors.worker.loop import Worker
+from omni_actors.worker.named import bridge_named, class_named
 from omni_actors.worker.ranks import Followers, own_rendezvous
+from omni_actors.worker.returned import facts_of
 
 log = logging.getLogger("omni_actors.worker")
 
@@ -90,7 +92,7 @@ def follow(control: socket.socket, hello: Hello) -> int:
     """Be a rank that another process of its replica leads, which owns this one and sees how it ends."""
     try:
         runtime_of(hello)  # first: what it patches must not be imported already
-        engine: Engine = pkgutil.resolve_name(hello.engine)(hello)
+        engine = class_named(hello.engine, Engine, "engine")(hello)
         engine.follow(control, own_rendezvous())
     except Exception as error:
         give_up(control, hello, error)
@@ -140,13 +142,14 @@ def load(
     progress("opening the device")
     runtime_of(hello)  # first: what it patches must not be imported already
     progress("importing the engine")
-    engine: Engine = pkgutil.resolve_name(hello.engine)(hello)
-    bridges = {edge.index: pkgutil.resolve_name(edge.bridge) for edge in hello.inputs if edge.bridge}
+    engine = class_named(hello.engine, Engine, "engine")(hello)
+    bridges = {edge.index: bridge_named(edge.bridge) for edge in hello.inputs if edge.bridge}
     if followers is None:
-        return engine, bridges, engine.load(progress)
+        return engine, bridges, facts_of(engine, engine.load(progress))
     engine.followers = followers
     followers.greet()
-    return engine, bridges, engine.load(progress) | {"ranks": [os.getpid(), *followers.pids]}
+    facts = facts_of(engine, engine.load(progress))
+    return engine, bridges, facts | {"ranks": [os.getpid(), *followers.pids]}
 
 
 def device_memory(hello: Hello) -> DeviceMemory | None:
@@ -161,15 +164,18 @@ def device_memory(hello: Hello) -> DeviceMemory | None:
 
 def give_up(control: socket.socket, hello: Hello, error: Exception) -> None:
     """Say why this worker cannot serve."""
-    foreseen = isinstance(error, OmniError)
+    foreseen = isinstance(error, OmniError) and error.__cause__ is None
     log.error("loading failed: %s", error, exc_info=None if foreseen else error)
-    info = error.info if isinstance(error, OmniError) else ErrorInfo(message=f"{type(error).__name__}: {error}")
+    if isinstance(error, OmniError):
+        info = error.info
+    else:
+        info = ErrorInfo(message=str(error) if isinstance(error, OutputError) else f"{type(error).__name__}: {error}")
     tell(control, Fatal(msgspec.structs.replace(info, stage=hello.stage)))
 
 
 def tell(control: socket.socket, message: msgspec.Struct) -> None:
     """Send a frame before there is a loop."""
     try:
-        control.sendall(frame(message))
+        control.sendall(told_frame(message))
     except OSError:
         log.warning("the serving process is gone")

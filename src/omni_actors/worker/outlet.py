@@ -13,12 +13,15 @@ from omni_actors.connectors.device import Exports
 from omni_actors.connectors.link import Link
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.connectors.shared_memory import Arena
+from omni_actors.protocol.codec import FrameTooLarge
 from omni_actors.protocol.errors import ErrorInfo, out_of_memory, stage_failed
-from omni_actors.protocol.frames import Ack, Ledger, Reply, Step
+from omni_actors.protocol.frames import ANY_KIND, Ack, Ledger, Reply, Step
 from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
+from omni_actors.worker.checks import OutputError
 from omni_actors.worker.control import Control
 from omni_actors.worker.departures import NO_MEMORY, UNSENDABLE, Departures
 from omni_actors.worker.jobs import Job, Source
+from omni_actors.worker.returned import payload_problem, struct_problem, usage_problem
 
 log = logging.getLogger("omni_actors.worker")
 
@@ -36,12 +39,15 @@ class Outlet:
         arena: Arena,
         abort: Callable[[int], None],
         exports: Exports | None = None,
+        maker: str = "the engine",
     ) -> None:
         """``abort`` has the engine forget a request whose output cannot be sent. ``exports`` is for payloads that may
-        stay on the device."""
+        stay on the device. ``maker`` is what messages call the engine."""
         self.departures = Departures(control, arena, exports, self._unsendable)
         self._stage = stage
         self._abort = abort
+        self._maker = maker
+        self._wrong: dict[int, OutputError] = {}
         self.jobs: dict[int, Job] = {}
         """Requests that the engine holds."""
         self.draining: dict[int, Job] = {}
@@ -83,8 +89,13 @@ class Outlet:
 
     def emit(self, key: int, payload: Payload) -> None:
         job = self.jobs.get(key)
-        if job is not None and job.routes:
+        if job is None or not job.routes:
+            return
+        problem = payload_problem(payload) or _misdirected(payload, job)
+        if problem is None:
             self.departures.add(job, payload)
+        else:
+            self._refuse(key, "emit", problem)
 
     def consumed(self, key: int, port: str) -> None:
         job = self.jobs.get(key)
@@ -101,6 +112,9 @@ class Outlet:
         job = self.jobs.get(key)
         if job is None:
             return
+        if (problem := usage_problem(usage)) is not None:
+            self._refuse(key, "finish", problem)
+            return
         if job.routes:
             self.departures.end(job)
         self._done.append((job, StageDone(key, usage)))
@@ -111,6 +125,8 @@ class Outlet:
         job = self.jobs.get(key)
         if job is None:
             return
+        if (problem := struct_problem(error, ErrorInfo)) is not None:
+            error = stage_failed(self._stage, f"{self._named('fail', problem)}.").info
         self._step.failed.append(StageFailed(key, error))
         log.debug("failed key=%d: %s", key, error.message, extra={"request": job.request_id})
         self.retire(job)
@@ -180,6 +196,8 @@ class Outlet:
         """Queue what was collected on its links, and return those."""
         touched: set[Link] = set()
         departures = self.departures
+        while self._wrong:  # not before: an engine is not told to forget a request in the middle of its own step
+            self._unsendable(*self._wrong.popitem())
         if departures.made:
             self._confide()
         if departures.pending:
@@ -249,8 +267,10 @@ class Outlet:
         held = job or self.draining.get(key)
         log.error("output cannot be sent: %s", problem, extra={"request": held.request_id if held else None})
         self._done = [(it, done) for it, done in self._done if it.key != key]
-        unsendable = stage_failed(self._stage, "its output cannot be sent")
-        error = out_of_memory(self._stage) if isinstance(problem, NO_MEMORY) else unsendable
+        error = out_of_memory(self._stage)
+        if not isinstance(problem, NO_MEMORY):
+            why = f"{problem}." if isinstance(problem, OutputError) else "its output cannot be sent"
+            error = stage_failed(self._stage, why)
         self._step.failed.append(StageFailed(key, error.info))
         if job is not None:
             self._abort(key)
@@ -259,14 +279,38 @@ class Outlet:
             held.dropped = True
             self.departures.drop(held)
 
+    def _refuse(self, key: int, call: str, problem: tuple[str, str]) -> None:
+        """What the engine said of this request is wrong: the request fails at the end of the step."""
+        self._wrong.setdefault(key, OutputError(self._named(call, problem)))
+
+    def _named(self, call: str, problem: tuple[str, str]) -> str:
+        got, expected = problem
+        return f"{self._maker} gave Outbox.{call} {got}; expected {expected}"
+
     def _tell_one_by_one(self, step: Step) -> None:
         """Each event in a frame of its own: for what is too much together, and to find out whose event cannot be sent
-        at all."""
-        events = [(it.key, Step(texts=[it])) for it in step.texts]
-        events += [(it.key, Step(ledger=[it])) for it in step.ledger]
-        events += [(it.key, Step(media=[it])) for it in step.media]
-        for key, event in events:
+        at all. Of a request of which one cannot, nothing more is told but that it has failed."""
+        events: list[tuple[str, Any, type[Any], Step]] = []
+        events += [("text", it, TextDelta, Step(texts=[it])) for it in step.texts]
+        events += [("ledger", it, Ledger, Step(ledger=[it])) for it in step.ledger]
+        events += [("media", it, MediaChunk, Step(media=[it])) for it in step.media]
+        failed: set[int] = set()
+        for call, it, kind, event in events:
+            if it.key in failed:
+                continue
             try:
                 self._control.send(event)
             except UNSENDABLE as problem:
-                self._unsendable(key, problem)
+                failed.add(it.key)
+                wrong = None if isinstance(problem, FrameTooLarge) else struct_problem(it, kind)
+                self._unsendable(it.key, problem if wrong is None else OutputError(self._named(call, wrong)))
+
+
+def _misdirected(payload: Payload, job: Job) -> tuple[str, str] | None:
+    """What is wrong with a payload's kind for the edges that it goes to."""
+    for route in job.routes:
+        edge = route.edge
+        if payload.kind != edge.kind and edge.kind not in ANY_KIND:
+            got = f"a payload of kind '{payload.kind}' for the edge to '{edge.target}.{edge.port}'"
+            return got, f"kind '{edge.kind}'"
+    return None

@@ -472,7 +472,7 @@ class Faulty(Affine):
         (lambda w: Result([Piece(Payload("y", tensors={"y": np.zeros(3)}))]), "float64[3], not float32[n]"),
         (lambda w: Result([Piece(Payload("y", tensors={"y": np.zeros((2, 2), np.float32)}))]), "not float32[n]"),
         (lambda w: Result([Piece(Payload("y"))]), "lacks tensor 'y'"),
-        (lambda w: None, "NoneType as a result"),
+        (lambda w: None, "returned None for an item"),
         (lambda w: Result([Piece(Payload("z", tensors={"a": [1.0]}))]), "not a numpy array"),  # type: ignore[dict-item]
         (lambda w: Result([Piece(Payload("z", tensors={"a": np.zeros((2, 2)).T[:1]}))]), "C order"),
         (
@@ -483,7 +483,10 @@ class Faulty(Affine):
         ),
         (lambda w: Result([Piece(text=TextDelta(77, 0, "", []))]), "another request"),
         (lambda w: Result([Piece(media=MediaChunk(77, "audio", {"channels": 1}, b""))]), "another request"),
-        (lambda w: Result([Piece(media=MediaChunk(w.key, "audio", {"channels": 1}, b"abc"))]), "whole frames"),
+        (
+            lambda w: Result([Piece(media=MediaChunk(w.key, "audio", {"channels": 1, "sample_rate": 8000}, b"abc"))]),
+            "whole frames",
+        ),
     ],
 )
 def test_outputs_that_break_their_declaration_are_named(make_result: Callable[[Work], Any], words: str) -> None:

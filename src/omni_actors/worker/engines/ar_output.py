@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import msgspec
 
-from omni_actors.worker.checks import check_payload
 from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_request import Request
 from omni_actors.worker.engines.choice import Choice
 from omni_actors.worker.engines.decoder import PromptAdapter, Release
 from omni_actors.worker.engines.paged_attention import KVCache
+from omni_actors.worker.engines.prompt_checks import output_of, record_of, shown_of
 
 
 def hand_out(request: Request, choice: Choice, adapter: PromptAdapter, cache: KVCache | None, out: Outbox) -> None:
@@ -25,20 +25,21 @@ def hand_out(request: Request, choice: Choice, adapter: PromptAdapter, cache: KV
     shown = request.work.visible and adapter.vocabulary is not None
     replayed, choice.replayed = choice.replayed, None
     if replayed is not None and shown:
-        adapter.shown(msgspec.structs.replace(delta, text=replayed, token_ids=[], finish_reason=None, logprobs=None))
-    data = adapter.record(key) if index == 0 else b""
+        shown_of(
+            adapter, msgspec.structs.replace(delta, text=replayed, token_ids=[], finish_reason=None, logprobs=None)
+        )
+    data = record_of(adapter, adapter.record(key)) if index == 0 else b""
     tokens = [] if shown else delta.token_ids
     if tokens or data:
         out.ledger(key, index, tokens, data)
     if request.work.routed and index == 0:
-        payload = adapter.output(_release(choice, (replayed or "") + delta.text, cache))
+        payload = output_of(adapter, _release(choice, (replayed or "") + delta.text, cache))
         if payload is not None:
-            check_payload(payload, adapter.tensors.get(payload.kind, {}))
             out.emit(key, payload)
     if choice.finish_reason is not None:
         choice.closed = True
     if shown and not choice.told:
-        out.text(adapter.shown(delta))
+        out.text(shown_of(adapter, delta))
 
 
 def _release(choice: Choice, text: str, cache: KVCache | None) -> Release:

@@ -9,7 +9,6 @@ places.
 
 from __future__ import annotations
 
-import pkgutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,8 @@ from omni_actors.protocol.frames import Hello, Ready
 from omni_actors.worker.collectives import ProcessGroup
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Decoder, Span
 from omni_actors.worker.engines.paged_attention import Extent
+from omni_actors.worker.engines.prompt_checks import load_facts
+from omni_actors.worker.named import class_named
 from omni_actors.worker.ranks import Followers, receive
 
 
@@ -97,11 +98,11 @@ def lead(
         raise OmniError(ErrorInfo(message="ranks are processes: they are led by a worker process", status=500))
     adapter = _adapter(hello)
     if followers is None:
-        return adapter, adapter.load(progress)
+        return adapter, load_facts(adapter, adapter.load(progress))
     progress("meeting the other ranks", None)
     adapter.group = ProcessGroup(hello, followers.rendezvous)
     try:
-        info = adapter.load(progress)
+        info = load_facts(adapter, adapter.load(progress))
         progress("waiting for the other ranks", None)
         followers.wait_loaded()
     except BaseException:
@@ -123,8 +124,7 @@ def follow(hello: Hello, kernels: Kernels, control: socket.socket, rendezvous: i
 
 def _adapter(hello: Hello) -> AutoregressiveAdapter:
     torch.set_num_threads(hello.threads)
-    made: AutoregressiveAdapter = pkgutil.resolve_name(hello.adapter)(hello)
-    return made
+    return class_named(hello.adapter, AutoregressiveAdapter, "adapter")(hello)
 
 
 @torch.inference_mode()
@@ -148,7 +148,7 @@ def execute(decoder: Decoder, kernels: Kernels, control: socket.socket) -> None:
                 if order.known is not None:
                     known = {it[0]: _unpacked(*it[1:], decoder.device) for it in order.known}
                     inputs = replace(inputs, known=known)
-                runner.compute(inputs, extents)
+                runner.compute(inputs, extents, whole=False)
             case Copy():
                 runner.copy(order.source, order.target)
             case Scrub():

@@ -32,8 +32,10 @@ from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, Pro
 from omni_actors.worker.engines.handover import Exports, Imports, swap_of
 from omni_actors.worker.engines.model_runner import ModelRunner
 from omni_actors.worker.engines.paged_cache import BlockPool
+from omni_actors.worker.engines.prompt_checks import state_of
 from omni_actors.worker.engines.prompt_engine import PromptEngine
 from omni_actors.worker.engines.sequence import Chunk, Sequence
+from omni_actors.worker.returned import flag_of
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +187,9 @@ class AutoregressiveEngine(PromptEngine):
             if key in broken or not (out.ready(key) if exports is None else exports.granted(key)):
                 return False
             try:
-                return self._adapter.ready(key)
+                return flag_of(
+                    self._adapter, "ready", self._adapter.ready(key), "whether the next step's input is there"
+                )
             except Exception as error:
                 broken[key] = error
                 return False
@@ -362,7 +366,7 @@ class AutoregressiveEngine(PromptEngine):
                 self._condemn(key, OutputError("logits are not finite"), out)
                 continue
             try:
-                self._exports.computed(self._requests[key], output, row, self._adapter.export_state(key))
+                self._exports.computed(self._requests[key], output, row, state_of(self._adapter, key))
             except Exception as error:
                 self._fail(key, error, out)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.outputs import add_usage
 from omni_actors.worker.isolation import Faults
+from omni_actors.worker.named import class_named, thing_named, unfit
+from omni_actors.worker.returned import flag_of, kind_of, usage_problem, wrong
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +63,13 @@ class ChainedEngine(Engine):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._links: tuple[Link, ...] = tuple(pkgutil.resolve_name(hello.adapter))
+        self._links: tuple[Link, ...] = links_named(hello.adapter)
         self._engines: list[Engine] = []
         platform: OmniPlatform = pkgutil.resolve_name(hello.platform)()
         for link in self._links:
             engine = link.engine if ":" in link.engine else platform.engine_for(link.engine)
             own = msgspec.structs.replace(hello, stage=link.name, engine=engine, adapter=link.adapter)
-            self._engines.append(pkgutil.resolve_name(engine)(own))
+            self._engines.append(class_named(engine, Engine, "engine")(own))
         self._faults = Faults(hello)
         self._requests: dict[int, _Request] = {}
         self._failed: dict[int, ErrorInfo] = {}
@@ -135,7 +137,9 @@ class ChainedEngine(Engine):
         if request is None or key in self._failed:
             return
         try:
-            if not self._engines[place + 1].feed(key, self._links[place + 1].port, payload, end):
+            engine = self._engines[place + 1]
+            consumed = engine.feed(key, self._links[place + 1].port, payload, end)
+            if not flag_of(engine, "feed", consumed, "whether the payload is consumed"):
                 request.waiting[place + 1] += payload is not None
         except Exception as error:
             self._failed[key] = self._faults.explain(error, request.work.request_id)
@@ -152,6 +156,10 @@ class ChainedEngine(Engine):
     def finish(self, place: int, key: int, usage: Usage, out: Outbox) -> None:
         request = self._requests.get(key)
         if request is None:
+            return
+        if (problem := usage_problem(usage)) is not None:
+            error = wrong(self._engines[place], "step", f"{problem[0]} as usage", problem[1])
+            self.fail(key, self._faults.explain(error, request.work.request_id))
             return
         request.usage = add_usage(request.usage, usage)
         if place + 1 < len(self._links):
@@ -176,6 +184,14 @@ class ChainedEngine(Engine):
     def close(self) -> None:
         for engine in self._engines:
             engine.close()
+
+
+def links_named(dotted: str) -> tuple[Link, ...]:
+    """The links of a chain, by the dotted name of a sequence of them. Raises :class:`OmniError` for anything else."""
+    found = thing_named(dotted, "adapter")
+    if not isinstance(found, Sequence) or not found or not all(isinstance(it, Link) for it in found):
+        raise unfit("adapter", dotted, f"is {kind_of(found)}, and not a sequence of Link")
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

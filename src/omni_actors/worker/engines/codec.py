@@ -31,6 +31,7 @@ from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Result, audio_piece
 from omni_actors.worker.engines.ramp import Ramp
+from omni_actors.worker.returned import facts_of, kind_of, wrong
 
 Codes = np.ndarray[Any, np.dtype[np.int64]]
 Samples = np.ndarray[Any, np.dtype[np.float32]]
@@ -137,7 +138,8 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         torch.set_num_threads(self.hello.threads)
-        info = self.prepare(progress)
+        info = facts_of(self, self.prepare(progress), "prepare")
+        self._check_attributes()
         progress("warming up", None)
         self._measure()
         self.configure(self.hello.options)
@@ -149,6 +151,12 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             "sufficient_context_frames": self.sufficient_context,
             **info,
         }
+
+    def _check_attributes(self) -> None:
+        for name in ("sample_rate", "samples_per_frame", "groups", "codebook_size", "sufficient_context"):
+            value = getattr(self, name, None)
+            if type(value) is not int or value < (0 if name == "sufficient_context" else 1):
+                raise OutputError(f"{type(self).__name__}.prepare set '{name}' to {kind_of(value)}; expected an int")
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take these options, for requests that are opened from now on; what they do not say is as by default."""
@@ -168,7 +176,8 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         for frames in (4, 7):
             codes = torch.zeros(2, frames, self.groups, dtype=torch.int64, device=self.hello.device)
             begins = torch.zeros(2, dtype=torch.int64, device=self.hello.device)
-            missing.add(frames * self.samples_per_frame - self.decode_after(codes, 0, begins).shape[1])
+            made = self._checked("decode", self.decode_after(codes, 0, begins), 2)
+            missing.add(frames * self.samples_per_frame - made.shape[1])
         if len(missing) != 1 or min(missing) < 0:
             raise OmniError(
                 ErrorInfo(
@@ -179,6 +188,14 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             )
         self._missing = missing.pop()
         self._unsettled = self._missing if self.unsettled is None else self.unsettled
+
+    def _checked(self, method: str, samples: Any, rows: int) -> torch.Tensor:
+        """What the decoder made of a batch, if it is samples [rows, n]."""
+        if not isinstance(samples, torch.Tensor):
+            raise wrong(self, method, kind_of(samples), f"a tensor of samples [{rows}, n]")
+        if samples.ndim != 2 or len(samples) != rows:
+            raise wrong(self, method, f"a tensor of shape {list(samples.shape)}", f"samples [{rows}, n]")
+        return samples
 
     def open(self, work: Work) -> tuple[Stream, Sequence[Stream]]:
         blank = np.empty((0, self.groups), np.int64)
@@ -319,7 +336,13 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         codes = np.stack([p.stream.codes[p.begin - p.stream.base : p.end - p.stream.base] for p in pieces])
         begins = torch.tensor([piece.begin for piece in pieces], device=device)
         memories = torch.stack([piece.stream.memory for piece in pieces if piece.stream.memory is not None])
-        decoded, then = self.decode_next(torch.from_numpy(codes).to(device), begins, memories, pieces[0].begin == 0)
+        made = self.decode_next(torch.from_numpy(codes).to(device), begins, memories, pieces[0].begin == 0)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise wrong(self, "decode_next", kind_of(made), "a tuple of samples [batch, n] and memories [batch, size]")
+        decoded, then = self._checked("decode_next", made[0], len(pieces)), made[1]
+        if not isinstance(then, torch.Tensor) or then.shape != memories.shape:
+            got = list(then.shape) if isinstance(then, torch.Tensor) else kind_of(then)
+            raise wrong(self, "decode_next", f"memories that are {got}", f"a tensor {list(memories.shape)}")
         count = pieces[0].last - pieces[0].first
         if decoded.shape[1] != count:
             raise OutputError(f"{codes.shape[1]} frames became {decoded.shape[1]} samples, not {count}")
@@ -336,7 +359,8 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             row[: piece.end - piece.begin] = piece.stream.codes[piece.begin - base : piece.end - base]
         context = min(piece.first // rate - piece.begin for piece in pieces)
         begins = torch.tensor([piece.begin for piece in pieces], device=self.hello.device)
-        decoded = self.decode_after(torch.from_numpy(codes).to(self.hello.device), context, begins)
+        made = self.decode_after(torch.from_numpy(codes).to(self.hello.device), context, begins)
+        decoded = self._checked("decode", made, len(pieces))
         samples = decoded.to("cpu", torch.float32).numpy()
         origins = [(piece.begin + context) * rate for piece in pieces]
         return [

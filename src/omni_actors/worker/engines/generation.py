@@ -13,21 +13,20 @@ the items that raise alone fail. A batch that runs out of memory is run again in
 from __future__ import annotations
 
 import logging
-import pkgutil
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import OmniError, overloaded
 from omni_actors.protocol.frames import Hello
-from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import InputError, OutputError, Specs
 from omni_actors.worker.engine import Engine, Outbox, Work
-from omni_actors.worker.engines.outputs import Piece, Result, add_usage, check_piece
+from omni_actors.worker.engines.held import END, Held, Queued
+from omni_actors.worker.engines.outputs import Piece, Result, add_usage, check_piece, check_result
 from omni_actors.worker.isolation import BatchLimit, Faults
+from omni_actors.worker.named import class_named
+from omni_actors.worker.returned import counters_of, facts_of, iterable_of, kind_of, sequence_of, wrong
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +36,8 @@ DEFAULT_MAX_BATCH = 8
 DEFAULT_MAX_REQUESTS = 256
 """Requests in the engine at once (``limits["max_requests"]``); one more is refused with 429."""
 
+_KEY = "a hashable value that compares with =="
+
 S = TypeVar("S")
 I = TypeVar("I")  # noqa: E741
 
@@ -45,7 +46,9 @@ class GenerationAdapter(ABC, Generic[S, I]):
     """A model family's side of a one-shot stage. ``S`` is its state of one request, ``I`` its item.
 
     One thread calls everything. :class:`OmniError` anywhere is the request's own failure; any other exception is logged
-    with its traceback and becomes a 500 that names the stage. Neither touches another request.
+    with its traceback and becomes a 500 that names the stage. What a method returns is checked where it returns: a
+    wrong value becomes a 500 that names the class, the method, what it returned and what was expected
+    (:mod:`omni_actors.worker.returned`). None of these touches another request.
     """
 
     tensors: ClassVar[Specs] = {}
@@ -97,40 +100,6 @@ class GenerationAdapter(ABC, Generic[S, I]):
         """The request leaves, by whichever way. Called once for each state that :meth:`open` gave."""
 
 
-@dataclass(slots=True)
-class _Queued:
-    item: Any
-    batch_key: Hashable
-    port: str | None = None  # set on a payload's last item: once that starts, the payload's credit goes back
-    alone: bool = False  # it was in a batch that raised
-
-
-@dataclass(slots=True)
-class _Request:
-    work: Work
-    state: Any
-    open_ports: set[str]
-    items: deque[_Queued] = field(default_factory=deque)
-    ready: deque[Piece] = field(default_factory=deque)  # finished pieces of the item that is leaving
-    lazy: Iterator[Piece] | None = None  # or where its next one comes from
-    finishing: bool = False
-    usage: Usage = field(default_factory=Usage)
-
-    @property
-    def leaving(self) -> bool:
-        return bool(self.ready) or self.lazy is not None
-
-    @property
-    def drained(self) -> bool:
-        return not self.open_ports and not self.items and not self.leaving
-
-    def start(self, pieces: Iterable[Piece]) -> None:
-        if isinstance(pieces, Sequence):
-            self.ready.extend(pieces)
-        else:
-            self.lazy = iter(pieces)
-
-
 class GenerationEngine(Engine):
     """Drives one :class:`GenerationAdapter`, named by ``hello.adapter``."""
 
@@ -141,9 +110,9 @@ class GenerationEngine(Engine):
         self._faults = Faults(hello)
         self._limit = BatchLimit(self.max_batch)
         self._failed_in_a_row = 0
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Held] = {}
         # Those of them with something to do, in the order of their turns. One that waits for input is not here.
-        self._active: dict[int, _Request] = {}
+        self._active: dict[int, Held] = {}
         self._batch_is_next = False
         self._totals = dict.fromkeys(
             ("batches", "batched_items", "items", "finished", "failures", "aborted", "out_of_memory"), 0
@@ -151,21 +120,24 @@ class GenerationEngine(Engine):
         self._adapter: GenerationAdapter[Any, Any]
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        self._adapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
-        return self._adapter.load(progress)
+        self._adapter = class_named(self.hello.adapter, GenerationAdapter, "adapter")(self.hello)
+        return facts_of(self._adapter, self._adapter.load(progress))
 
     def admit(self, work: Work) -> None:
         if len(self._requests) >= self.max_requests:
             raise overloaded(f"Stage '{self.hello.stage}' holds {self.max_requests} requests already.")
         try:
-            state, items = self._adapter.open(work)
+            opened = self._adapter.open(work)
+            if not isinstance(opened, tuple) or len(opened) != 2:
+                raise wrong(self._adapter, "open", kind_of(opened), "a tuple of the request's state and its items")
         except Exception as error:
             self._totals["failures"] += 1
             raise OmniError(self._faults.explain(error, work.request_id)) from error
-        request = _Request(work, state, set(work.ports))
+        state, items = opened
+        request = Held(work, state, set(work.ports))
         self._requests[work.key] = request
+        self._enqueue("open", request, items)
         log.debug("admitted with %d items", len(items), extra=_of(work))
-        self._enqueue(request, items)
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
         request = self._requests.get(key)
@@ -184,8 +156,8 @@ class GenerationEngine(Engine):
             raise OmniError(self._faults.explain(error, request.work.request_id)) from error
         if end:
             request.open_ports.discard(port)
-        self._enqueue(request, items, None if payload is None else port)
-        return not items
+        self._enqueue("feed", request, items, None if payload is None else port)
+        return len(items) == 0
 
     def abort(self, key: int) -> None:
         request = self._requests.get(key)
@@ -215,7 +187,7 @@ class GenerationEngine(Engine):
             "waiting": sum(len(r.items) for r in self._requests.values()),
             "running": sum(r.leaving for r in self._requests.values()),
             **{f"{name}_total": count for name, count in self._totals.items()},
-            **self._adapter.counters(),
+            **counters_of(self._adapter, self._adapter.counters()),
         }
 
     def close(self) -> None:
@@ -231,15 +203,15 @@ class GenerationEngine(Engine):
                 moved |= self._advance(request, out)
         return moved
 
-    def _advance(self, request: _Request, out: Outbox) -> bool:
+    def _advance(self, request: Held, out: Outbox) -> bool:
         """Send what can leave: every finished piece, or one that is yet to be made. Finishes a drained request."""
         key, moved = request.work.key, False
         try:
             while request.leaving and out.ready(key):
                 lazy = request.lazy
-                piece = request.ready.popleft() if lazy is None else next(lazy, None)
+                piece = request.ready.popleft() if lazy is None else next(lazy, END)
                 moved = True
-                if piece is None:
+                if piece is END:
                     request.lazy = None
                     continue
                 self._put(request, piece, out)
@@ -247,7 +219,7 @@ class GenerationEngine(Engine):
                     break
             if request.drained and not request.finishing:
                 request.finishing = True
-                request.ready.extend(self._adapter.finish(request.state))
+                request.ready.extend(self._last_pieces(request))
                 return self._advance(request, out) or moved
         except Exception as error:
             self._fail(request, error, out)
@@ -261,8 +233,13 @@ class GenerationEngine(Engine):
             self._active.pop(key, None)
         return moved
 
-    def _put(self, request: _Request, piece: Piece, out: Outbox) -> None:
-        check_piece(piece, request.work.key, self._adapter.tensors)
+    def _last_pieces(self, request: Held) -> Iterable[Piece]:
+        pieces: Iterable[Piece] = self._adapter.finish(request.state)
+        return iterable_of(self._adapter, "finish", pieces, "", "a sequence of Piece")
+
+    def _put(self, request: Held, piece: Any, out: Outbox) -> None:
+        method = "finish" if request.finishing else "run"
+        check_piece(self._adapter, method, piece, request.work.key, self._adapter.tensors)
         if piece.text is not None:
             out.text(piece.text)
         if piece.media is not None:
@@ -282,9 +259,11 @@ class GenerationEngine(Engine):
         self._totals["batches"] += 1
         self._totals["batched_items"] += len(batch)
         try:
-            results = self._adapter.run([r.items[0].item for r in batch])
+            returned = self._adapter.run([r.items[0].item for r in batch])
+            results = sequence_of(self._adapter, "run", returned, "a sequence with a Result or OmniError for each item")
             if len(results) != len(batch):
-                raise OutputError(f"{len(results)} results for {len(batch)} items")
+                got = f"{len(results)} results for {len(batch)} items"
+                raise wrong(self._adapter, "run", got, "a Result or OmniError for each item")
         except Exception as error:
             self._after_failed_batch(batch, error, out)
             return True
@@ -295,16 +274,13 @@ class GenerationEngine(Engine):
             self._totals["items"] += 1
             if queued.port is not None:
                 out.consumed(request.work.key, queued.port)
-            if not isinstance(result, Result):
-                failure = (
-                    result if isinstance(result, OmniError) else OutputError(f"{type(result).__name__} as a result")
-                )
-                self._fail(request, failure, out)
-                continue
-            request.usage = add_usage(request.usage, result.usage)
-            request.start(result.pieces)
             try:
-                self._queue(request, self._adapter.more(request.state))
+                if isinstance(result, OmniError):
+                    raise result
+                check_result(self._adapter, result)
+                request.usage = add_usage(request.usage, result.usage)
+                request.start(result.pieces)
+                self._queue("more", request, self._adapter.more(request.state))
             except Exception as error:
                 self._fail(request, error, out)
                 continue
@@ -312,9 +288,10 @@ class GenerationEngine(Engine):
             self._advance(request, out)
         return True
 
-    def _select(self, out: Outbox) -> list[_Request]:
+    def _select(self, out: Outbox) -> list[Held]:
         """The first request in turn that can run, and others whose next item may run with its own."""
-        batch: list[_Request] = []
+        batch: list[Held] = []
+        broken: list[tuple[Held, Exception]] = []
         batch_key: Hashable = None
         for key, request in self._active.items():
             if not request.items or request.leaving or not out.ready(key):
@@ -322,16 +299,25 @@ class GenerationEngine(Engine):
             head = request.items[0]
             if not batch:
                 batch_key = head.batch_key
-            elif head.alone or head.batch_key != batch_key:
-                continue
+            else:
+                try:
+                    if head.alone or head.batch_key != batch_key:
+                        continue
+                except Exception as error:  # keys that cannot be compared
+                    broken.append((request, error))
+                    continue
             batch.append(request)
             if head.alone or len(batch) >= self._limit.now:
                 break
+        for request, why in broken:
+            log.debug("comparing batch keys raised %r", why, extra=_of(request.work))
+            got = f"{kind_of(request.items[0].batch_key)}, which cannot be compared,"
+            self._fail(request, wrong(self._adapter, "batch_key", got, _KEY), out)
         return batch
 
     # -- failures
 
-    def _after_failed_batch(self, batch: list[_Request], error: Exception, out: Outbox) -> None:
+    def _after_failed_batch(self, batch: list[Held], error: Exception, out: Outbox) -> None:
         """A lone item fails; of several, each gets another try: alone, or (memory) in a smaller batch."""
         memory = self._faults.weigh(error)
         if memory:
@@ -349,35 +335,42 @@ class GenerationEngine(Engine):
             for request in batch:
                 request.items[0].alone = True
 
-    def _fail(self, request: _Request, error: Exception, out: Outbox) -> None:
+    def _fail(self, request: Held, error: Exception, out: Outbox) -> None:
         self._give_up(request)
         out.fail(request.work.key, self._faults.explain(error, request.work.request_id))
 
-    def _give_up(self, request: _Request) -> None:
+    def _give_up(self, request: Held) -> None:
         self._totals["failures"] += 1
         self._remove(request)
 
     # -- the tables
 
-    def _enqueue(self, request: _Request, items: Sequence[Any], port: str | None = None) -> None:
+    def _enqueue(self, method: str, request: Held, items: Sequence[Any], port: str | None = None) -> None:
+        """Take items that ``method`` of the adapter gave."""
         try:
-            self._queue(request, items, port)
+            self._queue(method, request, items, port)
         except Exception as error:
             self._give_up(request)
             raise OmniError(self._faults.explain(error, request.work.request_id)) from error
         if request.items or request.drained:
             self._active.setdefault(request.work.key, request)
 
-    def _queue(self, request: _Request, items: Sequence[Any], port: str | None = None) -> None:
-        request.items.extend(_Queued(item, self._adapter.batch_key(item)) for item in items)
-        if items:
+    def _queue(self, method: str, request: Held, items: Sequence[Any], port: str | None = None) -> None:
+        for item in sequence_of(self._adapter, method, items):
+            batch_key = self._adapter.batch_key(item)
+            try:
+                hash(batch_key)
+            except TypeError:
+                raise wrong(self._adapter, "batch_key", kind_of(batch_key), _KEY) from None
+            request.items.append(Queued(item, batch_key))
+        if len(items):
             request.items[-1].port = port
 
-    def _to_the_back(self, request: _Request) -> None:
+    def _to_the_back(self, request: Held) -> None:
         del self._active[request.work.key]
         self._active[request.work.key] = request
 
-    def _remove(self, request: _Request) -> None:
+    def _remove(self, request: Held) -> None:
         del self._requests[request.work.key]
         self._active.pop(request.work.key, None)
         try:

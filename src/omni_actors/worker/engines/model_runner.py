@@ -14,6 +14,7 @@ from omni_actors.worker.engines.ar_ranks import Attach, Copy, Pass, Scrub
 from omni_actors.worker.engines.decoder import Decoder, LeadingDecoder, RecordableDecoder, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention, flat_order
 from omni_actors.worker.engines.paged_cache import BlockPool
+from omni_actors.worker.engines.prompt_checks import check_step
 from omni_actors.worker.engines.recorded import RecordedSteps
 from omni_actors.worker.engines.sequence import Chunk
 from omni_actors.worker.engines.sequence import Sequence as TokenSequence
@@ -122,8 +123,11 @@ class ModelRunner:
             spans,
         )
 
-    def compute(self, inputs: StepInputs, extents: Sequence[Extent]) -> StepOutput:
-        """One pass; ``extents`` are in :func:`flat_order`. In inference mode."""
+    def compute(self, inputs: StepInputs, extents: Sequence[Extent], *, whole: bool = True) -> StepOutput:
+        """One pass; ``extents`` are in :func:`flat_order`. In inference mode. ``whole`` says that this rank gets the
+        whole logits: then they are looked at."""
         attention = PagedAttention(self.cache, extents)
         output = self.decoder.forward(inputs, attention)
+        if whole:
+            check_step(self.decoder, inputs, output)
         return StepOutput(output.logits.float(), output.hidden)

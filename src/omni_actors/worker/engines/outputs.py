@@ -13,6 +13,15 @@ from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.checks import OutputError, Specs, check_payload
 from omni_actors.worker.engine import Work
+from omni_actors.worker.returned import (
+    iterable_of,
+    kind_of,
+    media_problem,
+    payload_problem,
+    text_problem,
+    usage_problem,
+    wrong,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +71,33 @@ def audio_piece(work: Work, samples: np.ndarray[Any, Any], sample_rate: int, **m
     return Piece(pcm_payload(samples, sample_rate, **meta) if work.routed else None, media)
 
 
-def check_piece(piece: Piece, key: int, specs: Specs) -> None:
-    """Raise :class:`OutputError` unless the piece belongs to ``key`` and is what it must be."""
+def check_piece(owner: object, method: str, piece: Any, key: int, specs: Specs) -> Piece:
+    """The piece, if it belongs to ``key`` and is what it must be; else raise :class:`OutputError`. ``owner.method``
+    returned it."""
+    if not isinstance(piece, Piece):
+        raise wrong(owner, method, f"{kind_of(piece)} as a piece", "Piece")
+    problems = (
+        None if piece.payload is None else payload_problem(piece.payload),
+        None if piece.text is None else text_problem(piece.text, key),
+        None if piece.media is None else media_problem(piece.media, key),
+        None if piece.usage is None else usage_problem(piece.usage),
+    )
+    for problem in problems:
+        if problem is not None:
+            raise wrong(owner, method, f"a Piece with {problem[0]}", problem[1])
     if piece.payload is not None:
         check_payload(piece.payload, specs.get(piece.payload.kind, {}))
-    if piece.text is not None and piece.text.key != key:
-        raise OutputError("text of another request")
-    media = piece.media
-    if media is not None:
-        if media.key != key:
-            raise OutputError("media of another request")
-        if media.modality == "audio" and len(media.data) % (2 * media.meta["channels"]):
-            raise OutputError("audio that is not whole frames")
+    return piece
+
+
+def check_result(owner: object, result: Any) -> Result:
+    """The result that ``owner.run`` returned for an item, if it is one: its pieces are looked at as they leave."""
+    if not isinstance(result, Result):
+        raise wrong(owner, "run", f"{kind_of(result)} for an item", "Result or OmniError")
+    iterable_of(owner, "run", result.pieces, "a Result whose pieces are ", "an iterable of Piece")
+    if (problem := usage_problem(result.usage)) is not None:
+        raise wrong(owner, "run", f"a Result with {problem[0]} as usage", problem[1])
+    return result
 
 
 def add_usage(a: Usage, b: Usage) -> Usage:

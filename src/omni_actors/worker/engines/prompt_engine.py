@@ -17,9 +17,11 @@ from omni_actors.worker.engines.ar_request import Request, choice_of, limit_of, 
 from omni_actors.worker.engines.choice import Choice
 from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
 from omni_actors.worker.engines.detokenize import StopStrings
+from omni_actors.worker.engines.prompt_checks import prompt_of, sampling_of
 from omni_actors.worker.engines.sampling import resolve, validate
 from omni_actors.worker.engines.sequence import Sequence
 from omni_actors.worker.isolation import Faults
+from omni_actors.worker.returned import counters_of
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ class PromptEngine(Engine):
         if len(self._requests) >= self.options.max_requests:
             raise overloaded(f"Stage '{self.hello.stage}' holds {self.options.max_requests} requests already.")
         adapter = self._adapter
-        sampling = adapter.sampling(work)
+        sampling = sampling_of(adapter, adapter.sampling(work))
         validate(sampling, adapter.vocab_size, constrained=self.constrained)
         defaults = self.options.sampling, adapter.sampling_defaults
         choosing = resolve(sampling, *defaults, request_id=work.request_id)
@@ -92,12 +94,12 @@ class PromptEngine(Engine):
         request = self._requests[key]
         if end:
             request.open_ports.discard(port)
-        self._extend(request, self._adapter.feed(key, port, payload, end))
+        self._extend(request, prompt_of(self._adapter, "feed", self._adapter.feed(key, port, payload, end)))
         return True
 
     def _open(self, request: Request) -> None:
         """A request that was just admitted: what is there of its prompt."""
-        self._extend(request, self._adapter.open(request.work))
+        self._extend(request, prompt_of(self._adapter, "open", self._adapter.open(request.work)))
 
     def _extend(self, request: Request, prompt: PromptInput) -> None:
         """More of the prompt is there. It is checked as soon as it is known; when it is whole, the answer begins."""
@@ -167,7 +169,7 @@ class PromptEngine(Engine):
         return {
             "requests": len(self._requests),
             **{f"{name}_total": count for name, count in self._totals.items()},
-            **self._adapter.counters(),
+            **counters_of(self._adapter, self._adapter.counters()),
         }
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,11 +25,13 @@ from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_output import hand_out
 from omni_actors.worker.engines.ar_request import Request, prompt_text
 from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
+from omni_actors.worker.engines.prompt_checks import load_facts
 from omni_actors.worker.engines.prompt_engine import PromptEngine
 from omni_actors.worker.engines.vllm_core import Core, Media
 from omni_actors.worker.engines.vllm_options import VllmOptions
 from omni_actors.worker.engines.vllm_params import counts_tokens, prompt_scores, sampling_params, seed_of, token_logprob
+from omni_actors.worker.named import class_named
 from vllm import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -55,8 +56,8 @@ class VllmEngine(PromptEngine):
         self._core: Core
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        self._adapter = pkgutil.resolve_name(self.hello.adapter)(self.hello)
-        info = self._adapter.load(progress)
+        self._adapter = class_named(self.hello.adapter, PromptAdapter, "adapter")(self.hello)
+        info = load_facts(self._adapter, self._adapter.load(progress))
         progress("loading the model into vLLM", None)
         self._core = Core(self.hello, self.options)
         self._max_len = min(self._adapter.max_model_len, self._core.max_model_len)
