@@ -75,7 +75,6 @@ def test_a_pipeline_that_names_the_architecture_comes_first(tmp_path: Path, monk
     ("content", "message"),
     [
         (None, "no model's folder"),
-        ("not json", "no model's folder"),
         ("[]", "no model's folder"),
         ('{"architectures": 5}', "no model's folder"),
         ('{"architectures": [[], null]}', "no pipeline serves"),

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 
 from omni_actors.pipelines.declaration import Pipeline
-from omni_actors.pipelines.hub import cache_folder, snapshot_folder
+from omni_actors.pipelines.hub import PUBLIC_NAME, cache_folder, snapshot_folder
+from omni_actors.pipelines.intact import Damage, described
 from omni_actors.pipelines.plan import Origin, PlanError
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.validate import nearest
+from omni_actors.pipelines.weights_files import read_json
 
 DEMO = "omni-demo"
-
-
-_PUBLIC = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-"""``organisation/name``, as the hub writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ def choose(
         if placed and chosen.architectures:  # it serves certain folders
             _check_claim(name, chosen, _claimant(folder, registry), overlay)
         return Choice(chosen, str(folder.absolute()), origin)
-    if _PUBLIC.fullmatch(name):
+    if PUBLIC_NAME.fullmatch(name):
         snapshot = snapshot_folder(name).absolute()
         claimed = registry.load(forced) if forced else registry.for_checkpoint(name)
         if claimed is None and snapshot.is_dir():
@@ -87,7 +83,7 @@ def _claimant(folder: Path, registry: Registry) -> Pipeline | None:
 
 def _nothing_of_that_name(name: str, registry: Registry) -> str:
     known = [*registry.targets, "demo"]
-    if not _PUBLIC.fullmatch(name):
+    if not PUBLIC_NAME.fullmatch(name):
         return f"'{name}' is neither a pipeline nor a folder; {nearest(name, known)}"
     checkpoints = registry.checkpoints()
     return (
@@ -109,9 +105,12 @@ def _own_weights(pipeline: Pipeline) -> str | None:
 def _pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
     config = folder / "config.json"
     try:
-        read = json.loads(config.read_text(encoding="utf-8"))
+        read = read_json(config)
         architectures = list(read.get("architectures") or [])
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except ValueError as error:
+        damage = Damage(config, f"it is no valid JSON ({error})")
+        raise PlanError(described([damage], folder.absolute())) from None
+    except (OSError, AttributeError, TypeError) as error:
         raise PlanError(
             f"'{folder}' is no model's folder: {error}. A folder without a config.json needs --pipeline NAME"
         ) from None

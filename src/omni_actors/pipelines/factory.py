@@ -19,6 +19,7 @@ from omni_actors.pipelines.disaggregate import inherited, split, split_stages
 from omni_actors.pipelines.edges import edges_of
 from omni_actors.pipelines.engines import choose_engine, with_choices
 from omni_actors.pipelines.hub import missing_shards
+from omni_actors.pipelines.intact import Damage, damage_of
 from omni_actors.pipelines.limits import (
     OTHER_STEP_BUDGET_S,
     STEP_BUDGET_S,
@@ -212,6 +213,15 @@ def missing_weights(plan: Plan) -> list[str]:
     absent = [path for path in wanted if not path.exists()]
     absent += [shard for path in wanted if path.is_dir() for shard in missing_shards(path)]
     return list(map(str, absent))
+
+
+def damaged_weights(plan: Plan) -> dict[Path, list[Damage]]:
+    """The folders that stages will load and that hold damaged files, as far as a quick look tells
+    (:func:`~omni_actors.pipelines.intact.damage_of`)."""
+    wanted = {Path(stage.model) for stage in plan.stages if stage.model}
+    outermost = sorted(path for path in wanted if not wanted.intersection(path.parents))
+    looked = {path: damage_of(path) for path in outermost}
+    return {path: found for path, found in looked.items() if found}
 
 
 def missing_devices(plan: Plan) -> list[str]:

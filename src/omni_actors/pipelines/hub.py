@@ -1,17 +1,24 @@
 """The Hugging Face cache of this machine: where the snapshot of a public checkpoint lies.
 
-Nothing is fetched and no hub is asked. The layout is the hub client's: ``models--organisation--name`` holds
-``refs/main`` (the revision that was downloaded) and ``snapshots/<revision>`` (links into ``blobs``).
+Nothing here fetches anything or asks the hub. The layout is the hub client's: ``models--organisation--name`` holds
+``refs/main`` (the commit that was downloaded of the branch) and ``snapshots/<commit>`` (links into ``blobs``).
 """
 
 from __future__ import annotations
 
-import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from omni_actors.pipelines.weights_files import read_json, shards_of
+
 BRANCH = "main"
+
+PUBLIC_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""``organisation/name``, as the hub writes it."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -22,14 +29,32 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get("HF_HOME") or Path(base, "huggingface")).expanduser() / "hub"
 
 
-def snapshot_folder(checkpoint: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder of a checkpoint's main snapshot. When it is not there, the path that says what is missing."""
-    own = cache_folder(environment) / f"models--{checkpoint.replace('/', '--')}"
+def repository_folder(checkpoint: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder with all that the cache has of a checkpoint."""
+    return cache_folder(environment) / f"models--{checkpoint.replace('/', '--')}"
+
+
+def snapshot_folder(checkpoint: str, environment: Mapping[str, str] = os.environ, revision: str | None = None) -> Path:
+    """The folder of a checkpoint's snapshot: of the branch main, or of ``revision`` (a branch, tag or commit). When it
+    is not there, the path that says what is missing."""
+    own = repository_folder(checkpoint, environment)
+    revision = revision or BRANCH
     try:
-        revision = (own / "refs" / BRANCH).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        revision = BRANCH
-    return own / "snapshots" / revision
+        commit = (own / "refs" / revision).read_text(encoding="utf-8").strip() or revision
+    except (OSError, ValueError):
+        commit = revision
+    return own / "snapshots" / commit
+
+
+def checkpoint_of(folder: Path) -> tuple[str, str | None] | None:
+    """The public name of the checkpoint whose snapshot a folder of the cache is, with the commit if it is not that of
+    the branch main; ``None`` for any other folder."""
+    snapshots, own = folder.parent, folder.parent.parent
+    if snapshots.name != "snapshots" or not own.name.startswith("models--"):
+        return None
+    name = own.name.removeprefix("models--").replace("--", "/", 1)
+    is_main = snapshot_folder(name, {"HF_HUB_CACHE": str(own.parent)}) == folder
+    return name, None if is_main else folder.name
 
 
 def missing_shards(folder: Path) -> Iterator[Path]:
@@ -39,9 +64,8 @@ def missing_shards(folder: Path) -> Iterator[Path]:
     """
     for index in sorted(folder.glob("*.index.json")):
         try:
-            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            shards = [folder / shard for shard in sorted(set(named))]
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            shards = [folder / shard for shard in shards_of(read_json(index))]
+        except (OSError, ValueError):
             yield index
             continue
         yield from (shard for shard in shards if not os.path.exists(shard))  # also for what no file can be called

@@ -24,6 +24,13 @@ class OutputError(ValueError):
         self.stage = stage
 
 
+class WarmUpError(OutputError):
+    """What a model has just loaded computes no numbers: its weights are damaged, or not made for this type."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} of the warm-up are not finite")
+
+
 class InputError(OutputError):
     """A payload that came is not what the stage takes. ``stage`` is its producer, once that is known."""
 

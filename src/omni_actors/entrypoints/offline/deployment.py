@@ -18,6 +18,7 @@ from omni_actors.entrypoints.offline.calls import Call, ChatCall, Terms, prepare
 from omni_actors.entrypoints.offline.output import Output, collect
 from omni_actors.entrypoints.offline.prompts import Messages
 from omni_actors.entrypoints.offline.verbs import Batches, Verbs
+from omni_actors.entrypoints.weights import check_weights
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.media.questions import How
@@ -207,6 +208,7 @@ async def open_omni(
         check_versions(found)
         if missing := missing_devices(found):
             raise PlanError("\n".join(missing))
+        check_weights(found)
         return found
 
     plan = await trio.to_thread.run_sync(planned)

@@ -18,6 +18,7 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.byte_cache import ByteCache
+from omni_actors.worker.checks import WarmUpError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Piece, Result
@@ -59,8 +60,9 @@ class AudioTower(GenerationAdapter[Work, Clip]):
         give_memory_back()
         progress("warming up", None)
         with torch.inference_mode():
-            for _ in self.encode(np.zeros(RATE, np.float32)):
-                pass
+            for features in self.encode(np.zeros(RATE, np.float32)):
+                if not features.isfinite().all():
+                    raise WarmUpError("features")
         return {"dtype": self.hello.dtype}
 
     @abstractmethod

@@ -27,6 +27,7 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.byte_cache import ByteCache
+from omni_actors.worker.checks import WarmUpError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Piece, Result
@@ -113,8 +114,11 @@ class MediaEncoder(GenerationAdapter[Work, Item]):
         give_memory_back()
         progress("warming up", None)
         with torch.inference_mode():
-            self.look([self.vision.image(np.zeros((64, 64, 3), np.uint8))])
-            self.listen([np.zeros(RATE, np.float32)])
+            seen = self.look([self.vision.image(np.zeros((64, 64, 3), np.uint8))])
+            heard = self.listen([np.zeros(RATE, np.float32)])
+        features = [tensor for tensors in seen for tensor in tensors.values()] + heard
+        if not all(bool(tensor.isfinite().all()) for tensor in features):
+            raise WarmUpError("features")
         return {"dtype": self.hello.dtype}
 
     def open(self, work: Work) -> tuple[Work, Sequence[Item]]:

@@ -23,7 +23,7 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.checks import Specs, TensorSpec
+from omni_actors.worker.checks import Specs, TensorSpec, WarmUpError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Piece, Result
@@ -78,7 +78,9 @@ class Acoustic(GenerationAdapter[Speaking, Line]):
         progress("loading the acoustic net", 0.0)
         self._voice = voice.package(self.hello.model).Hibari(threads=self.hello.threads)
         progress("loading pronunciations", 0.3)
-        self._net(self._phonemes("Hello, world.")[0], 1.0)
+        spectra = self._net(self._phonemes("Hello, world.")[0], 1.0)
+        if not all(np.isfinite(tensor).all() for tensor in spectra.tensors.values()):
+            raise WarmUpError("spectra")
         return {"sample_rate": SAMPLE_RATE, "voices": [VOICE], "languages": ["en"]}
 
     def open(self, work: Work) -> tuple[Speaking, Sequence[Line]]:

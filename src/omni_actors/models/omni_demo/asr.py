@@ -97,7 +97,7 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
         vad = folder / options.get("vad", "../vad")
         self._activity = VoiceActivity(vad, float(options.get("speech_threshold", 0.3)))
         progress("warming up", 0.8)
-        self._whisper.transcribe([np.zeros(RATE, np.float32)], (), 0.0, False)
+        self._whisper.warm_up()
         return {"sample_rate": RATE, "languages": [LANGUAGE], "tasks": ["transcribe"], "timestamps": ["segment"]}
 
     def open(self, work: Work) -> tuple[Listening, Sequence[Clip]]:

@@ -14,6 +14,8 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
+from omni_actors.worker.checks import WarmUpError
+
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 RATE = 16_000
@@ -110,6 +112,18 @@ class Whisper:
         # No token is longer than a few words: what lies further back is not read, so that a long prompt costs nobody.
         tokens = self.tokenizer.encode(" " + prompt[-32 * most :].strip(), add_special_tokens=False)
         return tuple(tokens[-most:])
+
+    def warm_up(self) -> None:
+        """Hear a second of silence. Raises :class:`WarmUpError` when the model computes no numbers: by these it would
+        find no end."""
+        silence = np.zeros(RATE, np.float32)
+        with torch.inference_mode():
+            features = self._extractor([silence], sampling_rate=RATE, return_tensors="pt").input_features
+            encoded = self._encode(features, self.window_s(silence, (), False))
+            first = self.model.model.decoder(input_ids=torch.tensor([[self._start]]), encoder_hidden_states=encoded)
+            if not self.model.proj_out(first.last_hidden_state).isfinite().all():
+                raise WarmUpError("logits")
+        self.transcribe([silence], (), 0.0, False)
 
     def transcribe(
         self, windows: Sequence[Samples], prompt: tuple[int, ...], temperature: float, timestamps: bool

@@ -32,7 +32,7 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.checks import TensorSpec, check_input
+from omni_actors.worker.checks import TensorSpec, WarmUpError, check_input
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
@@ -133,6 +133,8 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         generator = torch.Generator().manual_seed(0)
         mel = torch.randn(1, self._flow.mels, PROBE_FRAMES, generator=generator).to(self.hello.device) - 4
         before = self._vocoder(mel, 0, PROBE_FRAMES)
+        if not before.isfinite().all():
+            raise WarmUpError("samples")
         mel[:, :, PROBE_FRAMES // 2] += 1
         changed = (self._vocoder(mel, 0, PROBE_FRAMES) != before)[0].nonzero().flatten() // self._hop
         middle = PROBE_FRAMES // 2

@@ -1,7 +1,8 @@
 """The cache directory: where weights lie, whether they are whole, and how they get there.
 
 A folder of weights appears under its final name by one rename, after everything in it is on disk; its marker file says
-what it was made from. So a folder with a matching marker is whole, whatever was killed when.
+what it was made from, its record what sizes and digests its files have. So a folder with a matching marker was whole
+once, whatever was killed when, and the record tells whether it still is.
 
 Versions of this package that want other weights, or make them otherwise, have folders of their own beside each other.
 What they have in common is on disk once (hard links).
@@ -15,17 +16,17 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from omni_actors.models.weights.catalogue import DEMO, Weights
+from omni_actors.pipelines.intact import MARKER, RECORD, Damage, damage_of, record
 
 CACHE_VARIABLE = "OMNI_ACTORS_CACHE"
-MARKER = "omni_weights.json"
 
-State = Literal["ready", "missing"]
+State = Literal["ready", "missing", "damaged"]
 
 
 def cache_root() -> Path:
@@ -61,14 +62,33 @@ def marker_of(weights: Weights) -> dict[str, Any]:
 
 
 def state(weights: Weights) -> State:
-    """Whether the weights are in the cache, whole and made by this version of their recipe."""
-    return "ready" if _holds(folder_of(weights), weights) else "missing"
+    """Whether the weights are in the cache, made by this version of their recipe, and whole as far as a quick look
+    tells."""
+    if not _holds(folder_of(weights), weights):
+        return "missing"
+    return "damaged" if damage(weights) else "ready"
+
+
+def damage(weights: Weights, *, whole: bool = False) -> list[Damage]:
+    """What is wrong with the weights' files: see :func:`~omni_actors.pipelines.intact.damage_of`.
+
+    A folder that an earlier version of this package has made has no record. It gets one here, if its files are whole
+    by their own formats.
+    """
+    folder = folder_of(weights)
+    found = damage_of(folder, whole=whole)
+    if not found and folder.is_dir() and not (folder / RECORD).exists():
+        with suppress(OSError):  # a cache that may only be read is as good as before
+            record(folder)
+    return found
 
 
 def elsewhere(weights: Weights) -> Path | None:
-    """The folder of the very same weights that another version of this package has put into the cache."""
+    """The folder of the very same weights that another version of this package has put into the cache, if each byte of
+    it is as it was."""
     others = (demo / weights.folder for demo in sorted(cache_root().glob("demo*")))
-    return next((other for other in others if other != folder_of(weights) and _holds(other, weights)), None)
+    candidates = (other for other in others if other != folder_of(weights) and _holds(other, weights))
+    return next((other for other in candidates if not damage_of(other, whole=True)), None)
 
 
 def share(other: Path, built: Path) -> None:
@@ -133,6 +153,8 @@ def locked(waiting: Callable[[], None]) -> Iterator[Hold]:
 def install(weights: Weights, built: Path) -> None:
     """Put the folder ``built`` (on the cache's file system) in place as these weights. Needs the lock."""
     (built / MARKER).write_text(json.dumps(marker_of(weights), indent=2) + "\n")
+    if not (built / RECORD).exists():  # else it came along with the files
+        record(built)
     for path in sorted(built.rglob("*"), reverse=True):
         _fsync(path)
     _fsync(built)

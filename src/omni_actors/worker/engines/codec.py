@@ -26,7 +26,7 @@ from omni_actors.models.common.codec_options import CODEC_DEFAULTS
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.checks import OutputError, TensorSpec, check_input
+from omni_actors.worker.checks import OutputError, TensorSpec, WarmUpError, check_input
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Result, audio_piece
@@ -170,13 +170,15 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     @torch.inference_mode()
     def _measure(self) -> None:
-        """How many samples the decoder leaves out at the end. Raises when that is no constant: each cut would be
-        heard."""
+        """How many samples the decoder leaves out at the end. Raises when that is no constant, since each cut would be
+        heard, and when what it makes are no numbers."""
         missing = set()
         for frames in (4, 7):
             codes = torch.zeros(2, frames, self.groups, dtype=torch.int64, device=self.hello.device)
             begins = torch.zeros(2, dtype=torch.int64, device=self.hello.device)
             made = self._checked("decode", self.decode_after(codes, 0, begins), 2)
+            if not made.isfinite().all():
+                raise WarmUpError("samples")
             missing.add(frames * self.samples_per_frame - made.shape[1])
         if len(missing) != 1 or min(missing) < 0:
             raise OmniError(

@@ -10,6 +10,7 @@ import torch
 
 from omni_actors.platforms.kernels import Kernels
 from omni_actors.platforms.runtime import Graphs
+from omni_actors.worker.checks import WarmUpError
 from omni_actors.worker.engines.ar_ranks import Attach, Copy, Pass, Scrub
 from omni_actors.worker.engines.decoder import Decoder, LeadingDecoder, RecordableDecoder, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention, flat_order
@@ -50,16 +51,19 @@ class ModelRunner:
     def warm_up(self, pool: BlockPool, max_len: int, most: int = 16) -> None:
         """Run a prompt of at most ``most`` tokens, and a decode, as far as there is room for them in free blocks, which
         are clean and free again: so that the first request does not pay for what is made on first use. Raises what the
-        network raises."""
+        network raises, and :class:`WarmUpError` when it computes no numbers."""
         count = min(most, max_len - 1, pool.available * pool.block_size - 1)
         if count <= 0:
             return
         sequence = TokenSequence(-1, 0, 0, [0] * count, count, blocks=pool.allocate(pool.blocks_for(count + 1)))
-        self.run([Chunk(sequence, 0, count, True)])
+        outputs = [self.run([Chunk(sequence, 0, count, True)])]
         sequence.tokens.append(0)
-        self.run([Chunk(sequence, count, 1, True)])
+        outputs.append(self.run([Chunk(sequence, count, 1, True)]))
         self.scrub(sequence.blocks)
         sequence.release(pool)
+        # A logit of minus infinity is a token that a family rules out.
+        if any(not output.logits.amax(-1).isfinite().all() for output in outputs):
+            raise WarmUpError("logits")
 
     def record(self, graphs: Graphs, max_batch: int, max_len: int) -> int:
         """Record steps of up to ``max_batch`` decodes of sequences of up to ``max_len`` tokens; how many recordings

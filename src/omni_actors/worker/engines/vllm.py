@@ -20,7 +20,7 @@ from typing import Any
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable
 from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import TokenLogprob
-from omni_actors.worker.checks import OutputError
+from omni_actors.worker.checks import OutputError, WarmUpError
 from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_output import hand_out
 from omni_actors.worker.engines.ar_request import Request, prompt_text
@@ -77,10 +77,16 @@ class VllmEngine(PromptEngine):
         count = min(16, self._max_len - 2)
         if count > 0:
             self._core.add(
-                "warm-up", [0] * count, SamplingParams(max_tokens=2, ignore_eos=True, temperature=0, detokenize=False)
+                "warm-up",
+                [0] * count,
+                SamplingParams(max_tokens=2, ignore_eos=True, temperature=0, detokenize=False, logprobs=0),
             )
             while self._core.busy:
-                self._core.step()
+                for output in self._core.step():
+                    made = output.outputs[0]
+                    for token, scores in zip(made.token_ids, made.logprobs or (), strict=False):
+                        if not math.isfinite(scores[token].logprob):
+                            raise WarmUpError("logits")
 
     # ---- requests
 
