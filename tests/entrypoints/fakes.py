@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import trio
+from msgspec.structs import replace as replaced
 from tests.media.room import Room, tone
 from tests.pipelines.builders import ASSISTANT, plan_of
 
@@ -34,6 +35,8 @@ RATE = 24_000
 WORDS = ["Paris", " is", " the", " capital", " of", " France", "."]
 TEXT = "".join(WORDS)
 SPEECH = tone(0.5, RATE)
+PROMPT = Usage(prompt_tokens=11, cached_tokens=3)
+HEARD = Usage(prompt_tokens=4, completion_tokens=9, audio_input_s=1.5)
 
 PIPELINE = replace(
     ASSISTANT,
@@ -65,7 +68,7 @@ def answer(request: Request) -> list[Step]:
     """Text, speech or both, as asked for: audio comes interleaved with text, in chunks cut at odd places of 50 ms."""
     sampling = request.params.get("sampling")
     choices = sampling.n if sampling else 1
-    usage = {"llm": Usage(prompt_tokens=11, cached_tokens=3, completion_tokens=len(WORDS) * choices)}
+    usage = {"llm": replaced(PROMPT, completion_tokens=len(WORDS) * choices)}
     steps: list[Step] = []
     meta = {"sample_rate": RATE, "channels": 1}
     audio = [SPEECH[at : at + 2402] for at in range(0, len(SPEECH), 2402)]
@@ -74,17 +77,17 @@ def answer(request: Request) -> list[Step]:
         segments = [{"start": 0.0, "end": 1.5, "text": TEXT}]
         words = [{"word": "Paris", "start": 0.0, "end": 0.4}]
         steps.append(
-            TextDelta(0, 0, TEXT, [1, 2], "stop", None, {"segments": segments, "words": words, "language": "en"})
+            TextDelta(0, 0, TEXT, [], "stop", None, {"segments": segments, "words": words, "language": "en"}, HEARD)
         )
-        return [*steps, Completed({"asr": Usage(prompt_tokens=4, completion_tokens=9, audio_input_s=1.5)})]
+        return [*steps, Completed({"asr": HEARD})]
     if wants_text:
         for place, word in enumerate(WORDS):
             for index in range(choices):
                 last = place == len(WORDS) - 1
                 wanted = sampling is not None and sampling.logprobs is not None
-                steps.append(
-                    TextDelta(0, index, word, [place], "stop" if last else None, [logprob(word)] if wanted else None)
-                )
+                scores = [logprob(word)] if wanted else None
+                told = None if place or index else PROMPT
+                steps.append(TextDelta(0, index, word, [place], "stop" if last else None, scores, None, told))
             if "audio" in request.outputs and audio:
                 steps.append(MediaChunk(0, "audio", meta, audio.pop(0)))
     if "audio" in request.outputs:

@@ -53,7 +53,8 @@ def check_transcriptions(server: Server, language: str) -> None:
     assert len(whole["text"]) > 20
     assert whole["usage"] == {"type": "duration", "seconds": 1.5}
 
-    status, body = transcribe(server, wave(), language=language, stream="true")
+    counted = {"stream_include_usage": "true", "stream_continuous_usage_stats": "true"}
+    status, body = transcribe(server, wave(), language=language, stream="true", **counted)
     assert status == 200, body
     events = [json.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
     deltas = [event["delta"] for event in events if event["type"] == "transcript.text.delta"]
@@ -61,6 +62,10 @@ def check_transcriptions(server: Server, language: str) -> None:
     assert "".join(deltas).strip() == whole["text"]
     assert events[-1]["type"] == "transcript.text.done"
     assert events[-1]["usage"]["output_tokens"] >= len(deltas)
+    counts = [event["usage"]["output_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+    assert len({event["usage"]["input_tokens"] for event in events}) == 1
 
     assert json.loads(transcribe(server, wave(seed=1), language=language)[1])["text"] != whole["text"]
 
@@ -80,6 +85,16 @@ def check_chats(server: Server) -> None:
         assert status == 200, answer
         made: dict[str, Any] = answer
         return made
+
+    stream: dict[str, Any] = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    body = {"messages": [{"role": "user", "content": [clip, text]}], "max_tokens": 12, "temperature": 0, **stream}
+    status, lines = server.post("/v1/chat/completions", body)
+    assert status == 200, lines
+    *chunks, last = [json.loads(line[6:]) for line in lines.splitlines() if line.startswith(b"data: {")]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert (counts[0], counts[-1], counts) == (0, 12, sorted(counts))
+    assert chunks[-1]["usage"] == last["usage"]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
 
     heard, deaf = ask(clip, text), ask(text)
     assert heard["usage"]["completion_tokens"] == 12

@@ -303,6 +303,11 @@ class Events:
         """Wait for the first event (or raise the failure that came in its place); iteration will give it again."""
         self._first = await self.receive()
 
+    @property
+    def first(self) -> Event | None:
+        """What :meth:`begin` has waited for, until it is received."""
+        return self._first
+
     async def receive(self) -> Event:
         try:
             event = await self._stream.receive()

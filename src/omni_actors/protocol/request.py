@@ -80,6 +80,9 @@ class TextDelta(msgspec.Struct, array_like=True, frozen=True):
     logprobs: list[TokenLogprob] | None = None
     meta: dict[str, Any] | None = None
     """Stage-specific facts about this delta (for a transcription: its segments and detected language)."""
+    usage: Usage | None = None
+    """What the stage has used so far, where it counts that: tokens of which ``token_ids`` tell need not be in it. The
+    first delta of an attempt tells at least those of the prompt; a delta behind it need not have it."""
 
 
 class MediaChunk(msgspec.Struct, array_like=True, frozen=True):

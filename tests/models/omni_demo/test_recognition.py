@@ -87,6 +87,8 @@ def test_a_long_reading_is_heard_to_its_end_window_by_window(recogniser: Stage) 
     text, deltas = hear(recogniser, tale.samples, tale.rate, timestamps="segment")
     assert len(deltas) == 2
     assert [delta.finish_reason for delta in deltas] == [None, "stop"]
+    counts = [0 if delta.usage is None else delta.usage.completion_tokens for delta in deltas]
+    assert 0 < counts[0] < counts[1]
     segments = [segment for delta in deltas if delta.meta for segment in delta.meta["segments"]]
     assert "".join(segment["text"] for segment in segments).strip() == text
     assert all(a["end"] <= b["start"] + 0.01 for a, b in pairwise(segments))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.worker.engines.ar_driver import MAX_STEPS, Answer, Collector
 
+from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import Prefix
 from omni_actors.protocol.request import TextDelta, TokenLogprob, Usage
@@ -90,8 +91,19 @@ def check_every_cut(
         assert rest.usage.prompt_tokens == whole.usage.prompt_tokens
         assert rest.usage.completion_tokens == whole.usage.completion_tokens
         assert rest.usage.cached_tokens <= rest.usage.prompt_tokens
+        _check_tally([*whole.steps[:cut], *rest.steps], whole.usage)
         rests.append(rest)
     return whole, rests
+
+
+def _check_tally(steps: Sequence[Sequence[TextDelta]], usage: Usage) -> None:
+    """Who counts along with the deltas knows the prompt from the first on, and in the end what the engine counted."""
+    tally = Tally()
+    for delta in (delta for step in steps for delta in step):
+        tally.take(delta)
+        assert tally.of(delta.index).prompt_tokens == usage.prompt_tokens
+    indices = {delta.index for step in steps for delta in step}
+    assert sum(tally.of(index).completion_tokens for index in indices) == usage.completion_tokens
 
 
 def _joined(before: Answer | None, after: Answer | None) -> Answer:

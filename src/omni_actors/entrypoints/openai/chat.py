@@ -18,8 +18,9 @@ from omni_actors.entrypoints.openai.bodies import bring_media, read_json
 from omni_actors.entrypoints.openai.constraints import constraint_of
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.messages import prompt_messages
-from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of
+from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of, used
 from omni_actors.entrypoints.openai.schemas import ChatRequest, MediaKwargs
+from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.entrypoints.openai.voicing import set_fields, voice_of
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
@@ -51,6 +52,12 @@ class _Answer:
     audio_id: str
     logprobs: bool
     include_usage: bool
+    tally: Tally | None
+    """Where each chunk of a stream has the usage so far."""
+
+    def so_far(self, index: int = 0) -> dict[str, Any] | None:
+        """The usage that the next chunk of this choice has."""
+        return None if self.tally is None else used(self.tally.of(index))
 
 
 async def create(services: Services, call: Call) -> Reply:
@@ -69,7 +76,8 @@ async def create(services: Services, call: Call) -> Reply:
         format=(body.audio and body.audio.format) or ("pcm16" if body.stream else "wav"),
         audio_id=f"audio_{secrets.token_hex(16)}" if spoken else "",  # who knows it can refer to what was said
         logprobs=bool(body.logprobs),
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        include_usage=body.usage_last,
+        tally=Tally() if body.usage_always else None,
     )
     if read.modalities:
         await bring_media(services, call, request, body.timeout, read.decode)
@@ -266,25 +274,31 @@ def _template(answer: _Answer) -> sse.Template:
 
 
 async def _text_stream(services: Services, call: Call, events: Events, answer: _Answer) -> AsyncGenerator[bytes, None]:
-    template = _template(answer)
-    made = [template.chunk(_choice(index, b'{"role":"assistant","content":""}')) for index in range(answer.choices)]
+    template, tally = _template(answer), answer.tally
+    if tally is not None:
+        tally.begin(events.first)
+    role = b'{"role":"assistant","content":""}'
+    made = [template.chunk(_choice(index, role), answer.so_far(index)) for index in range(answer.choices)]
     texts = [template.around(_choice(index, b'{"content":%b}')) for index in range(answer.choices)]
 
     def at_once(event: TextDelta) -> bool:
         plain = event.finish_reason is None and bool(event.text)
         return plain and call.write_now(texts[event.index] % sse.encode(event.text))
 
-    if not answer.logprobs:
+    if not answer.logprobs and tally is None:
         events.divert(at_once)
     async for event in events:
         if isinstance(event, TextDelta):
             logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
-            if event.finish_reason is None and logprobs is None:
+            if tally is not None:
+                tally.take(event)
+            if event.finish_reason is None and logprobs is None and tally is None:
                 if event.text:
                     made.append(texts[event.index] % sse.encode(event.text))
-            else:
+            elif event.text or logprobs or event.finish_reason is not None:
                 delta = b'{"content":%b}' % sse.encode(event.text) if event.text else b"{}"
-                made.append(template.chunk(_choice(event.index, delta, event.finish_reason, logprobs)))
+                choice = _choice(event.index, delta, event.finish_reason, logprobs)
+                made.append(template.chunk(choice, answer.so_far(event.index)))
         elif isinstance(event, Completed) and answer.include_usage:
             made.append(template.usage(usage_of(services.plan, TASK, event.usage)))
         if made and not events.waiting:
@@ -299,9 +313,11 @@ async def _spoken_stream(
 ) -> AsyncGenerator[bytes, None]:
     """Transcript and audio as they come, in the order in which they come. The id is in the first chunk, the finish
     reason and ``expires_at`` in the last."""
-    template = _template(answer)
+    template, tally = _template(answer), answer.tally
+    if tally is not None:
+        tally.begin(events.first)
     first = {"role": "assistant", "audio": {"id": answer.audio_id, "transcript": ""}}
-    yield template.chunk(_choice(0, sse.encode(first)))
+    yield template.chunk(_choice(0, sse.encode(first)), answer.so_far())
     encoder: AudioEncoder | None = None
     base64 = sse.Base64()
     transcript: list[str] = []
@@ -310,24 +326,29 @@ async def _spoken_stream(
         if isinstance(event, TextDelta):
             finish = event.finish_reason or finish
             logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
+            if tally is not None:
+                tally.take(event)
             if event.text or logprobs:
                 transcript.append(event.text)
                 delta = b'{"audio":{"transcript":%b}}' % sse.encode(event.text)
-                yield template.chunk(_choice(0, delta, None, logprobs))
+                yield template.chunk(_choice(0, delta, None, logprobs), answer.so_far())
         elif isinstance(event, MediaChunk):
             if encoder is None:
                 rate, channels = audio.pcm_of(event)
                 base64 = sse.Base64(audio.frame_of(answer.format, channels))
                 encoder = await _encoder(services, call, answer, rate, channels, streaming=True)
             if data := base64.feed(await encoder.feed(event.data)):
-                yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data))
+                yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data), answer.so_far())
         else:
             if encoder is None:
                 encoder = await _encoder(services, call, answer, *_silence(services), streaming=True)
+            usage = usage_of(services.plan, TASK, event.usage)
+            all_used = None if tally is None else usage
             if data := base64.feed(await encoder.finish()) + base64.finish():
-                yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data))
+                yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data), all_used)
             services.history.put(answer.audio_id, "".join(transcript))
-            yield template.chunk(_choice(0, b'{"audio":{"expires_at":%d}}' % services.history.expires_at(), finish))
+            expires = b'{"audio":{"expires_at":%d}}' % services.history.expires_at()
+            yield template.chunk(_choice(0, expires, finish), all_used)
             if answer.include_usage:
-                yield template.usage(usage_of(services.plan, TASK, event.usage))
+                yield template.usage(usage)
     yield sse.DONE

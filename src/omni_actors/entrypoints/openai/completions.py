@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +17,9 @@ from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.constraints import constraint_of
 from omni_actors.entrypoints.openai.fields import decode
-from omni_actors.entrypoints.openai.sampling import finite, sampling_of, totals
+from omni_actors.entrypoints.openai.sampling import finite, sampling_of, totals, used
 from omni_actors.entrypoints.openai.schemas import CompletionRequest
+from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.entrypoints.services import Services
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
@@ -49,6 +51,7 @@ class _Answer:
     choices: int
     logprobs: bool
     include_usage: bool
+    always_usage: bool
     usage: list[Usage] = field(default_factory=list)
 
 
@@ -88,7 +91,8 @@ async def create(services: Services, call: Call) -> Reply:
         created=int(time.time()),
         choices=sampling.n * len(requests),
         logprobs=body.logprobs is not None,
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        include_usage=body.usage_last,
+        always_usage=body.usage_always,
     )
     events = await _run(services, call, requests, sampling.n)
     first = await anext(events)
@@ -203,11 +207,14 @@ async def _stream(
 ) -> AsyncGenerator[bytes, None]:
     template = sse.Template(answer.id, "text_completion", answer.created, answer.model, usage=answer.include_usage)
     choices = [_Choice() for _ in range(answer.choices)]
+    tallies: defaultdict[int, Tally] = defaultdict(Tally)  # of each prompt, by its first choice
     while True:
         base, event = item
         if isinstance(event, Completed):
             answer.usage.append(_used(services, event))
-        elif event.text or event.finish_reason or (event.logprobs and answer.logprobs):
+        else:
+            tallies[base].take(event)
+        if isinstance(event, TextDelta) and _shows(event, answer):
             index = base + event.index
             choice = {
                 "index": index,
@@ -215,7 +222,8 @@ async def _stream(
                 "logprobs": _logprobs(event.logprobs or [], choices[index]) if answer.logprobs else None,
                 "finish_reason": event.finish_reason,
             }
-            yield template.chunk(sse.encode(choice))
+            usage = used(tallies[base].of(event.index)) if answer.always_usage else None
+            yield template.chunk(sse.encode(choice), usage)
         try:
             item = await anext(events)
         except StopAsyncIteration:
@@ -223,6 +231,10 @@ async def _stream(
     if answer.include_usage:
         yield template.usage(_usage(answer))
     yield sse.DONE
+
+
+def _shows(event: TextDelta, answer: _Answer) -> bool:
+    return bool(event.text or event.finish_reason or (event.logprobs and answer.logprobs))
 
 
 def _used(services: Services, event: Completed) -> Usage:

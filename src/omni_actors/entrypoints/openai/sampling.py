@@ -68,6 +68,11 @@ def usage_of(plan: Plan, task: str, usage: Mapping[str, Usage]) -> dict[str, Any
     return totals(text.prompt_tokens, text.cached_tokens, text.completion_tokens, audio)
 
 
+def used(usage: Usage) -> dict[str, Any]:
+    """OpenAI's ``usage`` object of what one stage has written."""
+    return totals(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+
 def totals(prompt: int, cached: int, text: int, audio: int = 0) -> dict[str, Any]:
     """OpenAI's ``usage`` object."""
     return {

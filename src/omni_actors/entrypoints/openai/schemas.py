@@ -31,7 +31,11 @@ _TOOLS = "tools are not served yet."
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_usage: bool = False
+    """``include_usage``: a last chunk with the usage. ``continuous_usage_stats`` (vLLM's): each chunk has the usage so
+    far, and the last one comes unless ``include_usage`` is false."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool = False
     include_obfuscation: Annotated[bool | None, Refused("events are not padded.", (False,))] = None
 
 
@@ -68,6 +72,17 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     timeout: Seconds | None = None
 
     user: Annotated[str | None, NoOp("Callers are told apart by their API key alone.")] = None
+
+    @property
+    def usage_last(self) -> bool:
+        """Whether a stream ends with the usage."""
+        asked = self.stream_options
+        return asked is not None and (self.usage_always if asked.include_usage is None else asked.include_usage)
+
+    @property
+    def usage_always(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 class AudioOutput(msgspec.Struct, forbid_unknown_fields=True):

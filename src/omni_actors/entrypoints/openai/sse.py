@@ -73,12 +73,16 @@ class Template:
     """Chunks of one streamed completion: the constant parts are encoded once, each delta is one join."""
 
     def __init__(self, id: str, object: str, created: int, model: str, *, usage: bool) -> None:
+        """``usage`` says that a last chunk has it, and that those before have a null in its place."""
         head = encode({"id": id, "object": object, "created": created, "model": model})[:-1]
         self._head = b"data: " + head + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if usage else b"]}\n\n"
 
-    def chunk(self, choice: bytes) -> bytes:
-        return b"".join((self._head, choice, self._tail))
+    def chunk(self, choice: bytes, usage: Any = None) -> bytes:
+        """A chunk of one choice, with the usage so far where each has it."""
+        if usage is None:
+            return b"".join((self._head, choice, self._tail))
+        return b"".join((self._head, choice, b'],"usage":', encode(usage), b"}\n\n"))
 
     def around(self, choice: bytes) -> bytes:
         """A chunk with the place ``%b`` of a choice left open, for the ``%`` operator: one splice per delta."""
@@ -87,4 +91,4 @@ class Template:
 
     def usage(self, usage: Any) -> bytes:
         """The last chunk, with the usage and no choice."""
-        return b"".join((self._head, b'],"usage":', encode(usage), b"}\n\n"))
+        return self.chunk(b"", usage)

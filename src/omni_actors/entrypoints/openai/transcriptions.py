@@ -16,6 +16,7 @@ from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode
 from omni_actors.entrypoints.openai.forms import read_form
 from omni_actors.entrypoints.openai.schemas import ClipPart, Priority, Seconds
 from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
+from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.uploads import Upload
 from omni_actors.pipelines.subgraph import Key
@@ -49,7 +50,10 @@ class TranscriptionRequest(TranslationRequest, forbid_unknown_fields=True, kw_on
 
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
     stream: bool | None = None
+    stream_continuous_usage_stats: bool = False
+    """vLLM's ``stream_options`` as a form has them."""
 
+    stream_include_usage: Annotated[bool | None, NoOp("The last event of a stream always has the usage.")] = None
     chunking_strategy: Annotated[Any, NoOp("The model cuts long audio itself.")] = None
     include: Annotated[list[Any] | None, Refused("log probabilities of transcriptions are not served.", ([],))] = None
     keywords: Annotated[list[Any] | None, Refused("put them into the prompt.", ([],))] = None
@@ -108,6 +112,11 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     streamed = bool(getattr(body, "stream", False))
     if streamed and format != "json":
         raise invalid_request("A streamed transcription has response_format 'json'.", "response_format")
+    counted = getattr(body, "stream_continuous_usage_stats", False)
+    if counted and not streamed:
+        raise invalid_request(
+            "'stream_continuous_usage_stats' is only allowed when 'stream' is true.", "stream_continuous_usage_stats"
+        )
     timed = format in ("srt", "vtt", "verbose_json")
     request = Request(
         task=task,
@@ -132,7 +141,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     events = await call.enter(services.open(request))
     await events.begin()
     if streamed:
-        return Reply(_stream(services, events, task), sse.HEADERS, events=True)
+        return Reply(_stream(services, events, task, counted=counted), sse.HEADERS, events=True)
     return await _whole(events, format, task, clip.seconds, language, granularities)
 
 
@@ -198,24 +207,28 @@ async def _whole(
     return Reply(sse.encode(verbose))
 
 
-async def _stream(services: Services, events: Events, task: str) -> AsyncGenerator[bytes, None]:
+async def _stream(services: Services, events: Events, task: str, *, counted: bool) -> AsyncGenerator[bytes, None]:
+    """``counted``: each delta has the usage so far."""
     texts: list[str] = []
+    tally = Tally()
     async for event in events:
         if isinstance(event, TextDelta):
+            tally.take(event)
             delta = event.text if texts else event.text.lstrip()
             if delta:
                 texts.append(delta)
-                yield sse.event(b'{"type":"transcript.text.delta","delta":%b}' % sse.encode(delta))
+                said: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
+                yield sse.event(sse.encode(said | ({"usage": _tokens(tally.of())} if counted else {})))
         elif isinstance(event, Completed):
             used = event.usage.get(services.plan.tasks[task].outputs["text"], Usage())
-            done = {
-                "type": "transcript.text.done",
-                "text": "".join(texts),
-                "usage": {
-                    "type": "tokens",
-                    "input_tokens": used.prompt_tokens,
-                    "output_tokens": used.completion_tokens,
-                    "total_tokens": used.prompt_tokens + used.completion_tokens,
-                },
-            }
+            done = {"type": "transcript.text.done", "text": "".join(texts), "usage": _tokens(used)}
             yield sse.event(sse.encode(done))
+
+
+def _tokens(used: Usage) -> dict[str, Any]:
+    return {
+        "type": "tokens",
+        "input_tokens": used.prompt_tokens,
+        "output_tokens": used.completion_tokens,
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
+    }

@@ -174,11 +174,13 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
             text = "".join(segment.text for segment in transcript.segments)
             text = text.strip() if not said else text.rstrip()
             said += text
+            piece = Piece()
             if text or ended:
                 timed = clip.timed(transcript, part, ended_s)
                 ended_s = timed[-1].end if timed else ended_s
                 segments = _segments(transcript, timed, offset, clip.seconds)
-                yield _piece(clip, text, said if ended else None, segments, "stop" if ended else None)
+                piece = _piece(clip, text, said if ended else None, segments, "stop" if ended else None)
+            yield replace(piece, usage=Usage(completion_tokens=transcript.tokens))
             if ended:
                 return
 

@@ -61,7 +61,8 @@ def faults_of(text: str, stage: str) -> set[str]:
 @dataclass(slots=True)
 class _Held:
     """A request: the words that a speaker has of it, how many it is made of so far, how many of them are ``said``, and
-    whether ``more`` come. ``told`` of them the client has from an earlier attempt."""
+    whether ``more`` come. ``told`` of them the client has from an earlier attempt; ``heard`` says that it has
+    something of this one."""
 
     work: Work
     faults: set[str] = field(default_factory=set)
@@ -71,6 +72,7 @@ class _Held:
     said: int = 0
     told: int = 0
     more: bool = False
+    heard: bool = False
 
     @property
     def due(self) -> bool:
@@ -159,7 +161,9 @@ class Writer(_Stub):
         if begin >= held.told or last:
             fresh = words[max(0, held.told - begin) :]
             text = "".join(f"{'' if not begin else ' '}{it}" for it in fresh)
-            out.text(TextDelta(key, 0, text, [WORDS.index(it) for it in fresh], "length" if last else None))
+            reason, usage = "length" if last else None, None if held.heard else Usage(prompt_tokens=1)
+            held.heard = True
+            out.text(TextDelta(key, 0, text, [WORDS.index(it) for it in fresh], reason, usage=usage))
         if held.work.routed:
             out.emit(key, Payload("text", {"text": " ".join(words)}))
 

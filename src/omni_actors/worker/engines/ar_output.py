@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Outbox
 from omni_actors.worker.engines.ar_request import Request
 from omni_actors.worker.engines.choice import Choice
@@ -21,8 +22,12 @@ def hand_out(request: Request, choice: Choice, adapter: PromptAdapter, cache: KV
     declaration.
     """
     key, index = choice.sequence.key, choice.sequence.index
-    delta = choice.take(key)
     shown = request.work.visible and adapter.vocabulary is not None
+    usage = None
+    if shown and not choice.told and not request.prompt_told:
+        request.prompt_told = True
+        usage = Usage(prompt_tokens=request.first.prompt_len, cached_tokens=request.first.cached or 0)
+    delta = choice.take(key, usage)
     replayed, choice.replayed = choice.replayed, None
     if replayed is not None and shown:
         shown_of(

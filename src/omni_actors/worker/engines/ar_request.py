@@ -26,7 +26,8 @@ CONTEXT_TOKENS = 8
 class Request:
     """``first`` is the sequence that computes the prompt, and then the first of the ``choices``, which there are once
     the prompt is complete. ``opened`` says that the adapter knows the request; ``most`` is its own bound on the
-    answer. ``scored`` says that the prompt's own log-probabilities are wanted."""
+    answer. ``scored`` says that the prompt's own log-probabilities are wanted, ``prompt_told`` that the client knows
+    how many tokens the prompt has."""
 
     work: Work
     sampling: Sampling
@@ -39,6 +40,7 @@ class Request:
     most: int | None = None
     opened: bool = True
     scored: bool = False
+    prompt_told: bool = False
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from omni_actors.protocol.params import Sampling
-from omni_actors.protocol.request import TextDelta, TokenLogprob
+from omni_actors.protocol.request import TextDelta, TokenLogprob, Usage
 from omni_actors.worker.engines.detokenize import TextStream
 from omni_actors.worker.engines.sampling import Row
 from omni_actors.worker.engines.sequence import Sequence as Tokens
@@ -119,8 +119,8 @@ class Choice:
         """Nothing is to be sampled any more; a choice that has ended already keeps its reason."""
         self.finish_reason = self.finish_reason or reason
 
-    def take(self, key: int) -> TextDelta:
-        """What there is since the last call."""
+    def take(self, key: int, usage: Usage | None = None) -> TextDelta:
+        """What there is since the last call, with the usage before it where that is still to be told."""
         delta = TextDelta(
             key,
             self.sequence.index,
@@ -128,6 +128,7 @@ class Choice:
             self._token_ids,
             self.finish_reason,
             self._ready_logprobs if self._sampling.logprobs is not None else None,
+            usage=usage,
         )
         self._text, self._token_ids, self._ready_logprobs = "", [], []
         return delta

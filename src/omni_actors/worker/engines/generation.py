@@ -17,6 +17,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+import msgspec
+
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import OmniError, overloaded
 from omni_actors.protocol.frames import Hello
@@ -240,14 +242,14 @@ class GenerationEngine(Engine):
     def _put(self, request: Held, piece: Any, out: Outbox) -> None:
         method = "finish" if request.finishing else "run"
         check_piece(self._adapter, method, piece, request.work.key, self._adapter.tensors)
+        if piece.usage is not None:
+            request.usage = add_usage(request.usage, piece.usage)
         if piece.text is not None:
-            out.text(piece.text)
+            out.text(msgspec.structs.replace(piece.text, usage=request.usage))
         if piece.media is not None:
             out.media(piece.media)
         if piece.payload is not None:
             out.emit(request.work.key, piece.payload)
-        if piece.usage is not None:
-            request.usage = add_usage(request.usage, piece.usage)
 
     def _run_batch(self, out: Outbox) -> bool:
         batch = self._select(out)
