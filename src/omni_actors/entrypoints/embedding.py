@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from omni_actors.entrypoints.app import Application, build_app
+from omni_actors.entrypoints.guard import PROBES
 from omni_actors.entrypoints.offline import AsyncOmni
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.serve import cannot_listen, tls_of, warn_of_open_doors
@@ -60,6 +61,7 @@ async def serve_http(
             options.port,
             limits=options.limits,
             metrics=app.services.metrics,
+            probes=PROBES,
             unix_path=options.unix_path,
             tls=tls_of(options),
             grace_s=omni.plan.limits.drain_s if grace_s is None else grace_s,
