@@ -14,6 +14,7 @@ import pytest
 from tests.pipelines import builders
 from tests.pipelines.builders import ASSISTANT, may, needs, plan_of, stage
 
+from omni_actors.cache import CACHE_VARIABLE
 from omni_actors.models.weights import demo_folder
 from omni_actors.pipelines.declaration import Edge, Pipeline, Task
 from omni_actors.pipelines.explain import facts
@@ -324,7 +325,10 @@ def test_a_plan_cannot_be_changed() -> None:
             mapping["x"] = 1  # type: ignore[index]
 
 
-def test_a_broken_plugin_is_one_warning_until_it_is_asked_for(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_broken_plugin_is_one_warning_until_it_is_asked_for(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     plugin = EntryPoint("odd", "no_such_package:PIPELINE", "omni_actors.pipelines")
     registry = Registry.installed([plugin])
     plan = resolve(str(folder_with(tmp_path, "LlamaForCausalLM")), platform="cpu", registry=registry)
@@ -332,20 +336,22 @@ def test_a_broken_plugin_is_one_warning_until_it_is_asked_for(caplog: pytest.Log
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == 1
     assert "odd" in warnings[0]
-    with pytest.raises(PlanError, match=r"pipeline 'odd' .* is broken"):
+    with pytest.raises(PlanError, match=r"pipeline plugin 'odd' .* is broken"):
         resolve("odd", platform="cpu", registry=registry)
 
 
 def test_a_plugin_that_exits_is_broken_as_one_that_raises(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     (tmp_path / "exits_at_import.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(tmp_path)
     registry = Registry.installed([EntryPoint("odd", "exits_at_import:PIPELINE", "omni_actors.pipelines")])
     model = folder_with(tmp_path, "LlamaForCausalLM")
     assert resolve(str(model), platform="cpu", registry=registry).name == "causal-lm"
-    assert "pipeline 'odd' (exits_at_import:PIPELINE) is broken and ignored: SystemExit(0)" in caplog.messages
-    with pytest.raises(PlanError, match=r"pipeline 'odd' .* is broken"):
+    why = "it cannot be imported: SystemExit: 0"
+    assert f"pipeline plugin 'odd' (exits_at_import:PIPELINE) is broken and ignored: {why}" in caplog.messages
+    with pytest.raises(PlanError, match=r"pipeline plugin 'odd' .* is broken"):
         resolve("odd", platform="cpu", registry=registry)
 
 
@@ -359,7 +365,7 @@ def test_two_pipelines_for_one_architecture_are_an_error(monkeypatch: pytest.Mon
     monkeypatch.setattr(builders, "_CURRENT", replace(ASSISTANT, architectures=("Odd",)), raising=False)
     monkeypatch.setattr(builders, "_OTHER", replace(ASSISTANT, name="second", architectures=("Odd",)), raising=False)
     registry = Registry({"a": f"{builders.__name__}:_CURRENT", "b": f"{builders.__name__}:_OTHER"})
-    with pytest.raises(PlanError, match="'assistant', 'second' all serve Odd"):
+    with pytest.raises(PlanError, match="'a', 'b' all serve Odd"):
         registry.for_architecture("Odd")
 
 

@@ -29,9 +29,16 @@ class Platform(OmniPlatform):
 """A sound one, to be formatted with its name."""
 
 
-def install(site: Path, name: str, text: str | None = None, distribution: str = "") -> None:
+def install(
+    site: Path,
+    name: str,
+    text: str | None = None,
+    distribution: str = "",
+    group: str = GROUP,
+    attribute: str = "Platform",
+) -> None:
     """A distribution ``<name>-hardware`` of version 1.0, whose module has that text (default: a sound platform) and
-    whose entry point ``name`` is the module's ``Platform``."""
+    whose entry point ``name`` is the module's ``attribute``."""
     distribution = distribution or f"{name}-hardware"
     package = distribution.replace("-", "_")
     site.mkdir(parents=True, exist_ok=True)
@@ -39,7 +46,7 @@ def install(site: Path, name: str, text: str | None = None, distribution: str = 
     metadata = site / f"{package}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = {package}:Platform\n")
+    (metadata / "entry_points.txt").write_text(f"[{group}]\n{name} = {package}:{attribute}\n")
 
 
 def changed(name: str, *changes: tuple[str, str]) -> str:

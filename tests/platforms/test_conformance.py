@@ -16,7 +16,6 @@ from tests.platforms.fake_vendors.platforms import FakeAscend
 from omni_actors.platforms import kernels as plain
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.cpu.runtime import CpuRuntime
-from omni_actors.platforms.inquiry import Answer
 from omni_actors.platforms.kernels import Kernels
 from omni_actors.platforms.platform import Fault, OmniPlatform
 from omni_actors.platforms.probe import BUILTINS
@@ -30,6 +29,7 @@ from omni_actors.platforms.testing.kit import _compared, serving_half
 from omni_actors.platforms.testing.parent_half import ParentHalf, Watch
 from omni_actors.platforms.testing.worker_half import WorkerHalf
 from omni_actors.platforms.testing.workload import PROMPTS
+from omni_actors.plugins.inquiry import Answer
 
 
 @pytest.mark.deadline(600)

@@ -19,8 +19,8 @@ from tests.platforms.distributions import changed, install
 
 from omni_actors.entrypoints.offline import open_omni
 from omni_actors.platforms import PlatformError, probe, select
-from omni_actors.platforms.inquiry import Inquiry, ask
 from omni_actors.platforms.probe import DEADLINE_VARIABLE, PluginReport, deadline_s, probe_plugins
+from omni_actors.plugins.inquiry import Inquiry, ask
 from omni_actors.protocol.errors import OmniError
 
 DETECTS = '        return Detection(True, True, "one of odd")\n'
@@ -248,7 +248,7 @@ def test_what_it_prints_is_not_taken_for_its_answer(site: Path) -> None:
 
 
 def test_without_plugins_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "ask", None)
+    monkeypatch.setattr("omni_actors.plugins.probe.ask", None)
     assert probe_plugins([]) == ()
     assert select("cpu").name == "cpu"
     assert select("cuda", plugins=[]).name == "cuda"
@@ -352,7 +352,7 @@ def test_an_asked_process_does_not_outlive_the_one_that_asks(tmp_path: Path) -> 
         "    os.kill(os.getppid(), 9)\n"
         "    time.sleep(3600)\n",
     )
-    ours = "from pathlib import Path; from omni_actors.platforms.inquiry import Inquiry, ask"
+    ours = "from pathlib import Path; from omni_actors.plugins.inquiry import Inquiry, ask"
     code = f"{ours}; ask([Inquiry(Path({str(script)!r}))], 60)"
     asking = subprocess.run([sys.executable, "-c", code], timeout=30)
     assert asking.returncode == -signal.SIGKILL

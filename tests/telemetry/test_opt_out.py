@@ -11,7 +11,7 @@ import pytest
 
 import omni_actors
 from omni_actors.pipelines.factory import resolve
-from omni_actors.platforms.inquiry import Inquiry, ask
+from omni_actors.plugins.inquiry import Inquiry, ask
 from omni_actors.telemetry.opt_out import OPT_OUT, quiet_environment
 from omni_actors.worker.compiled import FOLDERS, keep_what_is_compiled
 

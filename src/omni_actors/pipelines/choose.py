@@ -39,7 +39,7 @@ def choose(
     if model is not None and not model.strip():
         raise PlanError(f"{origin}: the name of the model is empty")
     name = DEMO if model == "demo" else model
-    if name is None or (name in registry.targets and not _is_path(name)):
+    if name is None or (name in registry.names() and not _is_path(name)):
         if name is not None and forced not in (None, name):
             raise PlanError(f"'{model}' is a pipeline already, so --pipeline {forced} cannot serve it; give a folder")
         chosen = registry.load(name or forced or early.get("pipeline") or DEMO)
@@ -82,7 +82,7 @@ def _claimant(folder: Path, registry: Registry) -> Pipeline | None:
 
 
 def _nothing_of_that_name(name: str, registry: Registry) -> str:
-    known = [*registry.targets, "demo"]
+    known = [*registry.offered(), "demo"]
     if not PUBLIC_NAME.fullmatch(name):
         return f"'{name}' is neither a pipeline nor a folder; {nearest(name, known)}"
     checkpoints = registry.checkpoints()

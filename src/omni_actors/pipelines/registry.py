@@ -1,22 +1,28 @@
-"""Which pipelines there are: this package's own, and those of plugins by entry point.
+"""Which pipelines there are: this package's own, and those of plug-ins by entry point.
 
-A plugin's distribution declares entry points ``name = "package.module:PIPELINE"`` in the group :data:`GROUP`. Nothing
-is imported before it is asked for, but for :meth:`Registry.for_architecture` and :meth:`Registry.for_checkpoint`, which
-must look into all of them.
+A plug-in's distribution declares entry points ``name = "package.module:PIPELINE"`` in the group :data:`GROUP`. What a
+plug-in serves is known from a look at it in a process of its own (:mod:`omni_actors.plugins.probe`); this process
+imports the one pipeline that is asked for, after nothing was found wrong with it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
+import msgspec
+
+from omni_actors.pipelines import plugin_check
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.pipelines.validate import nearest
-from omni_actors.plugins import installed
+from omni_actors.plugins import OWN, installed
+from omni_actors.plugins.probe import Judged, Kind, PluginReport, brought_by, probe
 
 log = logging.getLogger(__name__)
 
@@ -41,66 +47,140 @@ BUILTINS = {
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
     "stub-voice": "omni_actors.models.stub.voice:PIPELINE",
 }
-"""Known without entry points, so that a checkout works before it is installed."""
+"""Known without entry points, so that a checkout works before it is installed. ``pyproject.toml`` lists the same."""
+
+UNOFFERED = frozenset({"stub", "stub-voice"})
+"""Pipelines without a model, for benchmarks and tests: served by name, and not named among those that there are."""
 
 
-@dataclass(frozen=True, slots=True)
 class Registry:
-    """Pipelines by name, as dotted names that are imported when asked for."""
+    """Pipelines by name. ``targets`` are dotted names that are imported as they are: this package's own, or those that
+    a program brings itself. ``plugins`` are looked at first. Of two with one name the first counts, and the other one
+    is a warning."""
 
-    targets: dict[str, str]
-
-    @classmethod
-    def installed(cls, plugins: Iterable[EntryPoint] | None = None) -> Registry:
-        """The builtins and every installed plugin. A plugin that takes a name already given is one warning."""
-        targets = dict(BUILTINS)
-        for plugin in installed(GROUP) if plugins is None else plugins:
-            taken = targets.setdefault(plugin.name, plugin.value)
-            if taken != plugin.value:
+    def __init__(self, targets: Mapping[str, str], plugins: Iterable[EntryPoint] = ()) -> None:
+        self.targets = dict(targets)
+        self._plugins: list[EntryPoint] = []
+        self._reports: tuple[PluginReport, ...] | None = None
+        for plugin in plugins:
+            taken = self.targets.get(plugin.name)
+            if taken is None:
+                self._plugins.append(plugin)
+            elif taken != plugin.value:
                 log.warning(
                     "pipeline plugin '%s' (%s) is ignored: %s has that name already", plugin.name, plugin.value, taken
                 )
-        return cls(targets)
+
+    @classmethod
+    def installed(cls, plugins: Iterable[EntryPoint] | None = None) -> Registry:
+        """The builtins, and every installed plug-in (or ``plugins``)."""
+        found = installed(GROUP) if plugins is None else plugins
+        return cls(BUILTINS, [plugin for plugin in found if brought_by(plugin)[0] != OWN])
+
+    def names(self) -> list[str]:
+        """Every pipeline that can be asked for by name, whether or not it works."""
+        return list(dict.fromkeys((*self.targets, *(plugin.name for plugin in self._plugins))))
+
+    def offered(self) -> list[str]:
+        """The names that messages and help may propose."""
+        return [name for name in self.names() if name not in UNOFFERED]
 
     def load(self, name: str) -> Pipeline:
-        """The pipeline of that name. Raises :class:`PlanError` if there is none or if its module is broken."""
-        if name not in self.targets:
-            raise PlanError(f"there is no pipeline '{name}'; {nearest(name, self.targets)}")
+        """The pipeline of that name. Raises :class:`PlanError` if there is none or if it is broken."""
+        if name in self.targets:
+            target = self.targets[name]
+            try:
+                return _import(target)
+            except (Exception, SystemExit) as error:
+                raise PlanError(f"pipeline '{name}' ({target}) is broken: {error!r}") from error
+        if all(plugin.name != name for plugin in self._plugins):
+            raise PlanError(f"there is no pipeline '{name}'; {nearest(name, self.offered())}")
+        report = self._look_at(name)
+        if report.state == "broken":
+            raise PlanError(f"{report} is broken: {report.reason}")
         try:
-            return _import(self.targets[name])
+            pipeline = _import(report.value)
         except (Exception, SystemExit) as error:
-            raise PlanError(f"pipeline '{name}' ({self.targets[name]}) is broken: {error!r}") from error
+            raise PlanError(f"{report} cannot be imported, though it could before: {error!r}") from error
+        if pipeline.name != name:
+            raise PlanError(f"{report} calls itself '{pipeline.name}'")
+        return pipeline
 
     def for_architecture(self, architecture: str) -> Pipeline | None:
         """The pipeline that serves models of this architecture, ``None`` if there is none.
 
-        A broken pipeline is one warning; two that claim the same architecture are a :class:`PlanError`.
+        Blocks while plug-ins are looked at, once. A broken pipeline is one warning; two that claim the same
+        architecture are a :class:`PlanError`.
         """
-        return _only(architecture, [it for it in self._working() if architecture in it.architectures])
+        return self._claimed("architectures", architecture)
 
     def for_checkpoint(self, name: str) -> Pipeline | None:
         """The pipeline that names this public checkpoint, under the rules of :meth:`for_architecture`."""
-        return _only(name, [it for it in self._working() if name in it.checkpoints])
+        return self._claimed("checkpoints", name)
 
     def checkpoints(self) -> list[str]:
         """Every public checkpoint that a pipeline names."""
-        return [name for pipeline in self._working() for name in pipeline.checkpoints]
+        return [name for _, claims in self._claims("checkpoints") for name in claims]
 
-    def _working(self) -> Iterator[Pipeline]:
+    def reports(self) -> tuple[PluginReport, ...]:
+        """What is known of each plug-in. The first call looks at them, and warns of those that are broken."""
+        if self._reports is None:
+            self._reports = probe(PIPELINES, self._plugins)
+            for report in self._reports:
+                if report.state == "broken":
+                    log.warning("%s is broken and ignored: %s", report, report.reason)
+        return self._reports
+
+    def _look_at(self, name: str) -> PluginReport:
+        """What is known of the plug-in that is asked for. One that was broken before is looked at again: what it
+        lacked may be there now."""
+        return probe(PIPELINES, self._plugins, only=name, forgive=True)[0]
+
+    def _claimed(self, field: str, claim: str) -> Pipeline | None:
+        names = [name for name, claims in self._claims(field) if claim in claims]
+        if len(names) > 1:
+            named = ", ".join(f"'{name}'" for name in names)
+            raise PlanError(f"pipelines {named} all serve {claim}; choose one with --pipeline")
+        return self.load(names[0]) if names else None
+
+    def _claims(self, field: str) -> list[tuple[str, tuple[str, ...]]]:
+        """What each working pipeline claims in that field of its declaration, by its name here."""
+        found: list[tuple[str, tuple[str, ...]]] = []
         for name, target in self.targets.items():
             try:
-                found = _import(target)
+                found.append((name, getattr(_import(target), field)))
             except (Exception, SystemExit) as error:
                 log.warning("pipeline '%s' (%s) is broken and ignored: %r", name, target, error)
-            else:
-                yield found
+        for report in self.reports():
+            if report.state == "usable":
+                found.append((report.name, tuple(report.facts[field])))
+        return found
 
 
-def _only(claim: str, found: list[Pipeline]) -> Pipeline | None:
-    if len(found) > 1:
-        names = ", ".join(f"'{pipeline.name}'" for pipeline in found)
-        raise PlanError(f"pipelines {names} all serve {claim}; choose one with --pipeline")
-    return found[0] if found else None
+class _Found(msgspec.Struct):
+    """What :func:`plugin_check.answer` says."""
+
+    architectures: list[str]
+    checkpoints: list[str]
+    doc: str = ""
+
+
+def _judge(answer: Any) -> Judged:
+    try:
+        found = msgspec.convert(answer, _Found)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+    return "usable", "", msgspec.structs.asdict(found)
+
+
+PIPELINES = Kind(
+    "pipeline",
+    GROUP,
+    Path(plugin_check.__file__),
+    _judge,
+    pattern=re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+    spelling="letters, digits, '.', - and _: commands and deploy files call it by that",
+)
 
 
 def _import(target: str) -> Pipeline:

@@ -20,10 +20,10 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from omni_actors.platforms.cpu import CpuPlatform
-from omni_actors.platforms.inquiry import Inquiry, ask, one_line
 from omni_actors.platforms.machine import torch_build
 from omni_actors.platforms.platform import Detection, Device, OmniPlatform, PlatformError
 from omni_actors.platforms.quantization import TORCH
+from omni_actors.plugins.inquiry import Inquiry, ask, one_line
 
 MANAGEMENT_S = 20.0
 """What a vendor's management library gets to answer. One that does not has a driver that does not."""

@@ -1,4 +1,4 @@
-"""A device that is opened as a worker opens it, in a process of its own: see :mod:`omni_actors.platforms.inquiry`."""
+"""A device that is opened as a worker opens it, in a process of its own: see :mod:`omni_actors.plugins.inquiry`."""
 
 from __future__ import annotations
 

@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterable
 from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
 
-from omni_actors.platforms.answering import said
-
-HEAVY = (
-    "torch",
-    "torch_npu",
-    "torch_musa",
-    "torchada",
-    "intel_extension_for_pytorch",
-    "tensorflow",
-    "jax",
-    "cupy",
-    "numba",
-    "transformers",
-    "diffusers",
-    "vllm",
-    "onnxruntime",
-    "pynvml",
-    "amdsmi",
-    "pymtml",
-    "acl",
-    "dpctl",
-)
-"""Modules that open devices or take seconds: a platform's class imports none of them."""
-
-HARMLESS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts", "/dev/shm")
-
+from omni_actors.plugins.inspection import Broken, attempt, check_untouched
 
 FACTS: dict[str, Any] = {
     "runtime": str,
@@ -61,37 +34,34 @@ def answer(argument: dict[str, str]) -> dict[str, Any]:
     name, value = argument["name"], argument["value"]
     try:
         found = _look(name, value)
-    except _Broken as broken:
+        check_untouched(value, found.pop("packages"))
+    except Broken as broken:
         return {"broken": str(broken)}
-    return found if (sin := _touched(value, found.pop("packages"))) is None else {"broken": sin}
-
-
-class _Broken(Exception):
-    pass
+    return found
 
 
 def _look(name: str, value: str) -> dict[str, Any]:
     from omni_actors.platforms.platform import CONTRACT, Detection, OmniPlatform
 
-    kind = _try("cannot be imported", resolve_name, value)
+    kind = attempt("cannot be imported", resolve_name, value)
     if not (isinstance(kind, type) and issubclass(kind, OmniPlatform)):
-        raise _Broken(f"{value} is no subclass of OmniPlatform")
+        raise Broken(f"{value} is no subclass of OmniPlatform")
     # What a builtin states is this version, whichever a plugin that derives from it was written for.
     own = (vars(it) for it in kind.__mro__ if it.__module__.partition(".")[0] != "omni_actors")
     stated = next((it["contract"] for it in own if "contract" in it), None)
     if stated is None:
-        raise _Broken(f"it does not say which platform contract it was written for: this is version {CONTRACT}")
+        raise Broken(f"it does not say which platform contract it was written for: this is version {CONTRACT}")
     if stated != CONTRACT:
-        raise _Broken(f"it was written for version {stated!r} of the platform contract, and this is version {CONTRACT}")
+        raise Broken(f"it was written for version {stated!r} of the platform contract, and this is version {CONTRACT}")
     if getattr(kind, "name", None) != name:
-        raise _Broken(f"its entry point is called '{name}', and the platform itself {getattr(kind, 'name', None)!r}")
-    platform = _try("cannot be made", kind)
+        raise Broken(f"its entry point is called '{name}', and the platform itself {getattr(kind, 'name', None)!r}")
+    platform = attempt("cannot be made", kind)
     _check_facts(platform)
-    detection = _try("cannot detect its device", platform.detect)
+    detection = attempt("cannot detect its device", platform.detect)
     if not isinstance(detection, Detection):
-        raise _Broken(f"its detect() returns {type(detection).__name__}, not a Detection")
+        raise Broken(f"its detect() returns {type(detection).__name__}, not a Detection")
     if detection.usable:
-        devices = _try("cannot list its devices", platform.devices)
+        devices = attempt("cannot list its devices", platform.devices)
         _check_devices(devices)
         _check_plan(platform, [device.name for device in devices])
     return {
@@ -102,73 +72,50 @@ def _look(name: str, value: str) -> dict[str, Any]:
     }
 
 
-def _try(what: str, function: Any, *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except BaseException as error:
-        raise _Broken(f"it {what}: {said(error)}") from error
-
-
 def _check_facts(platform: Any) -> None:
     for name, kind in FACTS.items():
         try:
             msgspec.convert(getattr(platform, name), kind)
         except msgspec.ValidationError as error:
-            raise _Broken(f"what it states as {name} is of another type: {error}") from error
+            raise Broken(f"what it states as {name} is of another type: {error}") from error
     if platform.default_dtype not in platform.dtypes:
-        raise _Broken(f"its default dtype {platform.default_dtype!r} is none of its dtypes {platform.dtypes!r}")
-    _try("has options that no worker can be told", json.dumps, dict(platform.options))
+        raise Broken(f"its default dtype {platform.default_dtype!r} is none of its dtypes {platform.dtypes!r}")
+    attempt("has options that no worker can be told", json.dumps, dict(platform.options))
 
 
 def _check_devices(devices: Any) -> None:
     from omni_actors.platforms.platform import Device
 
     if not isinstance(devices, tuple) or not all(isinstance(device, Device) for device in devices):
-        raise _Broken("its devices() are no tuple of Device")
+        raise Broken("its devices() are no tuple of Device")
     if not devices:
-        raise _Broken("it says that it can be used and has no device")
+        raise Broken("it says that it can be used and has no device")
     for device in devices:
         texts = (device.name, device.description, device.trouble, device.id or "")
         if not device.name or not all(isinstance(text, str) for text in texts):
-            raise _Broken(f"it describes a device by something else than texts: {device!r}")
+            raise Broken(f"it describes a device by something else than texts: {device!r}")
         if device.memory is not None and not isinstance(device.memory, int):
-            raise _Broken(f"the memory of its device '{device.name}' is no number of bytes: {device.memory!r}")
+            raise Broken(f"the memory of its device '{device.name}' is no number of bytes: {device.memory!r}")
     if len({device.name for device in devices}) < len(devices):
-        raise _Broken("two of its devices have one name")
+        raise Broken("two of its devices have one name")
 
 
 def _check_plan(platform: Any, devices: Iterable[str]) -> None:
     """What is asked of it when a stage is placed."""
-    cores = _try("cannot count its cores", platform.cores)
+    cores = attempt("cannot count its cores", platform.cores)
     if not isinstance(cores, int) or cores < 1:
-        raise _Broken(f"it counts {cores!r} cores")
+        raise Broken(f"it counts {cores!r} cores")
     options = dict(platform.options)
-    dtype = _try("cannot say its usual dtype", platform.usual_dtype, options)
+    dtype = attempt("cannot say its usual dtype", platform.usual_dtype, options)
     if dtype not in platform.dtypes:
-        raise _Broken(f"its usual dtype {dtype!r} is none of its own")
-    usual = _try("cannot say where a stage goes", platform.usual_devices, 0, 1, options)
+        raise Broken(f"its usual dtype {dtype!r} is none of its own")
+    usual = attempt("cannot say where a stage goes", platform.usual_devices, 0, 1, options)
     if not isinstance(usual, tuple) or not usual or not set(usual) <= set(devices):
-        raise _Broken(f"its usual_devices() are {usual!r}, which are none of its devices")
+        raise Broken(f"its usual_devices() are {usual!r}, which are none of its devices")
     device = usual[0]
-    _try(f"does not know its own device '{device}'", platform.check_device, device)
-    if not isinstance(inside := _try("does not know a device in a worker", platform.worker_device, device), str):
-        raise _Broken(f"its worker_device() is {inside!r}, which is no text")
-    made = _try("cannot make a worker's environment", platform.worker_environment, device, 1, options)
+    attempt(f"does not know its own device '{device}'", platform.check_device, device)
+    if not isinstance(inside := attempt("does not know a device in a worker", platform.worker_device, device), str):
+        raise Broken(f"its worker_device() is {inside!r}, which is no text")
+    made = attempt("cannot make a worker's environment", platform.worker_environment, device, 1, options)
     if not isinstance(made, dict) or not all(isinstance(it, str) for pair in made.items() for it in pair):
-        raise _Broken("its worker_environment() is no dict of texts")
-
-
-def _touched(value: str, packages: list[str]) -> str | None:
-    """What the class has done that it must leave to workers."""
-    own = value.partition(":")[0].partition(".")[0]
-    wanted = {*HEAVY, *(package.replace("-", "_") for package in packages)} - {own}
-    if heavy := sorted(wanted & sys.modules.keys()):
-        return f"it imports {', '.join(heavy)} in the serving process, which only its workers may"
-    opened = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            opened.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except OSError:  # the directory's own descriptor is closed already
-            continue
-    devices = sorted({it for it in opened if it.startswith("/dev/") and not it.startswith(HARMLESS)})
-    return f"it opens {', '.join(devices)} in the serving process, which only its workers may" if devices else None
+        raise Broken("its worker_environment() is no dict of texts")

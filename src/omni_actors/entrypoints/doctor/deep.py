@@ -10,11 +10,11 @@ from omni_actors.entrypoints.doctor.hardware import Hardware
 from omni_actors.entrypoints.doctor.system import size
 from omni_actors.pipelines.engines import installed, missing_for
 from omni_actors.pipelines.strategy import VLLM
-from omni_actors.platforms import inquiry
-from omni_actors.platforms.inquiry import Answer, Inquiry, ask
+from omni_actors.platforms import probe
 from omni_actors.platforms.platform import Finding, OmniPlatform, Verdict
+from omni_actors.plugins.inquiry import Answer, Inquiry, ask
 
-SCRIPT = Path(inquiry.__file__).with_name("device_check.py")
+SCRIPT = Path(probe.__file__).with_name("device_check.py")
 """Not imported here: it imports torch."""
 
 

@@ -21,20 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from omni_actors.cache import CACHE_VARIABLE as CACHE_VARIABLE
+from omni_actors.cache import cache_root as cache_root
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.pipelines.intact import MARKER, RECORD, Damage, damage_of, record
 
-CACHE_VARIABLE = "OMNI_ACTORS_CACHE"
-
 State = Literal["ready", "missing", "damaged"]
-
-
-def cache_root() -> Path:
-    """The cache directory: ``$OMNI_ACTORS_CACHE``, else ``~/.cache/omni-actors`` (by ``$XDG_CACHE_HOME``)."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "omni-actors"
 
 
 def demo_folder() -> Path:

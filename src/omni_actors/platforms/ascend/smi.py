@@ -1,4 +1,4 @@
-"""What ``npu-smi`` says. Asked in a process of its own (see :mod:`omni_actors.platforms.inquiry`), as it opens the
+"""What ``npu-smi`` says. Asked in a process of its own (see :mod:`omni_actors.plugins.inquiry`), as it opens the
 devices. Standard library only."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What NVIDIA's management library says, and others of the same interface (Moore Threads' ``pymtml``).
 
-Asked in a process of its own (see :mod:`omni_actors.platforms.inquiry`): it opens the devices. Standard library only.
+Asked in a process of its own (see :mod:`omni_actors.plugins.inquiry`): it opens the devices. Standard library only.
 """
 
 from __future__ import annotations

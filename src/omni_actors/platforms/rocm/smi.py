@@ -1,4 +1,4 @@
-"""What AMD's management library says. Asked in a process of its own (see :mod:`omni_actors.platforms.inquiry`): it
+"""What AMD's management library says. Asked in a process of its own (see :mod:`omni_actors.plugins.inquiry`): it
 opens the devices. Standard library only."""
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from omni_actors.platforms.cpu import CpuPlatform
-from omni_actors.platforms.inquiry import Answer, Inquiry, ask
 from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.platforms.testing.workload import PROMPTS, TOKENS
+from omni_actors.plugins.inquiry import Answer, Inquiry, ask
 
 HERE = Path(__file__).parent
 

@@ -1,6 +1,6 @@
 """The serving process' half of a platform, in a process where what it must not do is noticed.
 
-Run by :func:`omni_actors.platforms.inquiry.ask`: see :mod:`omni_actors.platforms.testing.kit`.
+Run by :func:`omni_actors.plugins.inquiry.ask`: see :mod:`omni_actors.platforms.testing.kit`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from omni_actors.platforms.platform import (
     PlatformError,
     Verdict,
 )
-from omni_actors.platforms.plugin_check import HARMLESS, HEAVY
 from omni_actors.platforms.testing.checking import Skip, expect, run
+from omni_actors.plugins.inspection import HARMLESS, HEAVY
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 SETTABLE = (bool, int, float, str, tuple, list, dict)

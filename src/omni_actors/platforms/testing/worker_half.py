@@ -1,6 +1,6 @@
 """The worker's half of a platform, on its device, as a worker has it.
 
-Run by :func:`omni_actors.platforms.inquiry.ask`: see :mod:`omni_actors.platforms.testing.kit`. As a program
+Run by :func:`omni_actors.plugins.inquiry.ask`: see :mod:`omni_actors.platforms.testing.kit`. As a program
 (``worker_half.py open``) it is the other process of a hand-over.
 """
 

@@ -11,6 +11,9 @@ log = logging.getLogger(__name__)
 
 FILE = "entry_points.txt"
 
+OWN = "omni-actors"
+"""The distribution that this package is in: what it announces itself is known without entry points."""
+
 
 def installed(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group. A distribution whose list of them cannot be read offers none; it is a warning if the

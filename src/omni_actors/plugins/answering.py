@@ -1,4 +1,4 @@
-"""The child's side of :func:`omni_actors.platforms.inquiry.ask`. Standard library only: it runs as a file of its own,
+"""The child's side of :func:`omni_actors.plugins.inquiry.ask`. Standard library only: it runs as a file of its own,
 without the package, so that it starts in the time that Python takes."""
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from omni_actors.platforms import answering
+from omni_actors.plugins import answering
 from omni_actors.telemetry.opt_out import quiet_environment
 
 MOST_OUTPUT = 1 << 20
