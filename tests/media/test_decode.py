@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -224,8 +225,13 @@ WIDE = flac(np.zeros((8, 50_000), np.float32), 192_000)
 def test_the_work_is_bounded_by_channels_and_rate_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(WIDE) < 20_000
     assert len(Room(max_samples=400_000).decode(WIDE)) == pytest.approx(50_000 / 12, abs=2)
-    decoded: list[int] = []
-    monkeypatch.setattr("omni_actors.media.audio.frames_of", lambda *args: decoded.append(1) or iter(()))
+    decoded: list[object] = []
+
+    def frames(*args: object) -> Iterator[None]:
+        decoded.append(args)
+        yield None
+
+    monkeypatch.setattr("omni_actors.media.audio.frames_of", frames)
     error = refused(Room(max_samples=399_999), WIDE)
     assert error.info.code == "audio_too_long"
     assert "399,999 samples" in error.info.message

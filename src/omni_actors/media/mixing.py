@@ -70,11 +70,12 @@ class Mixer:
         self._signs = now
         if before is now and now.min() > 0:
             return mean
-        mixed: Float32 = (now / self.channels) @ block
+        mixed: Float32 = (now / np.float32(self.channels)) @ block
         if before is not now:
             count = min(self._fade, block.shape[1])
             rise = np.linspace(0.0, 1.0, count, endpoint=False, dtype=np.float32)
-            mixed[:count] = rise * mixed[:count] + (1 - rise) * ((before / self.channels) @ block[:, :count])
+            old: Float32 = (before / np.float32(self.channels)) @ block[:, :count]
+            mixed[:count] = rise * mixed[:count] + (1 - rise) * old
         return mixed
 
     def _decide(self, block: Float32, mean: Float32) -> Float32:
