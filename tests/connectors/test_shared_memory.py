@@ -63,6 +63,18 @@ def test_beyond_its_budget_the_arena_is_pressed_and_shrinks_again(arena: Arena) 
     assert len(arena.closed) == 2
 
 
+def test_an_arena_at_rest_keeps_what_is_used_and_nothing_else(arena: Arena) -> None:
+    kept, freed = arena.allocate(1 << 20), arena.allocate(8 << 20)
+    arena.release(freed)
+    arena.give_back()
+    assert (arena.bytes, arena.used_bytes) == (SLAB_BYTES, 1 << 20)
+    assert arena.closed == [freed.slab.id]
+    arena.release(kept)
+    arena.give_back()
+    assert arena.bytes == 0
+    assert arena.allocate(1 << 20).slab.id not in arena.closed
+
+
 def test_empty_slabs_of_other_classes_make_room(arena: Arena) -> None:
     for size in (1, 2, 4, 8, 1, 2):
         arena.release(arena.allocate(size << 20))

@@ -7,6 +7,7 @@ import signal
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,6 +112,33 @@ async def test_images_videos_and_sound_reach_a_models_worker_bit_for_bit_over_on
             text = "".join([event.text async for event in stream if isinstance(event, TextDelta)])
         assert text.strip() == f"{len(whole)}:{zlib.crc32(whole)}"
         assert [round(ref.seconds) for ref in refs] == [0, 2, 20, 0, 6]
+
+
+def memory(pid: int | None, what: str) -> int:
+    """KiB of a process by one of the names in its status: ``VmRSS`` is all that is resident, ``RssShmem`` what is
+    shared memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+
+
+async def test_memory_goes_back_when_nothing_is_to_be_done() -> None:
+    """Of the media process (what it decoded, and what the C library keeps of freed memory) and both ends' slabs."""
+    overrides = ("stages.media.limits.rest_after_s=1", "stages.ear.limits.rest_after_s=1")
+    async with deployment(*overrides) as (orchestrator, media):
+        maker, reader = (orchestrator.pools[name].replicas[0].pid for name in ("media", "ear"))
+        assert await hear(orchestrator, await media.decode(wav(tone(1.0))))  # what is loaded late is there
+        before = memory(maker, "VmRSS")
+        large = wav(tone(300.0, 48_000), 48_000)
+        for _ in range(2):
+            assert await hear(orchestrator, await media.decode(large))
+        assert memory(maker, "VmRSS") - before > 32 << 10
+        assert memory(reader, "RssShmem") > 4 << 10
+        with trio.fail_after(20):
+            while memory(maker, "VmRSS") - before > 8 << 10 or memory(reader, "RssShmem") > 1 << 10:
+                await trio.sleep(0.05)
+        [counters] = (await orchestrator.counters())["media"]
+        assert (counters["arena_bytes"], counters["bytes"]) == (0, 0)
+        assert await hear(orchestrator, await media.decode(large))
 
 
 @pytest.mark.slow

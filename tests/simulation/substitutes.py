@@ -23,7 +23,7 @@ from omni_actors.orchestrator import orchestrator, record, wiring
 from omni_actors.protocol.errors import OmniError
 from omni_actors.stages import channel
 from omni_actors.stages.liveness import Watch
-from omni_actors.worker import control, links, loop
+from omni_actors.worker import control, links, loop, rest
 
 from .deployments import socket_pair
 from .launcher import open_sim_launcher
@@ -79,6 +79,7 @@ def substituted(world: World) -> Iterator[None]:
             (tcp, "time", clock),
             (links, "time", clock),
             (loop, "time", clock),
+            (rest, "time", clock),
             (tcp, "socket", network.sockets),
             (listener, "socket", network.sockets),
             (tcp, "configure", _unblock),

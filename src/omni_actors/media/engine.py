@@ -29,6 +29,7 @@ from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.isolation import Faults
+from omni_actors.worker.memory import trim_heap
 
 _PLURAL = {"audio": "clips", "image": "images", "video": "videos"}
 
@@ -126,6 +127,11 @@ class MediaEngine(Engine):
             while self._settling:
                 out.reply(self._settling.pop(), None)
         return ran
+
+    def rest(self) -> float | None:
+        self._expire()
+        trim_heap()
+        return self._held.due_s()
 
     def counters(self) -> dict[str, float]:
         return {

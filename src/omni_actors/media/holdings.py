@@ -58,6 +58,10 @@ class Holdings:
         self.lent.expire()
         return sum(table.expire() for table in self._owned)
 
+    def due_s(self) -> float | None:
+        """Seconds until the next thing is to be freed; ``None`` when nothing is held."""
+        return min((due for table in (*self._owned, self.lent) if (due := table.due_s()) is not None), default=None)
+
     def counters(self) -> dict[str, float]:
         return {
             "blobs": len(self.blobs) + len(self.bodies),

@@ -28,7 +28,7 @@ def unknown_format(format: str) -> OmniError:
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """See :data:`DOC`. Reaching a count or ``max_bytes`` is a 429, one body over ``max_blob_bytes`` a 413, the rest a
-    400. At its idle time a thing is gone when the process next has something to do."""
+    400. At its idle time a thing is gone when the process next has something to do, or has been at rest for a while."""
 
     max_blobs: int = 256
     max_clips: int = 512

@@ -70,11 +70,11 @@ class Mixer:
         self._signs = now
         if before is now and now.min() > 0:
             return mean
-        mixed: Float32 = (now / np.float32(self.channels)) @ block
+        mixed = np.asarray(now @ block / self.channels, np.float32)
         if before is not now:
             count = min(self._fade, block.shape[1])
             rise = np.linspace(0.0, 1.0, count, endpoint=False, dtype=np.float32)
-            old: Float32 = (before / np.float32(self.channels)) @ block[:, :count]
+            old = np.asarray(before @ block[:, :count] / self.channels, np.float32)
             mixed[:count] = rise * mixed[:count] + (1 - rise) * old
         return mixed
 

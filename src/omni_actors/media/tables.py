@@ -108,6 +108,11 @@ class Table(Generic[T]):
         for number in [number for number, held in self._held.items() if held.owner in owners]:
             del self._held[number]
 
+    def due_s(self) -> float | None:
+        """Seconds until the first item is to be freed; ``None`` when nothing is held."""
+        first = next(iter(self._held.values()), None)
+        return None if first is None else max(0.0, first.deadline - self._clock())
+
     def expire(self) -> int:
         """Free what is past its deadline; how many."""
         now = self._clock()

@@ -24,6 +24,7 @@ _COMMON = {
     ),
     "max_inflight_tokens": StageLimit(None, "Estimated tokens of those requests; by default as many as come."),
     "arena_bytes": StageLimit(256 << 20, "Shared memory for payloads on their way to other workers."),
+    "rest_after_s": StageLimit(10, "Seconds without work after which a worker gives memory kept for reuse back."),
 }
 
 _MAX_REQUESTS = StageLimit(1024, "Requests that the worker holds at once, waiting ones included; over it, 429.")

@@ -143,6 +143,11 @@ class Engine(ABC):
         runnable request waits for credit). An exception here is a bug of the engine and ends the worker; a failure of
         one item goes to ``out.fail``."""
 
+    def rest(self) -> float | None:
+        """Give memory back: nobody has asked for anything for a while. Called once after work, and again after as many
+        seconds as it returns, as long as nothing comes (``None``: not again before there was work)."""
+        return None
+
     def counters(self) -> dict[str, float]:
         """Gauges and counters by name, for metrics: at idle every gauge is zero."""
         return {}

@@ -49,6 +49,7 @@ from omni_actors.worker.jobs import Job, Route, Source
 from omni_actors.worker.links import Links
 from omni_actors.worker.liveness import COMPILING, WAITING, WORKING, Liveness
 from omni_actors.worker.outlet import Outlet
+from omni_actors.worker.rest import Rest
 from omni_actors.worker.returned import WrongReturn, counters_of, flag_of
 
 log = logging.getLogger("omni_actors.worker")
@@ -105,6 +106,7 @@ class Worker:
         edges = (*((it.source, it) for it in hello.inputs), *((it.target, it) for it in hello.outputs))
         self._by_device = {stage for stage, it in edges if it.connector == CONNECTOR}
         self._links = Links(self._epoll, listener, self._device_link)
+        self._rest = Rest(hello, engine, self._arena, self._links.inbox)
         self._blocked = False  # everything runnable waits for credit
         self.stopping = False
         """Whether the serving process has said that this is the end."""
@@ -136,6 +138,8 @@ class Worker:
             bounds.append(max(0.0, deadline - time.monotonic()))
         if self._out.busy or not self._control.writable:
             bounds.append(HEARTBEAT_S)
+        elif (rest_s := self._rest.in_s) is not None:
+            bounds.append(rest_s)
         return min(bounds, default=-1)
 
     def turn(self, patience_s: float = 0.0) -> None:
@@ -154,6 +158,7 @@ class Worker:
             for link in self._links.readable(events):
                 self._serve_link(link)
                 liveness.enter(WORKING)
+                self._rest.worked = True
         deadline = self._links.deadline
         if deadline is not None and deadline <= time.monotonic():
             self._give_up()
@@ -166,6 +171,8 @@ class Worker:
             moved = self._engine.step(self._out)
             self._blocked = not flag_of(self._engine, "step", moved, "whether anything ran")
             self._steps += 1
+            self._rest.worked = True
+        self._rest.turn(idle=not self._out.busy)
         self._write()
         liveness.enter(WAITING)
 
@@ -391,6 +398,7 @@ class Worker:
                     counters["device_links"] = sum(link.direct for link in self._links)
                 out.reply(query.id, counters)
                 return
+            self._rest.worked = True
             self._engine.query(query, out)
         except OmniError as error:
             out.reply(query.id, None, error.info)

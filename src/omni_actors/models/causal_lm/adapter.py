@@ -19,7 +19,6 @@ from omni_actors.models.common.text import (
     Text,
     context_length,
     eos_ids,
-    give_memory_back,
     sampling_defaults,
 )
 from omni_actors.protocol.errors import ErrorInfo, OmniError
@@ -28,6 +27,7 @@ from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Decoder, PromptInput
+from omni_actors.worker.memory import give_memory_back
 
 
 class CausalLM(AutoregressiveAdapter):

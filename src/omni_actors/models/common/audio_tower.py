@@ -13,7 +13,6 @@ import soxr
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.text import give_memory_back
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
@@ -22,6 +21,7 @@ from omni_actors.worker.checks import WarmUpError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_payload
 
 RATE = 16_000

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.text import give_memory_back
 from omni_actors.models.common.vision import Patches, Vision
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
@@ -31,6 +30,7 @@ from omni_actors.worker.checks import WarmUpError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_payload
 
 RATE = 16_000

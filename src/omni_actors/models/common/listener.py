@@ -18,7 +18,7 @@ from omni_actors.models.common.layers import Layers, own
 from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.multimodal import Medium, check_features, root_of
 from omni_actors.models.common.rotary import Rotary
-from omni_actors.models.common.text import Text, context_length, eos_ids, give_memory_back, sampling_defaults
+from omni_actors.models.common.text import Text, context_length, eos_ids, sampling_defaults
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.languages import chosen_language
@@ -27,6 +27,7 @@ from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput
+from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of
 
 FEATURES = "features"

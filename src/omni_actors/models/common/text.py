@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,11 +115,3 @@ def context_length(made_for: int | None, wanted: int | None) -> int:
             ErrorInfo(message=f"max_model_len is {wanted}; the model was made for {made_for} tokens", status=500)
         )
     return int(wanted)
-
-
-def give_memory_back() -> None:
-    """The weights as they were loaded are gone, but glibc keeps their pages (measured: 0.4 GB of 1.5 in float32)."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

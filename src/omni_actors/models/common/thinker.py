@@ -24,7 +24,6 @@ from omni_actors.models.common.text import (
     check_token_ids,
     context_length,
     eos_ids,
-    give_memory_back,
     sampling_defaults,
 )
 from omni_actors.protocol.errors import invalid_request
@@ -33,6 +32,7 @@ from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
 from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput, Release, State
+from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of, tensor_payload
 
 M = TypeVar("M", bound=PreTrainedModel)

@@ -14,7 +14,6 @@ from transformers.models.mimi.modeling_mimi import MimiConv1dPaddingCache
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
-from omni_actors.models.common.text import give_memory_back
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
@@ -22,6 +21,7 @@ from omni_actors.worker.checks import TensorSpec
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_payload
 
 

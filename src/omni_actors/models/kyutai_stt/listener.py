@@ -23,7 +23,7 @@ from omni_actors.models.common.layers import Layers, own
 from omni_actors.models.common.listener import check_transcription
 from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary
-from omni_actors.models.common.text import Text, context_length, give_memory_back, sampling_defaults
+from omni_actors.models.common.text import Text, context_length, sampling_defaults
 from omni_actors.models.kyutai_stt.pipeline import PIPELINE
 from omni_actors.platforms.kernels import Linear
 from omni_actors.protocol.errors import invalid_request
@@ -42,6 +42,7 @@ from omni_actors.worker.engines.decoder import (
     StepInputs,
     StepOutput,
 )
+from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of
 
 

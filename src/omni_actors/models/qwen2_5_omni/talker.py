@@ -23,7 +23,7 @@ from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.multimodal import Medium
 from omni_actors.models.common.rotary import Rotary, sectioned_axes
 from omni_actors.models.common.talker import Talker, TalkerDecoder
-from omni_actors.models.common.text import Text, context_length, give_memory_back
+from omni_actors.models.common.text import Text, context_length
 from omni_actors.models.qwen2_5_omni.prompt import Layout
 from omni_actors.models.qwen2_5_omni.speakers import read_speakers
 from omni_actors.protocol.errors import invalid_request
@@ -33,6 +33,7 @@ from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of
 
 

@@ -23,7 +23,6 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
-from omni_actors.models.common.text import give_memory_back
 from omni_actors.models.qwen2_5_omni.bigvgan import BigVGAN
 from omni_actors.models.qwen2_5_omni.flow import Condition, Flow, Solved, Window
 from omni_actors.models.qwen2_5_omni.pipeline import SAMPLE_RATE, TOKEN2WAV_DEFAULTS
@@ -38,6 +37,7 @@ from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Result, audio_piece
 from omni_actors.worker.engines.ramp import Ramp
+from omni_actors.worker.memory import give_memory_back
 
 PROBE_FRAMES = 192
 """Length of the spectrogram on which the convolutions' reach is measured."""

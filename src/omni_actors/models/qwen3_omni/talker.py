@@ -27,7 +27,7 @@ from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.multimodal import Medium
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp
-from omni_actors.models.common.text import Text, context_length, give_memory_back
+from omni_actors.models.common.text import Text, context_length
 from omni_actors.models.qwen3_omni.prompt import Layout
 from omni_actors.platforms.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
@@ -37,6 +37,7 @@ from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of
 
 HEAD = 3

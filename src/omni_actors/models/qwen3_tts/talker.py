@@ -16,7 +16,7 @@ from omni_actors.models.common.layers import Layers, join, own
 from omni_actors.models.common.load import load_part
 from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp, speech_sampling
-from omni_actors.models.common.text import Text, context_length, give_memory_back
+from omni_actors.models.common.text import Text, context_length
 from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.models.qwen3_tts.package import config_of, package, quiet
 from omni_actors.models.qwen3_tts.pipeline import DEFAULTS
@@ -30,6 +30,7 @@ from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.decoder import PromptInput
 from omni_actors.worker.engines.sampling import resolve
+from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of
 
 VOICE = "voice"

@@ -1,0 +1,40 @@
+"""When a worker that has nothing to do gives back the memory that it keeps for reuse."""
+
+from __future__ import annotations
+
+import time
+
+from omni_actors.connectors.shared_memory import Arena
+from omni_actors.protocol.frames import Hello
+from omni_actors.worker.engine import Engine
+
+REST_AFTER_S = 10
+
+
+class Rest:
+    """After ``limits["rest_after_s"]`` seconds without work the slabs of ``arenas`` that hold nothing are closed, and
+    the engine gives back what it can (:meth:`Engine.rest`)."""
+
+    def __init__(self, hello: Hello, engine: Engine, *arenas: Arena) -> None:
+        self.worked = False
+        """Whether there was work in this turn; its owner says it."""
+        self._after_s = hello.limits.get("rest_after_s", REST_AFTER_S)
+        self._engine = engine
+        self._arenas = arenas
+        self._at: float | None = None
+
+    @property
+    def in_s(self) -> float | None:
+        """Seconds until :meth:`turn` has something to do; ``None`` when it never will without work."""
+        return None if self._at is None else max(0.0, self._at - time.monotonic())
+
+    def turn(self, idle: bool) -> None:
+        """A turn of the loop ends; ``idle`` says that nobody waits for anything of this worker."""
+        if self.worked:
+            self.worked = False
+            self._at = time.monotonic() + self._after_s
+        elif idle and self._at is not None and self._at <= (now := time.monotonic()):
+            for arena in self._arenas:
+                arena.give_back()
+            again_s = self._engine.rest()
+            self._at = None if again_s is None else now + again_s
