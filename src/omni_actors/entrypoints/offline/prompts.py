@@ -59,7 +59,7 @@ class ChatPrompt:
             else:
                 self._messages.append(message)
                 bare.append(message)
-        _checked(_encode({"messages": bare}), [MediaRef(0, modality) for modality in self.modalities])
+        _checked(_encode({"messages": bare}), tuple(self.modalities))
 
     async def decoded(
         self, media: MediaService, use_audio_in_video: bool = False
@@ -75,13 +75,10 @@ class ChatPrompt:
             body["mm_processor_kwargs"] = {"use_audio_in_video": True}
         data = _encode(body)
         if not self.modalities:
-            return _checked(data, []), []
-        clean, refs = await media.parse_chat(data, modalities=tuple(sorted(set(self.modalities))))
-        try:
-            return _checked(clean, refs), refs
-        except BaseException:
-            await media.discard(refs)
-            raise
+            return _checked(data, ()), []
+        async with media.parse(data, modalities=tuple(sorted(set(self.modalities)))) as parsed:
+            prompt = _checked(parsed.json, parsed.modalities)
+            return prompt, await parsed.decode()
 
     def _part(self, part: Any, at: str) -> tuple[Any, Any]:
         """A part in OpenAI's format, and what the media process will leave in its place."""
@@ -110,8 +107,9 @@ class ChatPrompt:
         return part, {"type": modality, "index": len(self.modalities) - 1}
 
 
-def _checked(body: bytes, media: list[MediaRef]) -> list[dict[str, Any]]:
-    """A body's messages under the rules of ``POST /v1/chat/completions``, as the section ``prompt`` has them."""
+def _checked(body: bytes, media: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A body's messages under the rules of ``POST /v1/chat/completions``, as the section ``prompt`` has them; ``media``
+    are the modalities of the media in them, in order."""
     return prompt_messages(decode(body, ChatRequest).messages, media, SpokenHistory(0))
 
 
