@@ -16,6 +16,9 @@ from omni_actors.pipelines.weights_files import read_json
 
 DEMO = "omni-demo"
 
+IS_CAUSAL_LM = "omni_actors.models.causal_lm.architectures:is_causal_lm"
+"""Dotted name of what says of an architecture that no pipeline names whether it is a causal language model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -117,7 +120,7 @@ def _pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
     for architecture in architectures:
         if found := registry.for_architecture(architecture):
             return found
-    if any(str(architecture).endswith("ForCausalLM") for architecture in architectures):
+    if any(map(resolve_name(IS_CAUSAL_LM), map(str, architectures))):
         return registry.load("causal-lm")
     named = ", ".join(map(str, architectures)) or "none named"
     raise PlanError(f"no pipeline serves the architecture of {config} ({named}); choose one with --pipeline")

@@ -15,6 +15,7 @@ from tests.models.omni.media import Given, audio, for_processor, image, video
 
 from omni_actors.models.common.layout import Layout, begins, collapse, expand, lay_out
 from omni_actors.models.common.multimodal import MODALITIES, Expanded, Medium, Modality
+from omni_actors.models.common.text import Text
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Prompt
 
@@ -32,6 +33,7 @@ class Reference:
         self.processor = both.whole.processor
         self.thinker = both.whole.model.thinker
         self.tokenizer = both.whole.tokenizer
+        self.text: Text = both.line.adapter("thinker").text
         self.layout: Layout = both.line.adapter("thinker").layout
         self._clip_tokens = clip_tokens
 
@@ -111,7 +113,7 @@ def test_any_mixture_is_laid_out_as_transformers_does(
     inputs = of.process(messages, given, fps)
     positions, delta = of.place(inputs, given)
     media = of.media(inputs, given)
-    made = expand(of.tokenizer, of.layout, Prompt(messages=messages), media)
+    made = expand(of.text, of.layout, Prompt(messages=messages), media)
     assert made.tokens == inputs["input_ids"][0].tolist()
     assert torch.equal(made.positions, positions)
     assert made.rope_delta == delta
@@ -139,7 +141,7 @@ def test_every_placeholder_has_its_row(of: Reference, given: list[Given]) -> Non
     messages = conversation(given, ["x"] * len(given))
     inputs = of.process(messages, given, 2.0)
     media = of.media(inputs, given)
-    made = expand(of.tokenizer, of.layout, Prompt(messages=messages), media)
+    made = expand(of.text, of.layout, Prompt(messages=messages), media)
     assert made.tokens == inputs["input_ids"][0].tolist()
     assert made.positions.shape == (3, len(made.tokens))
     check_placements(of, made, media)
@@ -183,12 +185,12 @@ def test_folding_undoes_laying_out(of: Reference, data: st.DataObject) -> None:
 
 def test_text_alone_counts_up(of: Reference) -> None:
     for prompt in (Prompt(text="hello"), Prompt(token_ids=[5, 6, 7]), Prompt(messages=conversation([], []))):
-        made = expand(of.tokenizer, of.layout, prompt)
+        made = expand(of.text, of.layout, prompt)
         assert torch.equal(made.positions, torch.arange(len(made.tokens)).expand(3, -1).float())
         assert made.rope_delta == 0
         assert made.root == b""
         assert made.placements == ()
-    assert expand(of.tokenizer, of.layout, Prompt(token_ids=[5, 6, 7])).tokens == [5, 6, 7]
+    assert expand(of.text, of.layout, Prompt(token_ids=[5, 6, 7])).tokens == [5, 6, 7]
 
 
 def test_an_empty_prompt_is_nothing(of: Reference) -> None:
@@ -197,12 +199,23 @@ def test_an_empty_prompt_is_nothing(of: Reference) -> None:
 
 @pytest.mark.parametrize("modality", MODALITIES)
 @pytest.mark.parametrize("with_image", [False, True])
-def test_a_text_that_writes_a_placeholder_is_refused(of: Reference, modality: Modality, with_image: bool) -> None:
+def test_a_text_that_writes_a_placeholder_takes_no_mediums_place(
+    of: Reference, modality: Modality, with_image: bool
+) -> None:
     placeholder = of.tokenizer.convert_ids_to_tokens(of.layout.placeholder(modality))
     media = [Medium("image", 0, 4, (1, 4, 4))] * with_image
     parts = [{"type": "text", "text": f"see {placeholder}"}, *({"type": "image", "index": 0} for _ in media)]
+    made = expand(of.text, of.layout, Prompt(messages=[{"role": "user", "content": parts}]), media)
+    placeholders = [token for token in made.tokens if token in of.layout.placeholders]
+    assert placeholders == [of.layout.image] * 4 * with_image
+    assert f"see {placeholder}" in of.tokenizer.decode(made.tokens)
+
+
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_a_completion_that_writes_a_placeholder_is_refused(of: Reference, modality: Modality) -> None:
+    placeholder = of.tokenizer.convert_ids_to_tokens(of.layout.placeholder(modality))
     with pytest.raises(OmniError) as caught:
-        expand(of.tokenizer, of.layout, Prompt(messages=[{"role": "user", "content": parts}]), media)
+        expand(of.text, of.layout, Prompt(text=f"see {placeholder}"))
     assert caught.value.info.status == 400
 
 
@@ -210,7 +223,7 @@ def test_a_part_without_its_medium_is_refused(of: Reference) -> None:
     for part in ({"type": "image", "index": 1}, {"type": "audio", "index": 0}, {"type": "tool"}):
         with pytest.raises(OmniError) as caught:
             media = [Medium("image", 0, 4, (1, 4, 4))]
-            expand(of.tokenizer, of.layout, Prompt(messages=[{"role": "user", "content": [part]}]), media)
+            expand(of.text, of.layout, Prompt(messages=[{"role": "user", "content": [part]}]), media)
         assert caught.value.info.status == 400
 
 
@@ -218,7 +231,7 @@ def test_other_media_have_another_root(of: Reference) -> None:
     def root(*digests: str) -> bytes:
         media = [Medium("image", index, 4, (1, 4, 4), digest=digest) for index, digest in enumerate(digests)]
         parts = [{"type": "image", "index": index} for index in range(len(media))]
-        return expand(of.tokenizer, of.layout, Prompt(messages=[{"role": "user", "content": parts}]), media).root
+        return expand(of.text, of.layout, Prompt(messages=[{"role": "user", "content": parts}]), media).root
 
     roots = [root(), root("a"), root("b"), root("a", "b"), root("b", "a")]
     assert len(set(roots)) == len(roots)

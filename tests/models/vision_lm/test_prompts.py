@@ -66,11 +66,17 @@ def test_images_are_in_the_order_of_their_marks(tmp_path: Path) -> None:
     assert not ask(it, [user("a")]).media
 
 
-def test_a_mark_that_is_no_image_is_refused(tmp_path: Path) -> None:
+def test_a_mark_that_a_text_writes_is_no_image(tmp_path: Path) -> None:
     it = adapter(tmp_path)
+    vocabulary = it.vocabulary
+    assert vocabulary is not None
+    mark = vocabulary.tokenizer.token_to_id("<image>")
     for messages, indices in (([user(0, "<image>")], (0,)), ([user("<image>")], ())):
-        with pytest.raises(OmniError, match="marks of images"):
-            ask(it, messages, *indices)
+        made = ask(it, messages, *indices)
+        assert made.tokens.count(mark) == len(indices)
+        assert vocabulary.tokenizer.decode(made.tokens, skip_special_tokens=False).endswith("<image>")
+    with pytest.raises(OmniError, match="1 marks of images, and 0 images"):
+        it.open(work(1, Prompt(text="a <image>")))
     with pytest.raises(OmniError, match="'image'"):
         ask(it, [user(1)], 0)
 

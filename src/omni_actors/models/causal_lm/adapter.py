@@ -45,7 +45,7 @@ class CausalLM(AutoregressiveAdapter):
         folder, dtype = self.hello.model, getattr(torch, self.hello.dtype)
         progress("loading the tokenizer", None)
         assert folder is not None
-        self._text = Text(folder)
+        self._text = Text(folder, self._options)
         self.vocabulary = self._text.vocabulary
         progress("loading the weights", None)
         model = self._model(folder, dtype)

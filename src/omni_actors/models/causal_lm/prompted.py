@@ -16,7 +16,8 @@ from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
 
 
 class PromptedLM(PromptAdapter):
-    """``hello.model`` is the folder. Loads no weights. Its one option is ``max_model_len``."""
+    """``hello.model`` is the folder. Loads no weights. Its options are ``max_model_len`` and those of
+    :data:`~omni_actors.models.common.chat_options.CHAT_OPTIONS`."""
 
     prompts: ClassVar[type[Prompts]] = Prompts
     """What makes token ids of requests."""
@@ -35,7 +36,7 @@ class PromptedLM(PromptAdapter):
         folder = self.hello.model
         assert folder is not None
         progress("loading the tokenizer", None)
-        text = Text(folder)
+        text = Text(folder, self.hello.options)
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         try:
             generation = GenerationConfig.from_pretrained(folder, local_files_only=True)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from omni_actors.models.causal_lm.prompts import render
 from omni_actors.models.common.features import Features
 from omni_actors.models.common.multimodal import Expanded, Medium, Modality, Placement, root_of, with_media
+from omni_actors.models.common.text import Text
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt
 
@@ -93,7 +93,7 @@ class Canvas:
         )
 
 
-def expand(tokenizer: Any, layout: Layout, prompt: Prompt, media: Sequence[Medium] = ()) -> Expanded:
+def expand(text: Text, layout: Layout, prompt: Prompt, media: Sequence[Medium] = ()) -> Expanded:
     """The input for a prompt whose media parts name, by ``index``, these media.
 
     Raises :class:`OmniError` (400) when the chat template refuses the messages, a part names no medium of its modality,
@@ -104,10 +104,10 @@ def expand(tokenizer: Any, layout: Layout, prompt: Prompt, media: Sequence[Mediu
     if prompt.token_ids is not None:
         ids = prompt.token_ids
     elif prompt.text is not None:
-        ids = tokenizer.encode(prompt.text)
+        ids = text.tokenizer.encode(prompt.text)
     else:
         messages, parts = with_media(prompt.messages or [], {medium.index: medium for medium in media})
-        ids = tokenizer.encode(render(tokenizer, prompt, messages), add_special_tokens=False)
+        ids = text.encode_chat(prompt, messages)
     return lay_out(layout, ids, parts)
 
 

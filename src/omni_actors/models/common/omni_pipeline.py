@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from omni_actors.models.common.chat_options import CHAT_OPTIONS, CHAT_OPTIONS_DOC, CHAT_OPTIONS_TYPE
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 
 
@@ -49,6 +50,9 @@ def omni_pipeline(
         separable=True,
         network=f"{family}.pipeline:network",
         weight=4.0,
+        defaults=CHAT_OPTIONS,
+        options_doc=CHAT_OPTIONS_DOC,
+        options_type=CHAT_OPTIONS_TYPE,
         doc="Reads text and features, writes text.",
     )
     talker = Stage(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
+from omni_actors.models.common.chat import Chat, check_templates, read_template
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
 from omni_actors.worker.engines.detokenize import Vocabulary
@@ -15,13 +16,31 @@ from omni_actors.worker.engines.detokenize import Vocabulary
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class Text:
-    """A model folder's tokenizer. Raises :class:`OmniError` (500) for a folder without a fast one."""
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tekken.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+)
+"""Files that hold a vocabulary: transformers makes an empty tokenizer of a folder that has none of them."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        if not self.tokenizer.is_fast:
-            raise OmniError(ErrorInfo(message=f"{folder} has no tokenizer.json", code="bad_model", status=500))
+
+class Text:
+    """A model folder's tokenizer and chat template, with the options
+    :data:`~omni_actors.models.common.chat_options.CHAT_OPTIONS`. Raises :class:`OmniError` (500) for a folder without a
+    fast tokenizer, and for a chat template that cannot be read or has a mistake in its syntax."""
+
+    def __init__(self, folder: str | Path, options: Mapping[str, Any] | None = None) -> None:
+        options = options or {}
+        self.tokenizer = _tokenizer(Path(folder))
+        source = options.get("chat_template")
+        if source is not None:
+            self.tokenizer.chat_template = read_template(source)
+        check_templates(self.tokenizer, str(source or folder))
+        self._chat = Chat(self.tokenizer, allow_control_tokens=bool(options.get("allow_control_tokens")))
         self.vocabulary = Vocabulary(self.tokenizer.backend_tokenizer)
         self._longest = max(map(len, self.tokenizer.get_vocab()))
         self._marks = marks_of(self.tokenizer)
@@ -51,6 +70,19 @@ class Text:
                 length += len(part.get("text") or "")
         self.check_length(length, most, "messages")
 
+    def encode_chat(self, prompt: Prompt, messages: list[dict[str, Any]], most: int | None = None) -> list[int]:
+        """Token ids of a chat, by the chat template, which writes the special tokens itself: those of the reference,
+        but no text of the messages becomes a control token. :meth:`check_length` for at most ``most``."""
+        text = self._chat.render(prompt, messages)
+        if most is not None:
+            self.check_length(len(text), most, "messages")
+        return self._chat.encode(prompt, messages, text)
+
+    def encode_words(self, text: str, most: int, param: str) -> list[int]:
+        """Token ids of a text in which nothing is a control token, after :meth:`check_length`."""
+        self.check_length(len(text), most, param)
+        return self._chat.encode_words(text)
+
     def check_words(self, text: str, param: str) -> None:
         """Raises 400 for a text to be said that holds marks: see :func:`check_marks`."""
         check_marks(text, self._marks, param)
@@ -60,6 +92,23 @@ class Text:
         self.check_length(len(text), most, param)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
+
+
+def _tokenizer(folder: Path) -> Any:
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES) and not any(folder.glob("*.tiktoken")):
+        known = ", ".join(_TOKENIZER_FILES)
+        raise _bad(f"the folder {folder} has no tokenizer: none of the files {known} is in it")
+    try:
+        found = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise _bad(f"the tokenizer of {folder} cannot be loaded: {error}") from error
+    if not found.is_fast:
+        raise _bad(f"the tokenizer of {folder} cannot be used: there is no tokenizer.json")
+    return found
+
+
+def _bad(message: str) -> OmniError:
+    return OmniError(ErrorInfo(message=message, code="bad_model", status=500))
 
 
 def marks_of(tokenizer: Any) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ class Thinker(AutoregressiveAdapter):
 
     def expand(self, prompt: Prompt, media: Sequence[Medium]) -> Expanded:
         """The input for a prompt and its media. Raises :class:`OmniError` (400) for one that cannot be."""
-        return expand(self.text.tokenizer, self.layout, prompt, media)
+        return expand(self.text, self.layout, prompt, media)
 
     @property
     def hands_on(self) -> bool:
@@ -113,7 +113,7 @@ class Thinker(AutoregressiveAdapter):
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         progress("loading the tokenizer", None)
-        self.text = Text(self.folder)
+        self.text = Text(self.folder, self.options)
         self.vocabulary = self.text.vocabulary
         config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
         generation = GenerationConfig.from_pretrained(self.folder, local_files_only=True)
@@ -175,7 +175,7 @@ class Thinker(AutoregressiveAdapter):
         request.tensors = {}
         tokens = made.tokens
         if spoken is not None:
-            answer = self.text.encode(spoken, self.max_model_len, "input", add_special_tokens=False)
+            answer = self.text.encode_words(spoken, self.max_model_len, "input")
             tokens = tokens + answer
             request.answer = len(answer)
         return PromptInput(

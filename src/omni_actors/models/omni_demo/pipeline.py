@@ -1,5 +1,6 @@
 """audio → ASR → LLM → acoustic net → vocoder → audio; text joins at the LLM, speech synthesis at the acoustic net."""
 
+from omni_actors.models.common.chat_options import CHAT_OPTIONS, CHAT_OPTIONS_DOC, CHAT_OPTIONS_TYPE
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 
 VOICE = "heart"
@@ -54,7 +55,9 @@ LLM = Stage(
     vllm="omni_actors.models.causal_lm.prompted:PromptedLM",
     model="llm",
     weight=4.0,
-    defaults={"max_tokens": 512},  # so small a model may talk without end
+    defaults={**CHAT_OPTIONS, "max_tokens": 512},  # so small a model may talk without end
+    options_doc=CHAT_OPTIONS_DOC,
+    options_type=CHAT_OPTIONS_TYPE,
     doc="SmolLM2: answers in text.",
 )
 

@@ -14,6 +14,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
+from omni_actors.models.common.chat import Chat
 from omni_actors.worker.checks import WarmUpError
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
@@ -84,6 +85,7 @@ class Whisper:
     def __init__(self, folder: str, max_new_tokens: int, padding_s: float) -> None:
         self.model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = WhisperTokenizer.from_pretrained(folder)
+        self._chat = Chat(self.tokenizer)
         self._extractor = WhisperFeatureExtractor.from_pretrained(folder)
         generation = self.model.generation_config
         self._start = generation.decoder_start_token_id
@@ -110,7 +112,7 @@ class Whisper:
             return ()
         most = self._context // 2 - 1
         # No token is longer than a few words: what lies further back is not read, so that a long prompt costs nobody.
-        tokens = self.tokenizer.encode(" " + prompt[-32 * most :].strip(), add_special_tokens=False)
+        tokens = self._chat.encode_words(" " + prompt[-32 * most :].strip())
         return tuple(tokens[-most:])
 
     def warm_up(self) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec.structs
 
-from omni_actors.models.causal_lm.prompts import render
 from omni_actors.models.common.listener import Listener, check_transcription
 from omni_actors.models.qwen3_asr.languages import LANGUAGES
 from omni_actors.protocol.errors import invalid_request
@@ -66,10 +65,7 @@ class Decoder(Listener):
         messages.append({"role": "user", "content": [{"type": "audio", "audio": ""}]})
         messages.append({"role": "assistant", "content": [{"type": "text", "text": said}]})
         prompt = Prompt(messages=messages, continue_final_message=True)
-        tokens: list[int] = self.text.tokenizer.encode(
-            render(self.text.tokenizer, prompt, messages), add_special_tokens=False
-        )
-        return tokens
+        return self.text.encode_chat(prompt, messages)
 
 
 def _head(work: Work) -> Head:

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.causal_lm.prompts import Prompts, fill_transcripts, render
+from omni_actors.models.causal_lm.prompts import Prompts, fill_transcripts
 from omni_actors.models.common.text import Text
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt
@@ -62,8 +62,7 @@ class PicturedPrompts(Prompts):
 
     def _whole(self, waiting: _Waiting) -> PromptInput:
         messages, shown = self._written(waiting)
-        text = render(self._text.tokenizer, waiting.prompt, messages)
-        tokens = self._text.encode(text, self._most, "messages", add_special_tokens=False)
+        tokens = self._text.encode_chat(waiting.prompt, messages, self._most)
         return PromptInput(tokens, media={"image": shown} if shown else {})
 
     def _written(self, waiting: _Waiting) -> tuple[list[dict[str, Any]], list[Image.Image]]:
