@@ -56,6 +56,7 @@ from omni_actors.pipelines.settings import DECLARED, DEFAULT, Settings
 from omni_actors.pipelines.sizing import sized
 from omni_actors.pipelines.strategy import VLLM, Strategy
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
+from omni_actors.pipelines.template import template_override
 from omni_actors.pipelines.threads import share_threads, shared_cores
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
@@ -95,6 +96,7 @@ def resolve(
     platform: str | None = None,
     served_name: str | None = None,
     pipeline: str | None = None,
+    chat_template: Path | None = None,
     registry: Registry | None = None,
 ) -> Plan:
     """Everything that a deployment is, from what an operator says.
@@ -102,8 +104,9 @@ def resolve(
     ``model`` is a pipeline's name, a model's folder, the public name of a checkpoint, or ``None`` or ``demo`` for the
     built-in demo. ``pipeline`` forces the pipeline that a folder is served by. What ``overlay`` sets is overruled by
     ``overrides`` (``path=value``), and by ``platform`` (else the variable ``OMNI_ACTORS_PLATFORM``) and
-    ``served_name``. Weights need not be there yet: see :func:`missing_weights`. Reads files and environment, imports no
-    model code. Raises :class:`PlanError` (or another :class:`OmniError`) that says what is wrong and where.
+    ``served_name``. ``chat_template`` is a file for the stage that reads chats by a template. Weights need not be there
+    yet: see :func:`missing_weights`. Reads files and environment, imports no model code. Raises :class:`PlanError` (or
+    another :class:`OmniError`) that says what is wrong and where.
     """
     registry = registry or Registry.installed()
     for override in map(Override.of, overrides):
@@ -116,6 +119,8 @@ def resolve(
     family = refined(choice.pipeline, said)
     check_declaration(without(family, said.lacks))
     family = replace(family, stages=tuple(map(with_engine_options, family.stages)))
+    if chat_template is not None:
+        overrides = [*overrides, template_override(family, chat_template)]
     chosen = without(family, said.lacks)
     media = resolve_name(MEDIA) if _has_media(chosen) else None
     own = [*(peek_overlay(overlay, *STAGE_PLATFORMS) if overlay else ()), *peek_overrides(overrides, *STAGE_PLATFORMS)]

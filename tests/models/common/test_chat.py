@@ -226,7 +226,7 @@ def test_tools_their_calls_and_what_they_say_forge_nothing() -> None:
 def test_a_message_that_is_continued_ends_where_the_reference_ends_it() -> None:
     for text in ("so <far", "so <far  ", "so <|im_end|> far"):
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": text}]
-        given = {"continue_final_message": True}
+        given: dict[str, Any] = {"continue_final_message": True}
         made = qwen3().encode(messages, **given)
         assert qwen3().tokenizer.decode(made) == qwen3().text(messages, **given)
         assert qwen3().counted(made)["<|im_end|>"] == 1

@@ -71,6 +71,7 @@ def test_a_mark_that_a_text_writes_is_no_image(tmp_path: Path) -> None:
     vocabulary = it.vocabulary
     assert vocabulary is not None
     mark = vocabulary.tokenizer.token_to_id("<image>")
+    assert isinstance(mark, int)
     for messages, indices in (([user(0, "<image>")], (0,)), ([user("<image>")], ())):
         made = ask(it, messages, *indices)
         assert made.tokens.count(mark) == len(indices)

@@ -33,6 +33,7 @@ class Deployment:
     api_key_limit: int | None = None
     engines: tuple[str, ...] = ()
     """``STAGE=KIND``, each."""
+    chat_template: Path | None = None
 
     def plan(self) -> Plan:
         """The plan of it. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
@@ -50,6 +51,7 @@ class Deployment:
             platform=self.platform,
             served_name=self.served_model_name,
             pipeline=self.pipeline,
+            chat_template=self.chat_template,
         )
 
     def _engines(self) -> Iterator[Override]:
@@ -83,6 +85,12 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="What computes a stage: auto, torch, vllm, a kind of engine, or module:Class. Repeatable.",
     )
     @click.option("--pipeline", help="Pipeline to serve the model by.  [default: by the model's architecture]")
+    @click.option(
+        "--chat-template",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Chat template (Jinja) to use instead of the model's own.",
+    )
     @click.option("--served-model-name", metavar="NAME", help="The name clients know it by.")
     @functools.wraps(command)
     def wrapped(
@@ -93,12 +101,22 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         pipeline: str | None,
         served_model_name: str | None,
         engines: tuple[str, ...],
+        chat_template: Path | None,
         deadline: float | None = None,
         api_key_limit: int | None = None,
         **others: Any,
     ) -> Any:
         deployment = Deployment(
-            model, deploy, settings, platform, pipeline, served_model_name, deadline, api_key_limit, engines
+            model,
+            deploy,
+            settings,
+            platform,
+            pipeline,
+            served_model_name,
+            deadline,
+            api_key_limit,
+            engines,
+            chat_template,
         )
         return command(deployment, **others)
 

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.causal_lm.fused import FusedDecoder, supports
-from omni_actors.models.causal_lm.generic import GenericDecoder
+from omni_actors.models.causal_lm.generic import GenericDecoder, check_supported
 from omni_actors.models.causal_lm.prompts import Prompts
 from omni_actors.models.common.split import Split, load_split
 from omni_actors.models.common.text import (
@@ -52,6 +52,9 @@ class CausalLM(AutoregressiveAdapter):
         generation = model.generation_config
         self.eos = eos_ids(generation, model.config, self._text.tokenizer)
         self.sampling_defaults = sampling_defaults(generation)
+        self._fused = bool(self._options["fused"]) and supports(model)
+        if not self._fused and self.group.size == 1:
+            check_supported(model)
         made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.max_model_len = context_length(made_for, self._options["max_model_len"])
         progress("preparing the weights", None)
@@ -82,7 +85,7 @@ class CausalLM(AutoregressiveAdapter):
 
     def _decoder(self, model: Any) -> Decoder:
         decoder: Decoder
-        if self._options["fused"] and supports(model):
+        if self._fused:
             decoder = FusedDecoder(model, self.max_model_len, kernels_of(self.hello), self.group)
         elif self.group.size > 1:
             message = f"{type(model).__name__} runs by transformers' own layers, which are not split over ranks"

@@ -6,18 +6,24 @@ transformers lets a model take its attention function from a registry. Ours find
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
+from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.worker.engines.decoder import Attention, KVShape, StepInputs, StepOutput
 
 IMPLEMENTATION = "omni_paged"
 
 
-class UnsupportedModel(ValueError):
-    """The architecture keeps something else per token than keys and values of equal heads in every layer."""
+class UnsupportedModel(OmniError):
+    """The architecture is not one that :class:`GenericDecoder` computes."""
+
+    def __init__(self, why: str) -> None:
+        message = f"the torch engine cannot compute this model: {why}"
+        super().__init__(ErrorInfo(message=message, code="bad_model", status=500))
 
 
 def _attend(
@@ -51,11 +57,7 @@ class GenericDecoder:
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()
-        if getattr(config, "is_encoder_decoder", False):
-            raise UnsupportedModel(f"{type(model).__name__} has an encoder")
-        kinds = set(getattr(config, "layer_types", None) or ())
-        if unknown := kinds - {"full_attention", "sliding_attention"}:
-            raise UnsupportedModel(f"{type(model).__name__} has layers of kind {min(unknown)}")
+        check_supported(model)
         AttentionInterface.register(IMPLEMENTATION, _attend)
         model.set_attn_implementation(IMPLEMENTATION)
         heads = config.num_attention_heads
@@ -75,3 +77,20 @@ class GenericDecoder:
             omni_attention=attention,
         ).logits
         return StepOutput(logits[0])
+
+
+def check_supported(model: Any) -> None:
+    """Raises :class:`UnsupportedModel`, with the reason, for a model that keeps something else per token than keys and
+    values, or whose attention is not to be replaced."""
+    name, config = type(model).__name__, model.config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name} has an encoder")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if unknown := kinds - {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(f"{name} has layers of kind {min(unknown)}")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModel(f"{name} computes attention by code of its own, which cannot read a paged cache")
+    if missing := {"position_ids", "logits_to_keep"} - inspect.signature(model.forward).parameters.keys():
+        raise UnsupportedModel(f"{name} takes no {min(missing)}")
+    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        raise UnsupportedModel(f"{name} is configured as an encoder: its attention looks ahead")
