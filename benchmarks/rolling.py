@@ -100,10 +100,10 @@ def content(path: str, body: dict[str, Any], answer: bytes) -> bytes:
 
 
 @contextmanager
-def server(*settings: str) -> Iterator[str]:
+def server(*settings: str, model: str = "stub-voice") -> Iterator[str]:
     """A server of its own; its URL."""
     words = [word for setting in settings for word in ("--set", setting)]
-    command = [*SERVE, "serve", "stub-voice", "--port", "0", "--log-level", "warning", *words]
+    command = [*SERVE, "serve", model, "--port", "0", "--log-level", "warning", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

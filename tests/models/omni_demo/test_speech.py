@@ -20,6 +20,9 @@ pytestmark = pytest.mark.weights
 TEXT = "The capital of France is Paris. It costs $5.99, e.g. today. Shall we go?"
 SENTENCES = 3
 
+MAX_FRAMES = 800
+"""What a step may make at most, 10 s of sound."""
+
 
 def seconds(pcm: bytes) -> float:
     return len(pcm) / 2 / SAMPLE_RATE
@@ -134,7 +137,61 @@ def test_a_text_of_many_thousand_characters_starts_to_sound_with_its_first_sente
     voice.acoustic.engine.abort(key)
 
 
-@pytest.mark.parametrize("text", ["supercalifragilistic" * 30, "1" * 300, "x" * 2000, "a, " * 300, "Hmm" + "!" * 500])
+COSTLY = ["1-", "W ", "aB", "9", "$999 ", "a=", "@", "0"]
+
+
+@pytest.mark.parametrize("piece", COSTLY)
+def test_no_step_says_more_than_a_bounded_part(voice: Voice, piece: str) -> None:
+    """Whatever the text, each step makes one payload, of no more frames than two ordinary sentences have."""
+    key = voice.acoustic.admit(Speech(text=piece * (LIMIT // len(piece)) + " Hello."), routed=True)
+    out, steps = Kept(), 0
+    while voice.acoustic.engine.runnable and steps < 200:
+        before = len(out.payloads)
+        voice.acoustic.engine.step(out)
+        assert len(out.payloads) - before <= 1
+        steps += 1
+    assert key in out.done
+    frames = [payload.tensors["f0"].shape[0] for _, payload in out.payloads]
+    assert max(frames) <= MAX_FRAMES
+    assert [payload.meta["index"] for _, payload in out.payloads] == list(range(len(frames)))
+
+
+@pytest.mark.parametrize("speed", [0.25, 1.0, 4.0])
+def test_slow_speech_is_cut_into_more_parts(voice: Voice, speed: float) -> None:
+    frames = [payload.tensors["f0"].shape[0] for payload in voice.spectra(text="1-" * 110, speed=speed)]
+    assert max(frames) <= MAX_FRAMES
+
+
+def test_a_long_sentence_shares_the_stage_with_short_ones(voice: Voice) -> None:
+    """Three short requests beside one whose single sentence is many parts: it has one turn, then they have theirs."""
+    acoustic = voice.acoustic
+    long = acoustic.admit(Speech(text="999,999,999,999 " * 13), routed=True)
+    out = Kept()
+    acoustic.engine.step(out)
+    shorts = [acoustic.admit(Speech(text=f"Hello, number {i}."), routed=True) for i in range(3)]
+    while not all(key in out.done for key in shorts):
+        acoustic.engine.step(out)
+    assert [key for key, _ in out.payloads] == [long, *shorts]
+    acoustic.run()
+
+
+def test_where_a_sentence_is_cut_there_is_no_long_silence(voice: Voice) -> None:
+    text = " ".join(["the children were playing in the garden behind the old stone wall"] * 3)[:LIMIT]
+    assert len(voice.spectra(text=text)) > 1
+    loud = np.flatnonzero(np.abs(np.frombuffer(voice.say(text), "<i2")) > 100)
+    assert np.diff(loud).max() / SAMPLE_RATE < 0.4
+
+
+def test_the_parts_of_a_sentence_come_before_the_next_sentence(voice: Voice) -> None:
+    def frames(text: str) -> list[int]:
+        return [payload.tensors["f0"].shape[0] for payload in voice.spectra(text=text)]
+
+    long, short = "W " * 60 + "W.", "Hello there."
+    assert len(frames(long)) > 2
+    assert frames(f"{long} Now {short}") == frames(long) + frames(f"Now {short}")
+
+
+@pytest.mark.parametrize("text", ["supercalifragilistic" * 30, "1" * 300, "x" * 400, "a, " * 300, "Hmm" + "!" * 500])
 def test_strange_texts_are_said_somehow(voice: Voice, text: str) -> None:
     pcm = voice.say(text)
     assert 0.3 < seconds(pcm) < 400

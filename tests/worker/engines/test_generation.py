@@ -250,6 +250,37 @@ def test_a_long_request_does_not_starve_a_short_one() -> None:
     assert values(out, 0) == [[2.0 * i + 1] for i in range(100)]
 
 
+def test_what_comes_during_a_turn_waits_for_no_second_one() -> None:
+    engine, out = make(Affine, max_batch=1), Recorder()
+    engine.admit(work(0, rows=[[float(i)] for i in range(3)]))
+    engine.step(out)
+    engine.admit(work(1, rows=[[7.0]]))
+    engine.admit(work(2, rows=[[8.0], [9.0]]))
+    drain(engine, out)
+    assert [key for key, _ in model(engine).order] == [0, 1, 2, 0, 2, 0]
+
+
+class Halves(Affine):
+    """A row of more than two numbers is run in parts of two, the rest of it as items that follow."""
+
+    def run(self, items: Sequence[tuple[Work, np.ndarray]]) -> Sequence[Result | OmniError]:
+        self.rest = [(work, row[2:]) for work, row in items if len(row) > 2]
+        return super().run([(work, row[:2]) for work, row in items])
+
+    def more(self, state: Work) -> Sequence[tuple[Work, np.ndarray]]:
+        return [item for item in self.rest if item[0] is state]
+
+
+def test_the_rest_of_an_item_comes_before_the_next_item_of_its_request() -> None:
+    engine, out = make(Halves, max_batch=1), Recorder()
+    engine.admit(work(0, rows=[[1.0, 2.0, 3.0, 4.0, 5.0], [6.0]]))
+    engine.step(out)
+    engine.admit(work(1, rows=[[7.0]]))
+    drain(engine, out)
+    assert values(out, 0) == [[3.0, 5.0], [7.0, 9.0], [11.0], [13.0]]
+    assert [key for key, _ in model(engine).order] == [0, 1, 0, 0, 0]
+
+
 def test_incompatible_requests_take_turns() -> None:
     engine, out = make(Affine), Recorder()
     for key in range(4):  # many of one kind, one of another

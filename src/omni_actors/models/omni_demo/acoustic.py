@@ -1,21 +1,24 @@
 """The acoustic stage: a sentence → phonemes → spectra.
 
-Its payload, kind ``acoustic``, is what the net says of one sentence (or of a part of one that is too long for it): five
-spectral tensors float32 [601, frames] and ``f0`` float32 [frames], a frame being 12.5 ms. ``meta`` has ``index`` (its
-place in the answer), ``seed`` (of the noise that the vocoder adds) and ``tempo``, how many times faster the sound must
-still be made.
+Its payload, kind ``acoustic``, is what the net says of one sentence (or of a part of one that is too long for a step):
+five spectral tensors float32 [601, frames] and ``f0`` float32 [frames], a frame being 12.5 ms. ``meta`` has ``index``
+(its place in the answer), ``seed`` (of the noise that the vocoder adds), ``tempo`` (how many times faster the sound
+must still be made) and ``silence``, a pair: the most seconds of silence at its begin and at its end, where a sentence
+was cut in two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.omni_demo import voice
+from omni_actors.models.omni_demo.cutting import MARKS, cut, taken_apart
 from omni_actors.models.omni_demo.pipeline import SAMPLE_RATE, VOICE
 from omni_actors.models.omni_demo.sentences import SentenceSplitter
 from omni_actors.models.omni_demo.speakable import speakable
@@ -42,30 +45,48 @@ SLOWEST, FASTEST = 0.25, 4.0
 NET_SLOWEST, NET_FASTEST = 0.5, 1.5
 """Between these speeds the net speaks well; what is beyond is left to the vocoder as ``tempo``."""
 
-MAX_PHONEMES = 400
-"""The net's longest sentence in training: what is longer is cut at a clause, or between words."""
+MAX_PHONEMES = 120
+"""Most phonemes that one step says, at a speed of 1 or more: about 8 s of sound, two ordinary sentences. A sentence
+that has more is cut, and its parts take turns with other requests' sentences."""
+
+PAUSE_S = 0.12
+"""Silence on either side of a cut behind a mark at which the voice pauses."""
+
+SEAM_S = 0.02
+"""Silence on either side of a cut between words."""
 
 
 @dataclass(slots=True)
 class Speaking:
-    """One request's state. ``asked`` says that the text came in the request itself, so that silence is an error."""
+    """One request's state. ``asked`` says that the text came in the request itself, so that silence is an error;
+    ``rest`` is what follows the item that just ran."""
 
     work: Work
     speech: Speech
     asked: bool
     index: int = 0
+    rest: Sequence[Line | Part] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """An item: one written sentence of a request."""
+    """An item: one written sentence of a request, that is yet to be read. The step says its first part too."""
 
     request: Speaking
     text: str
 
 
-class Acoustic(GenerationAdapter[Speaking, Line]):
-    """hibari's net on onnxruntime. It takes one sentence at a time, so a batch is one item."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An item: phonemes of a part of a sentence that is too long for one step. ``silence`` is as in the payload."""
+
+    request: Speaking
+    phonemes: str
+    silence: tuple[float | None, float | None] = (None, None)
+
+
+class Acoustic(GenerationAdapter[Speaking, Line | Part]):
+    """hibari's net on onnxruntime. It takes one sentence, or part of one, at a time, so a batch is one item."""
 
     tensors: ClassVar[Specs] = {"acoustic": ACOUSTIC}
 
@@ -78,12 +99,12 @@ class Acoustic(GenerationAdapter[Speaking, Line]):
         progress("loading the acoustic net", 0.0)
         self._voice = voice.package(self.hello.model).Hibari(threads=self.hello.threads)
         progress("loading pronunciations", 0.3)
-        spectra = self._net(self._phonemes("Hello, world.")[0], 1.0)
+        spectra = self._net(self._voice.g2p("Hello, world."), 1.0)
         if not all(np.isfinite(tensor).all() for tensor in spectra.tensors.values()):
             raise WarmUpError("spectra")
         return {"sample_rate": SAMPLE_RATE, "voices": [VOICE], "languages": ["en"]}
 
-    def open(self, work: Work) -> tuple[Speaking, Sequence[Line]]:
+    def open(self, work: Work) -> tuple[Speaking, Sequence[Line | Part]]:
         speech: Speech = work.params.get("speech") or Speech()
         _check(speech)
         asked = not work.ports
@@ -99,13 +120,13 @@ class Acoustic(GenerationAdapter[Speaking, Line]):
         splitter = SentenceSplitter(opening_limit=None, skip_code=False)
         return state, [Line(state, sentence) for sentence in splitter.push(speech.text, end=True)]
 
-    def feed(self, state: Speaking, port: str, payload: Payload | None, end: bool) -> Sequence[Line]:
+    def feed(self, state: Speaking, port: str, payload: Payload | None, end: bool) -> Sequence[Line | Part]:
         return () if payload is None else (Line(state, payload.meta["text"]),)
 
-    def batch_key(self, item: Line) -> Hashable:
+    def batch_key(self, item: Line | Part) -> Hashable:
         return id(item)
 
-    def run(self, items: Sequence[Line]) -> Sequence[Result | OmniError]:
+    def run(self, items: Sequence[Line | Part]) -> Sequence[Result | OmniError]:
         return [self._say(item) for item in items]
 
     def finish(self, state: Speaking) -> Sequence[Piece]:
@@ -113,30 +134,38 @@ class Acoustic(GenerationAdapter[Speaking, Line]):
             raise invalid_request("Nothing in this text can be spoken.", param="input")
         return ()
 
-    def _say(self, line: Line) -> Result:
-        state = line.request
-        pieces: list[Piece] = []
-        tokens = 0
-        for phonemes in self._phonemes(line.text):
-            tokens += len(phonemes)
-            meta = {"index": state.index + len(pieces), "seed": state.speech.seed}
-            pieces.append(Piece(self._net(phonemes, state.speech.speed, **meta)))
-        state.index += len(pieces)
-        return Result(pieces, Usage(prompt_tokens=tokens))
+    def more(self, state: Speaking) -> Sequence[Line | Part]:
+        following, state.rest = state.rest, ()
+        return following
 
-    def _phonemes(self, text: str) -> list[str]:
-        """The phonemes of a sentence, in parts that the net can take; none if it has no reading."""
-        words = speakable(text)
+    def _say(self, item: Line | Part) -> Result:
+        """Say one part. What else there is of the sentence waits for its next turn."""
+        state = item.request
+        speech = state.speech
+        parts = [item] if isinstance(item, Part) else self._parts(item)
+        if not parts:
+            return Result()
+        first, *rest = parts
+        meta = {"index": state.index, "seed": speech.seed, "silence": first.silence}
+        payload = self._net(first.phonemes, speech.speed, **meta)
+        state.index += 1
+        state.rest = rest
+        return Result([Piece(payload)], Usage(prompt_tokens=len(first.phonemes)))
+
+    def _parts(self, line: Line) -> list[Part]:
+        """A sentence in parts that a step can take; none if it has no reading."""
+        words = taken_apart(speakable(line.text), self._known)
         found = self._voice.g2p(words) if words else ""
         if not any(character.isalpha() for character in found):
             return []
-        parts = []
-        while len(found) > MAX_PHONEMES:
-            cut = max(found.rfind(mark, 0, MAX_PHONEMES) for mark in (", ", "; ", ": ", "— ")) + 1
-            cut = cut or found.rfind(" ", 0, MAX_PHONEMES) + 1 or MAX_PHONEMES
-            parts.append(found[:cut].strip())
-            found = found[cut:].strip()
-        return [*parts, found]
+        slowest = min(1.0, max(line.request.speech.speed, NET_SLOWEST))
+        phonemes = cut(found, round(MAX_PHONEMES * slowest))
+        seams = [None, *(PAUSE_S if it[-1] in MARKS else SEAM_S for it in phonemes[:-1]), None]
+        return [Part(line.request, it, edges) for it, edges in zip(phonemes, pairwise(seams), strict=True)]
+
+    def _known(self, word: str) -> bool:
+        lexicon = self._voice.g2p.lexicon
+        return any(lexicon.is_known(form, None) for form in (word, word.lower()))
 
     def _net(self, phonemes: str, speed: float, **meta: Any) -> Payload:
         ids = np.asarray([self._voice.ids(phonemes)], np.int64)

@@ -21,6 +21,9 @@ from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Result, audio_piece
 
+SILENCE = 1e-3
+"""Full scale is 1. What is never louder than this (-60 dB) at an end of the sound is silence."""
+
 TEMPO_TOLERANCE = 0.02
 """A tempo nearer to 1 than this is left alone."""
 
@@ -84,6 +87,7 @@ class Vocoder(GenerationAdapter[Sounding, Spectra]):
         # Seeds are signed 64-bit numbers on the wire, the generator takes naturals.
         noise = np.random.default_rng([meta["seed"] % 2**64, meta["index"]])
         samples: Samples = self._dsp.synth(*(tensors[name] for name in SPECTRA), tensors["f0"], noise)
+        samples = _trimmed(samples, *meta.get("silence", (None, None)))
         tempo = meta.get("tempo", 1.0)
         return samples if abs(tempo - 1.0) < TEMPO_TOLERANCE else change_tempo(samples, tempo, SAMPLE_RATE)
 
@@ -93,3 +97,13 @@ class Vocoder(GenerationAdapter[Sounding, Spectra]):
         while start < len(samples):
             yield samples[start : start + size]
             start, size = start + size, self._piece
+
+
+def _trimmed(samples: Samples, begin_s: float | None, end_s: float | None) -> Samples:
+    """``samples`` with no more silence than so many seconds at either end; ``None`` leaves an end as it is."""
+    loud = np.flatnonzero(np.abs(samples) > SILENCE)
+    if not len(loud):
+        return samples
+    start = 0 if begin_s is None else max(0, int(loud[0]) - round(begin_s * SAMPLE_RATE))
+    end = len(samples) if end_s is None else int(loud[-1]) + 1 + round(end_s * SAMPLE_RATE)
+    return samples[start:end]

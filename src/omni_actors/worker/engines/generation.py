@@ -83,7 +83,8 @@ class GenerationAdapter(ABC, Generic[S, I]):
         same items after it raised, so it changes no state before it is sure to return."""
 
     def more(self, state: S) -> Sequence[I]:
-        """Items that wait only for the one that just ran, when it is through (its output may still be leaving)."""
+        """Items that follow the one that just ran, when it is through (its output may still be leaving). They come
+        before the request's other items: what is too long for one step is cut, and the rest of it given here."""
         return ()
 
     def finish(self, state: S) -> Sequence[Piece]:
@@ -115,6 +116,9 @@ class GenerationEngine(Engine):
         self._requests: dict[int, Held] = {}
         # Those of them with something to do, in the order of their turns. One that waits for input is not here.
         self._active: dict[int, Held] = {}
+        # Those of them that had the last turn. They go to the end of the queue when the next begins: what came in the
+        # meantime waits for that one turn, not for two.
+        self._served: list[Held] = []
         self._batch_is_next = False
         self._totals = dict.fromkeys(
             ("batches", "batched_items", "items", "finished", "failures", "aborted", "out_of_memory"), 0
@@ -252,6 +256,10 @@ class GenerationEngine(Engine):
             out.emit(request.work.key, piece.payload)
 
     def _run_batch(self, out: Outbox) -> bool:
+        for request in self._served:
+            if self._active.pop(request.work.key, None) is not None:
+                self._active[request.work.key] = request
+        self._served = []
         batch = self._select(out)
         if not batch:
             return False
@@ -282,11 +290,12 @@ class GenerationEngine(Engine):
                 check_result(self._adapter, result)
                 request.usage = add_usage(request.usage, result.usage)
                 request.start(result.pieces)
-                self._queue("more", request, self._adapter.more(request.state))
+                following = self._queued("more", self._adapter.more(request.state))
+                request.items.extendleft(reversed(following))
             except Exception as error:
                 self._fail(request, error, out)
                 continue
-            self._to_the_back(request)
+            self._served.append(request)
             self._advance(request, out)
         return True
 
@@ -350,27 +359,27 @@ class GenerationEngine(Engine):
     def _enqueue(self, method: str, request: Held, items: Sequence[Any], port: str | None = None) -> None:
         """Take items that ``method`` of the adapter gave."""
         try:
-            self._queue(method, request, items, port)
+            queued = self._queued(method, items)
+            request.items.extend(queued)
+            if queued:
+                queued[-1].port = port
         except Exception as error:
             self._give_up(request)
             raise OmniError(self._faults.explain(error, request.work.request_id)) from error
         if request.items or request.drained:
             self._active.setdefault(request.work.key, request)
 
-    def _queue(self, method: str, request: Held, items: Sequence[Any], port: str | None = None) -> None:
+    def _queued(self, method: str, items: Sequence[Any]) -> list[Queued]:
+        """The items that a method gave, each with its batch key."""
+        found = []
         for item in sequence_of(self._adapter, method, items):
             batch_key = self._adapter.batch_key(item)
             try:
                 hash(batch_key)
             except TypeError:
                 raise wrong(self._adapter, "batch_key", kind_of(batch_key), _KEY) from None
-            request.items.append(Queued(item, batch_key))
-        if len(items):
-            request.items[-1].port = port
-
-    def _to_the_back(self, request: Held) -> None:
-        del self._active[request.work.key]
-        self._active[request.work.key] = request
+            found.append(Queued(item, batch_key))
+        return found
 
     def _remove(self, request: Held) -> None:
         del self._requests[request.work.key]
