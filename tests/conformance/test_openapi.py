@@ -83,4 +83,20 @@ def test_schemathesis_finds_no_500_and_nothing_undocumented(deployment: str, tmp
 
 def test_the_document_is_served(deployment: str) -> None:
     answer: Any = httpx.get(f"{deployment}/openapi.json").json()
-    assert answer == json.loads(document())
+    (card,) = httpx.get(f"{deployment}/v1/models").json()["data"]
+    assert answer == json.loads(document(frozenset(card["capabilities"]["tasks"])))
+    assert "/v1/audio/translations" not in answer["paths"]
+
+
+def test_a_route_without_its_task_is_not_listed() -> None:
+    everywhere = json.loads(document(frozenset()))["paths"]
+    assert "/v1/models" in everywhere
+    for task, path in {
+        "chat": "/v1/chat/completions",
+        "completion": "/v1/completions",
+        "speech": "/v1/audio/speech",
+        "transcription": "/v1/audio/transcriptions",
+        "translation": "/v1/audio/translations",
+    }.items():
+        assert path not in everywhere
+        assert set(json.loads(document(frozenset({task})))["paths"]) == {*everywhere, path}

@@ -13,10 +13,14 @@ from openai import AsyncOpenAI, OpenAI
 TIMEOUT_S = 60.0
 
 
+OURS = {"modality", "audio_metadata"}
+"""Fields of chat that vLLM-Omni's clients read and OpenAI's do not know."""
+
+
 def strict(value: Any) -> Any:
-    """Nothing in a response that the SDK's types do not know, however deep."""
+    """Nothing in a response that the SDK's types do not know, however deep, but :data:`OURS`."""
     if isinstance(value, pydantic.BaseModel):
-        assert not value.model_extra, (type(value), value.model_extra)
+        assert (value.model_extra or {}).keys() <= OURS, (type(value), value.model_extra)
         for name in type(value).model_fields:
             strict(getattr(value, name))
     elif isinstance(value, list | tuple):

@@ -281,6 +281,35 @@ async def test_a_failure_in_a_stream_is_in_band_and_ends_abnormally(modalities: 
         assert 'omni_actors_requests_total{outcome="failed",task="chat"} 1.0' in metrics
 
 
+async def test_raw_sound_of_a_chat_says_its_rate_and_channels() -> None:
+    """Also when there is none."""
+    sound = MediaChunk(0, "audio", {"sample_rate": RATE, "channels": 2}, b"\1\0" * 6)
+    metadata = {"format": "pcm16", "sample_rate_hz": RATE, "channels": 2}
+    wanted = message(modalities=["text", "audio"], audio={"voice": "heart", "format": "pcm16"})
+    async with served(lambda request: [delta("a"), sound, Completed({})]) as server:
+        response = await server.post(CHAT, {**wanted, "stream": True})
+        assert response.headers["x-sample-rate"] == str(RATE)
+        chunks = events_of(response.text)[:-1]
+        assert [it["choices"][0].get("audio_metadata") for it in chunks] == [None, None, metadata, None]
+        assert [it["modality"] for it in chunks] == ["text", "text", "audio", "audio"]
+        whole = (await server.post(CHAT, wanted)).json()
+        assert whole["choices"][0]["audio_metadata"] == metadata
+    async with served(lambda request: [Completed({})]) as server:
+        whole = (await server.post(CHAT, wanted)).json()
+        assert whole["choices"][0]["audio_metadata"] == {**metadata, "channels": 1}
+
+
+async def test_every_chunk_of_a_text_says_so() -> None:
+    """vLLM-Omni's clients count nothing of a chunk that does not."""
+    async with served() as server:
+        fields = {"stream": True, "stream_options": {"include_usage": True}, "n": 2}
+        chunks = events_of((await server.post(CHAT, message(**fields))).text)[:-1]
+        assert {it["modality"] for it in chunks} == {"text"}
+        assert chunks[-1]["usage"] is not None
+        text = events_of((await server.post("/v1/completions", {"prompt": "hi", "stream": True})).text)[:-1]
+        assert all("modality" not in it for it in text)
+
+
 async def test_a_failure_behind_a_whole_answer_is_an_error() -> None:
     async with served(lambda request: [delta("one"), stage_died("llm")]) as server:
         error_of(await server.post(CHAT, message()), 503)

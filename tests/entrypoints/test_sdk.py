@@ -116,6 +116,12 @@ async def test_spoken_chat_streamed() -> None:
         assert first_audio < last_text
         assert deltas[-1].expires_at is not None
         assert chunks[-1].choices[0].finish_reason == "stop"
+        # Where OpenAI's form has no place for it: what a chunk brings, and what raw PCM is.
+        metadata = {"format": "pcm16", "sample_rate_hz": RATE, "channels": 1}
+        for chunk, delta in zip(chunks[:-1], deltas[:-1], strict=True):
+            assert chunk.modality == ("audio" if delta.data else "text")
+            assert (chunk.choices[0].model_extra or {}) == ({"audio_metadata": metadata} if delta.data else {})
+        assert chunks[-1].modality == "audio"
 
 
 async def test_a_later_turn_refers_to_a_spoken_answer() -> None:

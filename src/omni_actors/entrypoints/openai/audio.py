@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from omni_actors.protocol.request import MediaChunk
 
 CONTENT_TYPES = {
@@ -21,6 +23,11 @@ def content_type(format: str, sample_rate: int, channels: int) -> str:
 def pcm_of(chunk: MediaChunk) -> tuple[int, int]:
     """Sample rate (Hz) and channels of a chunk."""
     return int(chunk.meta["sample_rate"]), int(chunk.meta.get("channels", 1))
+
+
+def metadata_of(format: str, sample_rate: int, channels: int) -> dict[str, Any]:
+    """The field ``audio_metadata`` of a choice, under vLLM-Omni's names. Raw PCM is described nowhere else."""
+    return {"format": format, "sample_rate_hz": sample_rate, "channels": channels}
 
 
 def frame_of(format: str, channels: int) -> int:

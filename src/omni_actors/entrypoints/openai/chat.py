@@ -85,8 +85,11 @@ async def create(services: Services, call: Call) -> Reply:
     if not body.stream:
         return Reply(await _whole(services, call, events, answer))
     await events.begin()
-    pieces = _spoken_stream if spoken else _text_stream
-    return Reply(pieces(services, call, events, answer), sse.HEADERS, events=True)
+    if not spoken:
+        return Reply(_text_stream(services, call, events, answer), sse.HEADERS, events=True)
+    rate = services.plan.sample_rate
+    known = [("x-sample-rate", str(rate))] if answer.format == "pcm16" and rate is not None else []
+    return Reply(_spoken_stream(services, call, events, answer), [*sse.HEADERS, *known], events=True)
 
 
 def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str, ...], spoken: bool) -> Request:
@@ -184,6 +187,7 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
     encoder: AudioEncoder | None = None
     base64 = sse.Base64()
     encoded: list[bytes] = []
+    shape = _silence(services)
     usage: dict[str, Any] | None = None
 
     def keep(delta: TextDelta) -> bool:
@@ -201,7 +205,8 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
             keep(event)
         elif isinstance(event, MediaChunk):
             if encoder is None:
-                encoder = await _encoder(services, call, answer, *audio.pcm_of(event), streaming=False)
+                shape = audio.pcm_of(event)
+                encoder = await _encoder(services, call, answer, *shape, streaming=False)
             encoded.append(base64.feed(await encoder.feed(event.data)))
         else:
             usage = usage_of(services.plan, TASK, event.usage)
@@ -211,7 +216,7 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if answer.spoken:
             if encoder is None:
-                encoder = await _encoder(services, call, answer, *_silence(services), streaming=False)
+                encoder = await _encoder(services, call, answer, *shape, streaming=False)
             rest = await encoder.finish()
             for at in range(0, len(rest), PIECE):  # a WAV comes whole
                 encoded.append(base64.feed(rest[at : at + PIECE]))
@@ -225,14 +230,15 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
                 "expires_at": services.history.expires_at(),
                 "transcript": text,
             }
-        choices.append(
-            {
-                "index": index,
-                "message": message,
-                "logprobs": chat_logprobs(logprobs[index]) if answer.logprobs else None,
-                "finish_reason": finish[index],
-            }
-        )
+        choice = {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(logprobs[index]) if answer.logprobs else None,
+            "finish_reason": finish[index],
+        }
+        if answer.spoken:
+            choice["audio_metadata"] = audio.metadata_of(answer.format, *shape)
+        choices.append(choice)
     return sse.encode(
         {
             "id": answer.id,
@@ -269,12 +275,24 @@ def _choice(index: int, delta: bytes, finish: str | None = None, logprobs: Any =
     )
 
 
-def _template(answer: _Answer) -> sse.Template:
-    return sse.Template(answer.id, "chat.completion.chunk", answer.created, answer.model, usage=answer.include_usage)
+def _heard(data: bytes, metadata: bytes) -> bytes:
+    """A choice with a piece of encoded audio."""
+    return _choice(0, b'{"audio":{"data":"%b"}}' % data)[:-1] + b',"audio_metadata":%b}' % metadata
+
+
+def _template(answer: _Answer, modality: str) -> sse.Template:
+    return sse.Template(
+        answer.id,
+        "chat.completion.chunk",
+        answer.created,
+        answer.model,
+        usage=answer.include_usage,
+        modality=modality,
+    )
 
 
 async def _text_stream(services: Services, call: Call, events: Events, answer: _Answer) -> AsyncGenerator[bytes, None]:
-    template, tally = _template(answer), answer.tally
+    template, tally = _template(answer, "text"), answer.tally
     if tally is not None:
         tally.begin(events.first)
     role = b'{"role":"assistant","content":""}'
@@ -312,14 +330,15 @@ async def _spoken_stream(
     services: Services, call: Call, events: Events, answer: _Answer
 ) -> AsyncGenerator[bytes, None]:
     """Transcript and audio as they come, in the order in which they come. The id is in the first chunk, the finish
-    reason and ``expires_at`` in the last."""
-    template, tally = _template(answer), answer.tally
+    reason and ``expires_at`` in the last; each with audio says its rate and channels."""
+    template, sounding, tally = _template(answer, "text"), _template(answer, "audio"), answer.tally
     if tally is not None:
         tally.begin(events.first)
     first = {"role": "assistant", "audio": {"id": answer.audio_id, "transcript": ""}}
     yield template.chunk(_choice(0, sse.encode(first)), answer.so_far())
     encoder: AudioEncoder | None = None
     base64 = sse.Base64()
+    metadata = b""
     transcript: list[str] = []
     finish = "stop"
     async for event in events:
@@ -336,19 +355,21 @@ async def _spoken_stream(
             if encoder is None:
                 rate, channels = audio.pcm_of(event)
                 base64 = sse.Base64(audio.frame_of(answer.format, channels))
+                metadata = sse.encode(audio.metadata_of(answer.format, rate, channels))
                 encoder = await _encoder(services, call, answer, rate, channels, streaming=True)
             if data := base64.feed(await encoder.feed(event.data)):
-                yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data), answer.so_far())
+                yield sounding.chunk(_heard(data, metadata), answer.so_far())
         else:
             if encoder is None:
+                metadata = sse.encode(audio.metadata_of(answer.format, *_silence(services)))
                 encoder = await _encoder(services, call, answer, *_silence(services), streaming=True)
             usage = usage_of(services.plan, TASK, event.usage)
             all_used = None if tally is None else usage
             if data := base64.feed(await encoder.finish()) + base64.finish():
-                yield template.chunk(_choice(0, b'{"audio":{"data":"%b"}}' % data), all_used)
+                yield sounding.chunk(_heard(data, metadata), all_used)
             services.history.put(answer.audio_id, "".join(transcript))
             expires = b'{"audio":{"expires_at":%d}}' % services.history.expires_at()
-            yield template.chunk(_choice(0, expires, finish), all_used)
+            yield sounding.chunk(_choice(0, expires, finish), all_used)
             if answer.include_usage:
                 yield template.usage(usage)
     yield sse.DONE

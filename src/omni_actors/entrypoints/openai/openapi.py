@@ -1,7 +1,7 @@
 """``GET /openapi.json``: this API as an OpenAPI 3.1 document.
 
-Bodies are described by the very structs that decode them, so the document cannot say of a field what is not so. What a
-deployment does not serve (no such stage) is in it all the same, and answered 404.
+Bodies are described by the very structs that decode them, so the document cannot say of a field what is not so. A route
+whose task the deployment's pipeline does not have is left out: it answers nothing but that.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Operation:
     bodies: dict[str, Schema] | None = None
     other: Schema | None = None
     """A 503 that is not an error, but the same report."""
+    task: str | None = None
+    """The task of a pipeline that it asks for; ``None``: every deployment serves it."""
 
 
 def _json(summary: str, answer: Schema, errors: Sequence[int] = _GUARD, other: Schema | None = None) -> Operation:
@@ -99,25 +101,39 @@ def _transcription(kind: type[msgspec.Struct]) -> dict[str, Schema]:
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
-        "Text and speech for a conversation", {JSON: _CHOICES, SSE: _ANY}, _WORK, {JSON: _ref(schemas.ChatRequest)}
+        "Text and speech for a conversation",
+        {JSON: _CHOICES, SSE: _ANY},
+        _WORK,
+        {JSON: _ref(schemas.ChatRequest)},
+        task="chat",
     ),
     ("POST", "/v1/completions"): Operation(
-        "Text behind text", {JSON: _CHOICES, SSE: _ANY}, _WORK, {JSON: _ref(schemas.CompletionRequest)}
+        "Text behind text",
+        {JSON: _CHOICES, SSE: _ANY},
+        _WORK,
+        {JSON: _ref(schemas.CompletionRequest)},
+        task="completion",
     ),
     ("POST", "/v1/audio/speech"): Operation(
         "Speech of a text",
         {**dict.fromkeys((*CONTENT_TYPES.values(), "audio/pcm"), _TEXT), SSE: _ANY},
         _WORK,
         {JSON: _ref(voicing.SpeechRequest)},
+        task="speech",
     ),
     ("POST", "/v1/audio/transcriptions"): Operation(
         "Text of speech",
         {**_TRANSCRIPT, SSE: _ANY},
         _WORK,
         _transcription(transcriptions.TranscriptionRequest),
+        task="transcription",
     ),
     ("POST", "/v1/audio/translations"): Operation(
-        "English text of speech", _TRANSCRIPT, _WORK, _transcription(transcriptions.TranslationRequest)
+        "English text of speech",
+        _TRANSCRIPT,
+        _WORK,
+        _transcription(transcriptions.TranslationRequest),
+        task="translation",
     ),
     ("GET", "/v1/audio/voices"): _json("The voices", _fields(voices=_NAMED)),
     ("GET", "/v1/audio/models"): _json("The models that speak", _fields(models=_NAMED)),
@@ -137,14 +153,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 
 
 async def describe(services: Services, call: Call) -> Reply:
-    """The same for every deployment."""
-    return Reply(document())
+    """What this deployment serves."""
+    return Reply(document(frozenset(services.plan.tasks)))
 
 
 @functools.cache
-def document() -> bytes:
+def document(tasks: frozenset[str] | None = None) -> bytes:
+    """The document of a deployment with these tasks; ``None``: of one that has them all."""
     paths: dict[str, Schema] = {}
     for (method, path), operation in OPERATIONS.items():
+        if operation.task is not None and tasks is not None and operation.task not in tasks:
+            continue
         made = paths.setdefault(path, {})
         made[method.lower()] = _operation(f"{method.lower()} {path}", operation)
         if "{name}" in path:

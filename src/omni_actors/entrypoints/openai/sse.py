@@ -72,9 +72,13 @@ def last_words(error: Exception, request_id: str) -> bytes:
 class Template:
     """Chunks of one streamed completion: the constant parts are encoded once, each delta is one join."""
 
-    def __init__(self, id: str, object: str, created: int, model: str, *, usage: bool) -> None:
-        """``usage`` says that a last chunk has it, and that those before have a null in its place."""
-        head = encode({"id": id, "object": object, "created": created, "model": model})[:-1]
+    def __init__(
+        self, id: str, object: str, created: int, model: str, *, usage: bool, modality: str | None = None
+    ) -> None:
+        """``usage`` says that a last chunk has it, and that those before have a null in its place. ``modality`` says in
+        each chunk what it brings: vLLM-Omni's clients read that, and OpenAI's do not know it."""
+        fields = {"id": id, "object": object, "created": created, "model": model}
+        head = encode(fields if modality is None else {**fields, "modality": modality})[:-1]
         self._head = b"data: " + head + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if usage else b"]}\n\n"
 
