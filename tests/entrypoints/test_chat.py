@@ -302,7 +302,7 @@ async def test_raw_sound_of_a_chat_says_its_rate_and_channels() -> None:
 async def test_every_chunk_of_a_text_says_so() -> None:
     """vLLM-Omni's clients count nothing of a chunk that does not."""
     async with served() as server:
-        fields = {"stream": True, "stream_options": {"include_usage": True}, "n": 2}
+        fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "n": 2}
         chunks = events_of((await server.post(CHAT, message(**fields))).text)[:-1]
         assert {it["modality"] for it in chunks} == {"text"}
         assert chunks[-1]["usage"] is not None
