@@ -63,8 +63,11 @@ async def test_an_engine_that_cannot_sleep_says_so_and_goes_on() -> None:
         ({"action": "drain", "stage": "b", "index": 0, "grace_s": 1}, "grace_s"),
         ({"action": "replace", "stage": "b", "index": 0, "grace_s": -1}, "grace_s"),
         ({"action": "wake", "stage": "b", "index": 0, "level": 1}, "level"),
-        ({"action": "explode"}, None),
-        ({"action": "drain", "stage": "b", "index": 0, "more": 1}, None),
+        ({"action": "sleep", "stage": "b", "index": 0, "level": 2}, "level"),
+        ({"action": "explode"}, "action"),
+        ({}, "action"),
+        ({"action": "drain", "stage": "b", "index": 0, "more": 1}, "more"),
+        ({"action": "drain", "stage": "b", "index": "0"}, "index"),
         ([], None),
     ],
 )

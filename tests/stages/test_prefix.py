@@ -36,13 +36,17 @@ class Replica:
     incarnation: int = 1
     takes: bool = True
     drained: bool = False
+    live: bool = True
     name: str = "llm#0@1"
     stage: Any = field(default_factory=lambda: SimpleNamespace(name="llm"))
     requests: dict[int, None] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        return id(self)
+
     @property
     def info(self) -> dict[str, Any]:
-        return {"kv_blocks": self.room * CHUNK_TOKENS // 16, "block_size": 16}
+        return {"kv_blocks": self.room * CHUNK_TOKENS // 16, "block_size": 16, "commands": ["sleep", "wake"]}
 
     def busy(self, count: int) -> None:
         self.requests = dict.fromkeys(range(count))
@@ -152,6 +156,7 @@ async def test_sleep_forgets_where_the_cache_is_given_back() -> None:
         with pytest.raises(AttributeError):  # of the status, which a stand-in has none of
             await control.sleep("llm", home.index, level)
         assert home.drained
+        control._sleeping.clear()
         assert (bound(pool, completion(text(1))) is home) is remembers
 
 

@@ -131,7 +131,7 @@ def test_it_sleeps_and_wakes_by_command(server: Server) -> None:
     expected = ask(server)["choices"]
     assert command(action="sleep", level=1)[0] == 400, "there is no device memory to give back"
     status, answer = command(action="sleep")
-    assert (status, answer["replicas"][0]["state"]) == (200, "drained")
+    assert (status, answer["replicas"][0]["state"]) == (200, "asleep")
     assert command(action="wake")[1]["replicas"][0]["state"] == "ready"
     assert ask(server)["choices"] == expected
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import trio
 
 from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
-from omni_actors.protocol.errors import ErrorInfo, OmniError, not_found
+from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.states import ReplicaState
+from omni_actors.stages import refusals
 from omni_actors.stages.lives import Cause
 from omni_actors.stages.pool import StagePool
 from omni_actors.stages.replica import StageReplica
@@ -42,7 +45,7 @@ class ReplicaStatus:
     """A replica as it is at this moment.
 
     ``state`` is ``starting``, ``ready``, ``draining`` (it takes no new requests and has some), ``drained`` (it has none
-    any more), ``ending``, or ``dead`` (until its next life). ``questions`` are those beside requests.
+    any more), ``asleep``, ``ending``, or ``dead`` (until its next life). ``questions`` are those beside requests.
     """
 
     stage: str
@@ -71,9 +74,18 @@ class ReplicaStatus:
     """Links to replicas of each neighbour stage."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sleep:
+    """At which level a replica was told to sleep, and in which of its lives."""
+
+    level: int
+    life: int
+
+
 class Control:
-    """Commands of one deployment. Each raises :class:`OmniError`: 404 for a stage or a replica that there is not, 409
-    for a replica that another command is at. ``returned`` is told of a replica that takes requests again."""
+    """Commands of one deployment. Each raises :class:`OmniError` (:mod:`omni_actors.stages.refusals`): 404 for a stage
+    or a replica that there is not, 409 for a replica that another command is at. ``returned`` is told of a replica
+    that takes requests again."""
 
     def __init__(
         self, pools: Mapping[str, StagePool], limits: DeploymentLimits, returned: Callable[[StageReplica], None]
@@ -81,79 +93,125 @@ class Control:
         self._pools = pools
         self._limits = limits
         self._returned = returned
+        self._busy: dict[StageReplica, str] = {}
+        """The command that is at a replica and takes time."""
+        self._sleeping: dict[StageReplica, _Sleep] = {}
+        """Replicas that are to sleep until they are woken or replaced."""
 
     def status(self) -> list[ReplicaStatus]:
         """Every replica, in the order of the plan."""
-        return [_status(replica) for pool in self._pools.values() for replica in pool.replicas]
+        return [self._status(replica) for pool in self._pools.values() for replica in pool.replicas]
 
     def drain(self, stage: str, index: int) -> ReplicaStatus:
         """Let a replica take no new requests; those in it finish. Until :meth:`undrain`, also over its deaths."""
-        replica = self._free(stage, index)
+        replica = self._free(stage, index, "drain")
         replica.drain(True)
         log.info("%s takes no new requests", replica.name)
-        return _status(replica)
+        return self._status(replica)
 
     def undrain(self, stage: str, index: int) -> ReplicaStatus:
         """Let a drained replica take requests again."""
-        replica = self._free(stage, index)
-        replica.drain(False)
-        log.info("%s takes requests again", replica.name)
-        if replica.live:
-            self._returned(replica)
-        return _status(replica)
+        replica = self._free(stage, index, "undrain")
+        if (sleep := self._sleep_of(replica)) is not None:
+            raise refusals.asleep(replica, "undrain", sleep.level)
+        return self._take_requests(replica)
 
     async def sleep(self, stage: str, index: int, level: int = 0) -> ReplicaStatus:
-        """Let a replica take no new requests and stand still with those in it, until :meth:`wake`; of ``level`` 1 it
-        also gives back its device's memory. Raises 400 for an engine that cannot, or not to that level; the replica is
-        then as it was."""
-        replica = self._free(stage, index)
+        """Let a replica take no new requests and stand still with those in it, until :meth:`wake`.
+
+        Args:
+            stage: The stage's name.
+            index: The replica's number.
+            level: 1 also gives back the memory of its device.
+
+        Returns:
+            The replica as it is then; also when it sleeps at this level already.
+
+        Raises:
+            OmniError: The replica is as it was: its engine cannot sleep, or not to that level (400); it is not ready,
+                sleeps at another level, or another command is at it (409); its worker did not do it (503).
+
+        When it is cancelled, the replica is awake and as it was.
+        """
+        replica = self._free(stage, index, "sleep")
+        if (sleep := self._sleep_of(replica)) is not None:
+            if sleep.level == level:
+                return self._status(replica)
+            raise refusals.asleep(replica, "sleep", sleep.level)
         before = replica.drained
-        replica.drain(True)
-        try:
-            await replica.query("sleep", {"level": level})
-        except BaseException:
-            replica.drain(before)
-            raise
+        with self._told(replica, "sleep"):
+            replica.drain(True)
+            try:
+                await self._ask(replica, "sleep", {"level": level})
+            except BaseException:
+                replica.tell("wake", {})  # it may have fallen asleep all the same
+                replica.drain(before)
+                raise
+        self._sleeping[replica] = _Sleep(level, replica.incarnation)
         if level:
             self._pools[stage].forget(replica)
         log.info("%s sleeps", replica.name)
-        return _status(replica)
+        return self._status(replica)
 
     async def wake(self, stage: str, index: int) -> ReplicaStatus:
-        """Let a replica that sleeps go on, and take requests again."""
-        await self._free(stage, index).query("wake")
-        return self.undrain(stage, index)
+        """Let a replica that sleeps go on, and take requests again; so does one whose worker has ended in its sleep.
+
+        Raises :class:`OmniError`: 400 and 409 as :meth:`sleep` does, 409 too for one that is not asleep, 503 when its
+        worker did not do it.
+        """
+        replica = self._find(stage, index)
+        if replica in self._sleeping and self._sleep_of(replica) is None:  # its next life is awake, and still drained
+            return self._take_requests(self._free(stage, index, "undrain"))
+        self._free(stage, index, "wake")
+        if replica not in self._sleeping:
+            raise refusals.awake(replica)
+        with self._told(replica, "wake"):
+            await self._ask(replica, "wake", {})
+        return self._take_requests(replica)
 
     def kill(self, stage: str, index: int) -> ReplicaStatus:
         """End a replica's worker at once, as a crash does: its requests go on elsewhere or later, as after any death,
         but none is suspected of it."""
         replica = self._find(stage, index)
+        if replica.pid is None:
+            raise refusals.no_worker(replica)
         log.warning("%s is killed by command", replica.name)
         replica.kill("killed", "killed by command")
-        return _status(replica)
+        return self._status(replica)
 
     async def replace(self, stage: str, index: int, grace_s: float | None = None) -> ReplicaStatus:
         """Give a replica another worker, and return when that is ready. It takes no new requests from now on; those in
         it have ``grace_s`` seconds to finish (default: the plan's ``drain_s``); what is left then goes on in another
         attempt. While the stage has no other replica new requests wait. Of a replica that is not ready the next life
         is waited for. Raises 503 when the new worker does not become ready."""
-        replica = self._free(stage, index)
+        replica = self._free(stage, index, "replace")
         pool = self._pools[stage]
         pool.changing.add(replica)
         try:
-            await self._replace(replica, self._limits.drain_s if grace_s is None else grace_s)
+            with self._told(replica, "replace"):
+                await self._replace(replica, self._limits.drain_s if grace_s is None else grace_s)
         finally:
             pool.changing.discard(replica)
-            replica.drain(False)
-            if replica.live:
-                self._returned(replica)
-        return _status(replica)
+            if self._sleep_of(replica) is None:
+                self._sleeping.pop(replica, None)
+                replica.drain(False)
+                if replica.live:
+                    self._returned(replica)
+        return self._status(replica)
 
     async def restart(self, stage: str | None = None, grace_s: float | None = None) -> list[ReplicaStatus]:
         """Replace all replicas of a stage (``None``: of every stage), one at a time. The first that fails ends it;
-        those behind it go on with the workers that they have."""
+        those behind it go on with the workers that they have, and the error says which have new ones."""
         pools = list(self._pools.values()) if stage is None else [self._pool(stage)]
-        return [await self.replace(pool.stage.name, it.index, grace_s) for pool in pools for it in pool.replicas]
+        done: list[ReplicaStatus] = []
+        for replica in [replica for pool in pools for replica in pool.replicas]:
+            try:
+                done.append(await self.replace(replica.stage.name, replica.index, grace_s))
+            except OmniError as error:
+                names = ", ".join(f"{it.stage} {it.index}" for it in done) or "none"
+                message = f"{error.info.message} The restart ends here; with new workers are: {names}."
+                raise OmniError(msgspec.structs.replace(error.info, message=message)) from None
+        return done
 
     async def _replace(self, replica: StageReplica, grace_s: float) -> None:
         failures = _failed_starts(replica)
@@ -169,35 +227,70 @@ class Control:
             await _until(replica, lambda: replica.incarnation > before)
         await _until(replica, lambda: replica.live or _failed_starts(replica) > failures)
         if not replica.live:
-            raise _did_not_start(replica)
+            raise refusals.did_not_start(replica)
+
+    def _take_requests(self, replica: StageReplica) -> ReplicaStatus:
+        self._sleeping.pop(replica, None)
+        replica.drain(False)
+        log.info("%s takes requests again", replica.name)
+        if replica.live:
+            self._returned(replica)
+        return self._status(replica)
+
+    async def _ask(self, replica: StageReplica, action: str, args: dict[str, Any]) -> None:
+        """Tell the worker, and wait until it says that it has done it."""
+        try:
+            await replica.query(action, args)
+        except OmniError as error:
+            match error.info.code:
+                case "deadline_exceeded":
+                    why = f"its worker did not answer within {self._limits.query_timeout_s:g} s"
+                case "stage_died" | "stage_unavailable" | "stage_replaced":
+                    why = "its worker ended meanwhile; the next one is awake, and is started by itself"
+                case _:
+                    raise  # the engine's own words
+            raise refusals.not_done(replica, action, why) from None
+
+    def _status(self, replica: StageReplica) -> ReplicaStatus:
+        return _status(replica, self._sleep_of(replica) is not None)
+
+    def _sleep_of(self, replica: StageReplica) -> _Sleep | None:
+        """Its sleep, if its worker is asleep. A life that follows is awake, although the replica was to sleep."""
+        sleep = self._sleeping.get(replica)
+        return sleep if sleep is not None and sleep.life == replica.incarnation and replica.live else None
 
     def _pool(self, stage: str) -> StagePool:
         pool = self._pools.get(stage)
         if pool is None:
-            raise not_found(f"There is no stage '{stage}'; there are: {', '.join(self._pools)}.", "stage")
+            raise refusals.unknown_stage(stage, self._pools)
         return pool
 
     def _find(self, stage: str, index: int) -> StageReplica:
         replicas = self._pool(stage).replicas
         if not 0 <= index < len(replicas):
-            which = "0 alone" if len(replicas) == 1 else f"0 to {len(replicas) - 1}"
-            raise not_found(f"Stage '{stage}' has no replica {index}; it has {which}.", "index")
+            raise refusals.unknown_replica(stage, index, len(replicas))
         return replicas[index]
 
-    def _free(self, stage: str, index: int) -> StageReplica:
+    def _free(self, stage: str, index: int, action: str) -> StageReplica:
+        """The replica, if it can be told this now."""
         replica = self._find(stage, index)
-        if replica in self._pools[stage].changing:
-            raise OmniError(
-                ErrorInfo(
-                    message=f"Replica {index} of stage '{stage}' is being replaced already.",
-                    type="conflict_error",
-                    code="replica_busy",
-                    param="index",
-                    status=409,
-                    stage=stage,
-                )
-            )
+        if (other := self._busy.get(replica)) is not None:
+            raise refusals.busy(replica, action, other)
+        if action in ("sleep", "wake"):
+            if replica.live and action not in _commands(replica):
+                raise refusals.unsupported(replica, action)
+            if not replica.live:
+                raise refusals.not_ready(replica, action, _state(replica, False))
         return replica
+
+    @contextlib.contextmanager
+    def _told(self, replica: StageReplica, action: str) -> Iterator[None]:
+        """While a command is at the replica, others are refused."""
+        self._busy[replica] = action
+        try:
+            yield
+        finally:
+            del self._busy[replica]
 
 
 async def _until(replica: StageReplica, condition: Callable[[], bool]) -> None:
@@ -211,25 +304,17 @@ async def _settled(replica: StageReplica) -> None:
         await replica.query("settle", timeout_s=math.inf)
 
 
+def _commands(replica: StageReplica) -> frozenset[str]:
+    """What its engine can be told beside requests, as its worker has said."""
+    said = replica.info.get("commands")
+    return frozenset(said) if isinstance(said, list) else frozenset()
+
+
 def _failed_starts(replica: StageReplica) -> int:
     return replica.lives.ends["start"]
 
 
-def _did_not_start(replica: StageReplica) -> OmniError:
-    why = "" if replica.lives.last is None else f": {replica.lives.last.error.message}"
-    return OmniError(
-        ErrorInfo(
-            message=f"The new worker of replica {replica.index} of stage '{replica.stage.name}' did not start{why}.",
-            type="unavailable_error",
-            code="replacement_failed",
-            status=503,
-            stage=replica.stage.name,
-            retry_after=max(1.0, replica.expected_s()),
-        )
-    )
-
-
-def _status(replica: StageReplica) -> ReplicaStatus:
+def _status(replica: StageReplica, asleep: bool) -> ReplicaStatus:
     lives, now = replica.lives, trio.current_time()
     links: dict[str, int] = {}
     for peer, _index in replica.links:
@@ -240,7 +325,7 @@ def _status(replica: StageReplica) -> ReplicaStatus:
     return ReplicaStatus(
         stage=replica.stage.name,
         index=replica.index,
-        state=_state(replica),
+        state=_state(replica, asleep),
         incarnation=replica.incarnation,
         pid=replica.pid,
         ranks=replica.ranks,
@@ -259,9 +344,11 @@ def _status(replica: StageReplica) -> ReplicaStatus:
     )
 
 
-def _state(replica: StageReplica) -> str:
+def _state(replica: StageReplica, asleep: bool) -> str:
     if replica.state is ReplicaState.DRAINING:
         return "ending"
+    if asleep:
+        return "asleep"
     if replica.live and replica.drained:
         return "drained" if replica.empty else "draining"
     return str(replica.state.value)

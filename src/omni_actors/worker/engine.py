@@ -12,7 +12,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from omni_actors.connectors.payload import Payload, TensorSpecs
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
@@ -97,6 +97,10 @@ class Outbox(Protocol):
 
 class Engine(ABC):
     """One model under one loop. Subclasses take ``(hello)`` and load in :meth:`load`."""
+
+    commands: ClassVar[frozenset[str]] = frozenset()
+    """What an operator can have it do, by questions of these names: ``sleep`` and ``wake``, both or none. It is asked
+    nothing else of that kind."""
 
     followers: Followers | None = None
     """The other ranks of this replica, started before :meth:`load`, if it has any: this engine leads them."""

@@ -144,12 +144,12 @@ def load(
     progress("importing the engine")
     engine = class_named(hello.engine, Engine, "engine")(hello)
     bridges = {edge.index: bridge_named(edge.bridge) for edge in hello.inputs if edge.bridge}
-    if followers is None:
-        return engine, bridges, facts_of(engine, engine.load(progress))
-    engine.followers = followers
-    followers.greet()
-    facts = facts_of(engine, engine.load(progress))
-    return engine, bridges, facts | {"ranks": [os.getpid(), *followers.pids]}
+    info: dict[str, Any] = {"commands": sorted(engine.commands)}
+    if followers is not None:
+        engine.followers = followers
+        followers.greet()
+        info["ranks"] = [os.getpid(), *followers.pids]
+    return engine, bridges, facts_of(engine, engine.load(progress)) | info
 
 
 def device_memory(hello: Hello) -> DeviceMemory | None:

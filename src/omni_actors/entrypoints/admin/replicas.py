@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.openai import fields
 from omni_actors.entrypoints.openai.errors import http_error
 from omni_actors.entrypoints.services import Services
-from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.errors import OmniError, invalid_request, too_large
 from omni_actors.stages.control import ReplicaStatus
 
 MAX_COMMAND = 64 << 10
 """Bytes of a command's body."""
+
+
+Action = Literal["drain", "undrain", "replace", "kill", "restart", "sleep", "wake"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -22,11 +27,11 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ``grace_s``: what requests in a replica get to finish before they go on in another worker. ``sleep``: take no new
     requests and stand still, with a ``level`` of 1 without the device's memory, until ``wake`` (engines that can)."""
 
-    action: Literal["drain", "undrain", "replace", "kill", "restart", "sleep", "wake"]
+    action: Action
     stage: str | None = None
     index: int | None = None
     grace_s: float | None = None
-    level: int | None = None
+    level: Literal[0, 1] | None = None
 
 
 async def listed(services: Services, call: Call) -> Reply:
@@ -43,7 +48,7 @@ async def command(services: Services, call: Call) -> Reply:
         return _listed(await control.restart(it.stage, it.grace_s))
     if it.stage is None or it.index is None:
         name = "stage" if it.stage is None else "index"
-        raise invalid_request(f"'{it.action}' takes a stage and an index: '{name}' is missing.", name)
+        raise invalid_request(f"'{it.action}' is for one replica: '{name}' is missing.", name)
     if it.action == "replace":
         return _listed([await control.replace(it.stage, it.index, it.grace_s)])
     if it.action == "sleep":
@@ -55,24 +60,28 @@ async def command(services: Services, call: Call) -> Reply:
 
 
 async def _read(call: Call) -> Command:
+    """Raises 400, 413 and 415 for what is no command."""
     if call.content_type != "application/json":
-        raise OmniError(http_error(415, "A command is JSON: 'Content-Type: application/json'."))
+        raise OmniError(http_error(415, "A command is JSON: send it with 'Content-Type: application/json'."))
     body, whole = await call.read(MAX_COMMAND)
     if not whole:
-        raise invalid_request("The command is too long.")
+        raise too_large(f"A command has at most {MAX_COMMAND} bytes.")
     try:
-        it = msgspec.json.decode(body, type=Command)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid_request(f"The command is not understood: {error}.") from None
+        it = fields.decode(body, Command)
+    except OmniError as error:
+        if error.info.param != "action":
+            raise
+        raise invalid_request(f"{error.info.message} The actions are: {', '.join(ACTIONS)}.", "action") from None
     if it.action == "restart" and it.index is not None:
-        raise invalid_request("'restart' is for all replicas of a stage; 'replace' is for one.", "index")
+        raise invalid_request("'restart' is for all replicas of a stage: leave 'index' out, or use 'replace'.", "index")
     if it.level is not None and it.action != "sleep":
-        raise invalid_request(f"'{it.action}' has no level.", "level")
+        raise invalid_request(f"'level' belongs to 'sleep': leave it out of '{it.action}'.", "level")
     if it.grace_s is not None:
         if it.action not in ("replace", "restart"):
-            raise invalid_request(f"'{it.action}' takes no time: grace_s has no effect.", "grace_s")
+            message = f"'grace_s' belongs to 'replace' and 'restart': leave it out of '{it.action}'."
+            raise invalid_request(message, "grace_s")
         if not 0 <= it.grace_s < float("inf"):
-            raise invalid_request("grace_s takes a number of seconds from 0.", "grace_s")
+            raise invalid_request("'grace_s' is a number of seconds, 0 or more.", "grace_s")
     return it
 
 

@@ -104,6 +104,7 @@ def replicas_group() -> None:
     omni-actors replicas restart llm
     omni-actors replicas restart --all --grace 60
     omni-actors replicas drain llm 1
+    omni-actors replicas sleep llm 1
 
     For a server of your own on this machine nothing more is needed. Any other one asks for its admin key (--admin-key).
     """
@@ -134,6 +135,18 @@ def _one(action: str, doc: str) -> click.Command:
 replicas_group.add_command(_one("drain", "Let replica INDEX of STAGE take no new requests; those in it finish."))
 replicas_group.add_command(_one("undrain", "Let it take requests again."))
 replicas_group.add_command(_one("kill", "End its worker at once, as a crash: another one is started."))
+replicas_group.add_command(_one("wake", "Let a replica that sleeps go on, and take requests again."))
+
+
+@replicas_group.command("sleep")
+@click.argument("stage")
+@click.argument("index", type=click.IntRange(min=0))
+@click.option("--level", type=click.IntRange(0, 1), default=0, show_default=True, help="1 gives back its GPU's memory.")
+@server_options
+def sleep_command(stage: str, index: int, level: int, **server: Any) -> None:
+    """Let replica INDEX of STAGE (of vLLM's engine) take no new requests and stand still, until 'wake'."""
+    it = Server(**server)
+    it.show(it.ask({"action": "sleep", "stage": stage, "index": index, "level": level}, waits=True))
 
 
 @replicas_group.command("replace")

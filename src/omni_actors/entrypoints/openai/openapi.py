@@ -43,7 +43,7 @@ _STATUS = {
     403: "An API key does not open the admin routes.",
     404: "There is no such model, voice, replica or task here.",
     408: "The request's own time is up, or its body came too slowly.",
-    409: "Another command is at it.",
+    409: "It does not fit the state of the replica, or another command is at it.",
     413: "Too large.",
     415: "Not in this form.",
     429: "As many requests as are admitted are under way: come back after `Retry-After` seconds.",

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 class VllmEngine(PromptEngine):
     """Drives vLLM for the :class:`PromptAdapter` named by ``hello.adapter``. Options: :class:`VllmOptions`."""
 
+    commands = frozenset({"sleep", "wake"})
+
     constrained = True
     totals = ("prefix_hit_tokens",)
 

@@ -182,11 +182,19 @@ class Core:
         cache is forgotten. Raises :class:`OmniError` (400) for that with requests in it, or where vLLM was not started
         for it (``enable_sleep_mode``)."""
         if level not in (0, 1):
-            raise invalid_request("'level' is 0 or 1.", "level")
+            raise invalid_request("'level' is 0 (stand still) or 1 (also give back the device's memory).", "level")
         if level and not self._llm.vllm_config.model_config.enable_sleep_mode:
-            raise invalid_request("Level 1 needs options.arguments.enable_sleep_mode, and a device for it.", "level")
+            raise invalid_request(
+                "Level 1 gives back the device's memory, for which the stage needs a GPU and "
+                "'options.arguments: {enable_sleep_mode: true}' in the deploy file. Level 0 only stands still.",
+                "level",
+            )
         if level and self._names:
-            raise invalid_request("Level 1 forgets the cache, and requests are in it: drain it before.", "level")
+            raise invalid_request(
+                f"Level 1 forgets the cache, and {len(self._names)} requests are in it. Use 'drain', and 'sleep' when "
+                "'omni-actors replicas list' shows the replica as drained; level 0 keeps the requests.",
+                "level",
+            )
         self._llm.sleep(level, "keep")
         self._level = level
 

@@ -1,0 +1,137 @@
+"""What an operator is told when a command to a replica is refused: what it was, why, and what to do instead.
+
+A command that names what there is not is 404, one that the stage's engine never obeys 400, one that does not fit the
+replica's state at this moment 409, and one that its worker did not carry out 503.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from omni_actors.pipelines.plan import MEDIA_STAGE
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_found
+
+if TYPE_CHECKING:
+    from omni_actors.stages.replica import StageReplica
+
+
+def named(replica: StageReplica) -> str:
+    """Return what a replica is called in these texts."""
+    return f"replica {replica.index} of stage '{replica.stage.name}'"
+
+
+def unknown_stage(stage: str, known: Iterable[str]) -> OmniError:
+    """404: the deployment has no such stage."""
+    return not_found(f"There is no stage '{stage}'. The stages are: {', '.join(known)}.", "stage", "unknown_stage")
+
+
+def unknown_replica(stage: str, index: int, count: int) -> OmniError:
+    """404: the stage has fewer replicas. They are numbered from 0."""
+    there = "one replica, number 0" if count == 1 else f"{count} replicas, numbered 0 to {count - 1}"
+    return not_found(f"Stage '{stage}' has no replica {index}: it has {there}.", "index", "unknown_replica")
+
+
+def unsupported(replica: StageReplica, action: str) -> OmniError:
+    """400: the engine of the stage never does that."""
+    if replica.stage.name == MEDIA_STAGE:
+        why = "the media process has no model that could sleep"
+    else:
+        why = f"its engine ({replica.stage.engine.rpartition(':')[2]}) cannot sleep; vLLM's engine can"
+    instead = {
+        "sleep": "To keep new requests away from it use 'drain'; its memory is given back when the server ends.",
+        "wake": "If it is drained, 'undrain' lets it take requests again.",
+    }
+    message = f"Cannot {action} {named(replica)}: {why}. {instead[action]}"
+    return invalid_request(message, "action", "unsupported_action")
+
+
+def busy(replica: StageReplica, action: str, other: str) -> OmniError:
+    """409: another command has not finished with the replica."""
+    return _conflict(
+        replica,
+        f"Cannot {action} {named(replica)} now: an earlier '{other}' is still at it. Try again when that has answered "
+        "('omni-actors replicas list' shows how far it is); 'kill' ends its worker at once.",
+        "replica_busy",
+    )
+
+
+def not_ready(replica: StageReplica, action: str, state: str) -> OmniError:
+    """409: the replica has no worker that could be asked, and will have one."""
+    return _conflict(
+        replica,
+        f"Cannot {action} {named(replica)} now: it is {state}, and only a ready one can be told to. Try again when "
+        "'omni-actors replicas list' shows it as ready.",
+        "replica_not_ready",
+        max(1.0, replica.expected_s()),
+    )
+
+
+def no_worker(replica: StageReplica) -> OmniError:
+    """409: there is nothing to kill between two workers."""
+    return _conflict(
+        replica,
+        f"Cannot kill {named(replica)} now: its worker has ended already. The next one is started by itself.",
+        "replica_not_running",
+        max(1.0, replica.expected_s()),
+    )
+
+
+def asleep(replica: StageReplica, action: str, level: int) -> OmniError:
+    """409: the command would have the replica take requests, or sleep otherwise, while it is asleep."""
+    return _conflict(
+        replica,
+        f"Cannot {action} {named(replica)}: it is asleep (level {level}). Use 'wake' first, which also lets "
+        "it take requests again.",
+        "replica_asleep",
+    )
+
+
+def awake(replica: StageReplica) -> OmniError:
+    """409: there is nothing to wake."""
+    drained = " It is drained, though: 'undrain' lets it take requests again." if replica.drained else ""
+    return _conflict(replica, f"Cannot wake {named(replica)}: it is not asleep.{drained}", "replica_awake")
+
+
+def not_done(replica: StageReplica, action: str, why: str) -> OmniError:
+    """503: the worker was told, and did not say that it has done it."""
+    return OmniError(
+        ErrorInfo(
+            message=f"Could not {action} {named(replica)}: {why}.",
+            type="unavailable_error",
+            code="command_failed",
+            status=503,
+            stage=replica.stage.name,
+            retry_after=max(1.0, replica.expected_s()),
+        )
+    )
+
+
+def did_not_start(replica: StageReplica) -> OmniError:
+    """503: the worker that should follow another one did not become ready."""
+    why = "" if replica.lives.last is None else f": {replica.lives.last.error.message}"
+    return OmniError(
+        ErrorInfo(
+            message=f"The new worker of {named(replica)} did not start{why}. Another start is tried by itself; the "
+            "server's log has what the worker said.",
+            type="unavailable_error",
+            code="replacement_failed",
+            status=503,
+            stage=replica.stage.name,
+            retry_after=max(1.0, replica.expected_s()),
+        )
+    )
+
+
+def _conflict(replica: StageReplica, message: str, code: str, retry_after: float | None = None) -> OmniError:
+    return OmniError(
+        ErrorInfo(
+            message=message,
+            type="conflict_error",
+            code=code,
+            param="index",
+            status=409,
+            stage=replica.stage.name,
+            retry_after=retry_after,
+        )
+    )
