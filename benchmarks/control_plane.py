@@ -5,7 +5,8 @@ HTTP: latency at 1 in flight, requests/s and CPU at 32, tokens/s and CPU per tok
 process's own (all its threads), from the kernel's accounting.
 
 ``--sglang-omni PYTHON SCRIPT`` runs SGLang-Omni's own pipeline runner with stub stages (a script that prints JSON lines
-with ``inflight``, ``req_s`` and ``lat_ms``) in the same run, before and after ours.
+with ``inflight``, ``req_s`` and ``lat_ms``) in the same run, before and after ours. None of its processes may be left
+when ours begins, and the report says what else kept the machine busy before each.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import time
 from dataclasses import dataclass
 
 import trio
 
+from idle import machine_busy, run_alone
 from omni_actors.orchestrator import Orchestrator, open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.request import Completed, Request, TextDelta
@@ -111,9 +112,7 @@ def sglang_omni(python: str, script: str) -> dict[int, dict[str, float]]:
     """The peer's figures by requests in flight."""
     command = [python, script, "--stages", "3", "--inflight", "1", "32", "--n", "1000"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    output = subprocess.run(
-        command, capture_output=True, text=True, timeout=400, check=True, env=environment, cwd=os.path.dirname(script)
-    ).stdout
+    output = run_alone(command, env=environment, cwd=os.path.dirname(script))
     rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return {row["inflight"]: {"p50": row["lat_ms"]["p50"], "req_s": row["req_s"]} for row in rows}
 
@@ -122,7 +121,9 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--sglang-omni", nargs=2, metavar=("PYTHON", "SCRIPT"), help="measure SGLang-Omni too")
     options = parser.parse_args()
+    in_use = [machine_busy()]
     peer = [sglang_omni(*options.sglang_omni)] if options.sglang_omni else []
+    in_use.append(machine_busy())
     loads = trio.run(ours, options.quick)
     if options.sglang_omni and not options.quick:
         peer.append(sglang_omni(*options.sglang_omni))
@@ -161,6 +162,7 @@ def main() -> None:
         report.aims.append(
             Aim("requests/s at 32 against SGLang-Omni's best in this run", loads["32"].per_s / best, 10, ">=")
         )
+    report.notes.append(f"cores in use by others before the peer and before ours: {in_use[0]:.2f}, {in_use[1]:.2f}")
     report.show(["system", "in flight", "p50 ms", "p99 ms", "requests/s", "CPU us/request", "tokens/s", "CPU us/token"])
     if options.json:
         report.write(options.json)

@@ -2,11 +2,12 @@
 
     python benchmarks/http_servers.py [--quick] [--json FILE]
 
-One server at a time has one core, the load (``httpload/load.c``, compiled here) another. All do the same work: JSON
-in and out, a chunk of a streamed chat completion per token, WebSocket frames of 40 ms of sound. CPU is the server
-process's own, by the kernel's accounting, over the measured time. Saturated streams get the next token when all have
-written theirs; paced ones 20 per second each, and the delay is from the making of a token to its arrival. The whole way
-is ``/v1/chat/completions`` through the orchestrator and three stages without a model.
+One server at a time has one core, the load (``httpload/load.c``, compiled here) another. Each load has a server of its
+own, which rests before it: what a server still does for clients of an earlier load would be counted as this one's. All
+do the same work: JSON in and out, a chunk of a streamed chat completion per token, WebSocket frames of 40 ms of sound.
+CPU is the server process's own, by the kernel's accounting, over the measured time. Saturated streams get the next
+token when all have written theirs; paced ones 20 per second each, and the delay is from the making of a token to its
+arrival. The whole way is ``/v1/chat/completions`` through the orchestrator and three stages without a model.
 
 The peers are the extra ``bench``; without it (or a C compiler) this says so.
 """
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from httpload import work
+from idle import REST, busy_still, cpu_ns, machine_busy, wait_idle
 from report import Aim, Report, arguments
 
 HERE = Path(__file__).parent
@@ -96,6 +98,7 @@ def main() -> None:
     loads = [it for it in LOADS if (it.quick or not options.quick) and (options.loads or "") in it.name]
     seconds = 0.6 if options.quick else 3.0
     rows: list[dict[str, Any]] = []
+    before = machine_busy()
     with tempfile.TemporaryDirectory() as folder:
         load = Path(folder) / "load"
         subprocess.run([compiler, "-O2", "-o", load, HERE / "httpload" / "load.c"], check=True)
@@ -109,13 +112,10 @@ def main() -> None:
     report = Report("HTTP, server-sent events and WebSockets: one server core", rows, aims(rows))
     if missing:
         report.notes.append(f"Without FastAPI on uvicorn: {', '.join(missing)} missing; pip install '.[bench]'.")
-    report.notes.append(f"load of the machine before this run: {LOAD_BEFORE:.2f}")
+    report.notes.append(f"cores of the machine in use before this run: {before:.2f}")
     report.show()
     if options.json:
         report.write(options.json)
-
-
-LOAD_BEFORE = os.getloadavg()[0]
 
 
 class Bench:
@@ -134,13 +134,16 @@ class Bench:
         return rows
 
     def server(self, name: str, command: Sequence[str], loads: Sequence[Load]) -> list[dict[str, Any]]:
-        port = free_port()
         rows = []
-        with running([sys.executable, "-m", *command, str(port)], port) as server:
-            for load in loads:
-                if load.path == "/raw" and "uvicorn" not in name:
-                    continue
-                rows.append(row(name, load.name, load.clients, self._measure(server, port, load, work.BODY)))
+        for load in loads:
+            if load.path == "/raw" and "uvicorn" not in name:
+                continue
+            port = free_port()
+            with running([sys.executable, "-m", *command, str(port)], port) as server:
+                made = row(name, load.name, load.clients, self._measure(server, port, load, work.BODY))
+                if (left := busy_still(server.pid)) > REST:
+                    made["busy after, %"] = 100 * left
+                rows.append(made)
         return rows
 
     def whole(self, quick: bool) -> list[dict[str, Any]]:
@@ -164,6 +167,7 @@ class Bench:
 
     def _measure(self, server: subprocess.Popen[bytes], port: int, load: Load, body: bytes) -> dict[str, float]:
         request = self._folder / "request"
+        wait_idle(server.pid, " ".join(map(str, server.args)))  # type: ignore[arg-type]
         request.write_bytes(upgrade(load.path) if load.mode in ("echo", "push") else post(load.path, body))
         command = [str(self._load), load.mode, str(port), str(load.clients), *self._times, str(request)]
         with subprocess.Popen([*command, *load.more], stdout=subprocess.PIPE, preexec_fn=on(LOAD_CORE)) as generator:
@@ -231,14 +235,6 @@ def upgrade(path: str) -> bytes:
         f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: load/1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     ).encode()
-
-
-def cpu_ns(pid: int) -> int:
-    """CPU time of a process, all threads, children not included."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total += int((task / "schedstat").read_text().split()[0])
-    return total
 
 
 def on(cores: set[int] | None) -> Any:

@@ -7,17 +7,18 @@ acknowledgement in the same way, with two differences: theirs cross a multiproce
 the payload out of the segment, which is what their interface gives.
 
 ``--sglang-omni PYTHON SCRIPT`` and ``--vllm-omni PYTHON SCRIPT`` run a peer's relay or connector in the same run (a
-script that prints JSON lines with ``mode``, ``bytes`` and ``put_get_ack``). Without them the aims stand against figures
-recorded once on a machine of this kind while it was quiet.
+script that prints JSON lines with ``mode``, ``bytes`` and ``put_get_ack``), and none of its processes may be left when
+ours begins. Only figures of the same run are held against each other: a machine is not equally quick at all times. What
+was recorded once on a machine of this kind is shown beside them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
+from idle import machine_busy, run_alone
 from omni_actors.connectors.measure import IN_PLACE, SIZES, WAYS, Measured, measure, memcpy
 from omni_actors.entrypoints.bench.transport import size
 from report import Aim, Report, arguments
@@ -32,15 +33,7 @@ RECORDED = {
 def peer(python: str, script: str) -> dict[int, float]:
     """The peer's p50 in seconds by size, two processes; of several kinds of payload the fastest."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    output = subprocess.run(
-        [python, script],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=True,
-        env=environment,
-        cwd=Path(script).parent,
-    ).stdout
+    output = run_alone([python, script], env=environment, cwd=Path(script).parent)
     found: dict[int, float] = {}
     for line in output.splitlines():
         row = json.loads(line) if line.startswith("{") else {}
@@ -60,7 +53,7 @@ def main() -> None:
     parser.add_argument("--sglang-omni", nargs=2, metavar=("PYTHON", "SCRIPT"), help="measure SGLang-Omni too")
     parser.add_argument("--vllm-omni", nargs=2, metavar=("PYTHON", "SCRIPT"), help="measure vLLM-Omni too")
     options = parser.parse_args()
-    load = os.getloadavg()[0]
+    in_use = machine_busy()
 
     peers = {name: dict(zip(SIZES, (us / 1e6 for us in row), strict=True)) for name, row in RECORDED.items()}
     commands = {"SGLang-Omni relay": options.sglang_omni, "vLLM-Omni shared memory": options.vllm_omni}
@@ -94,12 +87,13 @@ def main() -> None:
             report.rows.append({"way": name, "payload": size(nbytes), "p50 us": p50 * 1e6, "GB/s": nbytes / p50 / 1e9})
     shared = {row.nbytes: row for row in ours[WAYS[0]]}
     report.aims = [Aim("round trip at 4 KiB, us", shared[4 << 10].p50 * 1e6, 60, "<=")]
-    for nbytes in (it for it in SIZES if it >= 1 << 20):
-        faster = min(times[nbytes] for times in peers.values() if nbytes in times)
+    here = [times for name, times in peers.items() if name.endswith("this run")]
+    for nbytes in (it for it in SIZES if it >= 1 << 20 and here):
+        faster = min(times[nbytes] for times in here if nbytes in times)
         report.aims.append(Aim(f"times the faster peer at {size(nbytes)}", faster / shared[nbytes].p50, 5, ">="))
     share = shared[SIZES[-1]].bandwidth / copies[-1].bandwidth
     report.aims.append(Aim(f"share of memcpy bandwidth at {size(SIZES[-1])}", share, 0.8, ">="))
-    report.notes = [f"load average before the run: {load:.2f}"]
+    report.notes = [f"cores in use by others before the run: {in_use:.2f}"]
     report.show()
     if options.json:
         report.write(options.json)

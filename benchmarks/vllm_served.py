@@ -1,8 +1,9 @@
 """The vLLM engine behind this server, against vLLM's own server: same folder, same engine, alternating runs.
 
 Both are started with the same model, dtype, context, cache and batch, and loaded by the same client, one at a time, the
-order changing from round to round; the other one stands idle beside it. What differs is the way around the engine:
-HTTP, admission, the worker's loop, text. It runs in the environment of ``make vllm-setup``.
+order changing from round to round. The other one stands beside it, and has to be idle before each load: an engine that
+polls, or works on for clients that have left, would be paid for by the one that is measured. What differs is the way
+around the engine: HTTP, admission, the worker's loop, text. It runs in the environment of ``make vllm-setup``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from operator import truediv
 from pathlib import Path
 from typing import Any
 
+from idle import wait_idle
 from report import Aim, Report, arguments
 
 CONTEXT, CACHE_MIB, BATCH = 512, 512, 64
@@ -41,8 +43,8 @@ class Figures:
 
 
 @contextmanager
-def running(command: Sequence[str], port: int, log: Path) -> Iterator[None]:
-    """A server in a process group of its own, until it is healthy; ended with all its processes."""
+def running(command: Sequence[str], port: int, log: Path) -> Iterator[int]:
+    """A server in a process group of its own, once it is healthy, by its number; ended with all its processes."""
     own = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     with log.open("wb") as out:
         server = subprocess.Popen(
@@ -54,7 +56,7 @@ def running(command: Sequence[str], port: int, log: Path) -> Iterator[None]:
             if server.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{' '.join(command)} did not start:\n{log.read_text()[-3000:]}")
             time.sleep(0.5)
-        yield
+        yield server.pid
     finally:
         for number in (signal.SIGINT, signal.SIGKILL):
             try:
@@ -147,13 +149,15 @@ def main() -> None:
         folder = Path(held)
         ports = {"ours": options.port, "bare": options.port + 1}
         with (
-            running(ours(model, ports["ours"], eager), ports["ours"], folder / "ours.log"),
-            running(bare(model, ports["bare"], eager), ports["bare"], folder / "bare.log"),
+            running(ours(model, ports["ours"], eager), ports["ours"], folder / "ours.log") as here,
+            running(bare(model, ports["bare"], eager), ports["bare"], folder / "bare.log") as there,
         ):
             for turn in range(rounds):
                 for c in loops:
                     for name in ("ours", "bare") if turn % 2 == 0 else ("bare", "ours"):
                         count = c * (2 if options.quick else 4)
+                        wait_idle(here, "our server")
+                        wait_idle(there, "vLLM's server")
                         ttft, rate = load(ports[name], c, count, tokens, turn == 0, folder)
                         figures[name, c].ttft_s.append(ttft)
                         figures[name, c].tokens_per_s.append(rate)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -14,6 +17,7 @@ from tests.platforms import machines
 from omni_actors.entrypoints.cli import COMMANDS, cli, leaves, main
 from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
 from omni_actors.entrypoints.commands.serve import _origins
+from omni_actors.entrypoints.server import Limits
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.protocol.errors import OmniError, invalid_request
 
@@ -169,3 +173,70 @@ def test_errors_wrapped_by_nurseries_are_still_one_line(
     with pytest.raises(ExceptionGroup):
         main([])
     assert sum(isinstance(leaf, OmniError) for leaf in leaves(nested)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["srve"], "No such command 'srve'; did you mean 'serve'?"),
+        (["replicas", "lst"], "No such command 'lst'; did you mean 'list'?"),
+        (["qqqq"], "No such command 'qqqq'; known: bench, completion, "),
+        (["serve", "--hots", "x"], "'--host'"),
+        (["serve", "--limit", "conections=3"], "did you mean 'connections'?"),
+        (["--verion"], "'--version'"),
+    ],
+)
+def test_what_is_unknown_is_refused_with_what_may_have_been_meant(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    code, _, error = call(capsys, *words)
+    assert code == 2
+    assert said in error
+
+
+def completed(words: str, at: int) -> list[str]:
+    """What a shell is told of a word that is being typed."""
+    own = {"_OMNI_ACTORS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+    command = [sys.executable, "-m", "omni_actors"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | own, check=True)
+    return done.stdout.split()
+
+
+def test_a_shell_is_told_commands_options_and_pipelines() -> None:
+    assert set(completed("omni-actors ", 1)) == {f"plain,{name}" for name in COMMANDS}
+    assert completed("omni-actors serve --por", 2) == ["plain,--port"]
+    assert completed("omni-actors serve omni", 2) == ["dir,omni", "plain,omni-demo"]
+    assert completed("omni-actors replicas re", 2) == ["plain,replace", "plain,restart"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_is_one_of_its_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, script, _ = call(capsys, "completion", shell)
+    assert code == 0
+    assert f"_OMNI_ACTORS_COMPLETE={shell}_complete" in script
+    if (program := shutil.which(shell)) is not None:
+        checked = subprocess.run([program, "-n"], input=script, capture_output=True, text=True, timeout=30, check=False)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_bash_completes_with_it(tmp_path: Path) -> None:
+    """As it is when a user types ``omni-actors doct`` and a tab."""
+    program = tmp_path / "omni-actors"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m omni_actors "$@"\n')
+    program.chmod(0o755)
+    typed = (
+        'eval "$(omni-actors completion bash)"; COMP_WORDS=(omni-actors doct); COMP_CWORD=1\n'
+        '_omni_actors_completion omni-actors doct omni-actors; echo "${COMPREPLY[@]}"; complete -p omni-actors'
+    )
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    bash = ["bash", "--norc", "-c", typed]
+    done = subprocess.run(bash, capture_output=True, text=True, timeout=60, env=environment, check=True)
+    offered, registered = done.stdout.splitlines()
+    assert offered == "doctor"
+    assert "_omni_actors_completion" in registered
+
+
+def test_the_limits_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "serve", "--limit", "list")
+    assert code == 0
+    assert all(field.name in out for field in fields(Limits))

@@ -342,13 +342,23 @@ async def test_a_body_in_a_coding_is_415() -> None:
         assert answered.status_code == 200
 
 
-async def test_json_that_is_nested_too_deeply_is_400() -> None:
-    """Also where a field takes any value."""
-    deep = b'{"a":' * 20_000 + b"1" + b"}" * 20_000
-    async with served() as server:
-        for field in (b"chat_template_kwargs", b"prediction", b"tools"):
-            body = b'{"messages":[{"role":"user","content":"hi"}],"%s":%s}' % (field, deep)
-            error_of(await server.client.post("/v1/chat/completions", content=body), 400)
+@pytest.mark.parametrize("pipeline", [TEXT_ONLY, None], ids=["read here", "read in the media process"])
+async def test_json_that_is_nested_too_deeply_is_400_and_names_its_field(pipeline: Any) -> None:
+    """Also where a field takes any value, at depths that a parser reads and at those that none does."""
+    async with served() if pipeline is None else served(pipeline=pipeline) as server:
+        for depth in (150, 900, 2_000, 20_000):
+            deep = b'{"a":' * depth + b"1" + b"}" * depth
+            for field in ("chat_template_kwargs", "prediction", "tools", "messages"):
+                body = b'{"messages":[{"role":"user","content":"hi"}],"%s":%s,"x":1}' % (field.encode(), deep)
+                response = await server.client.post("/v1/chat/completions", content=body)
+                if field == "chat_template_kwargs":
+                    body = body.replace(b',"x":1', b"")
+                    response = await server.client.post("/v1/chat/completions", content=body)
+                error = error_of(response, 400)
+                if depth >= 2_000 or field == "chat_template_kwargs":
+                    assert error["param"] == field, (depth, error)
+                if field == "chat_template_kwargs":
+                    assert "nested" in error["message"], (depth, error)
         assert not server.orchestrator.requests
 
 

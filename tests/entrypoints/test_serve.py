@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import io
 import json
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -29,11 +30,16 @@ COMMAND = [sys.executable, "-m", "omni_actors", "serve", "--platform", "cpu"]
 
 
 @contextmanager
-def starting(*arguments: str, model: str = "stub") -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server that has just been launched, and its port. Killed if the test leaves it running."""
+def starting(
+    *arguments: str, model: str = "stub", before: Callable[[], object] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server that has just been launched, and its port. Killed if the test leaves it running. ``before`` runs in its
+    process before it."""
     port = free_port()
     command = [*COMMAND, model, "--port", str(port), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=before
+    ) as process:
         try:
             yield process, port
         finally:
@@ -88,6 +94,31 @@ def test_a_signal_while_loading_ends_it() -> None:
         assert get(port, "/live")[0] == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(3) == 0
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("nohup", [False, True], ids=["closed", "nohup"])
+def test_a_terminal_that_is_closed_drains_unless_that_is_ignored(nohup: bool) -> None:
+    """An answer that is under way comes to its end either way."""
+    ignore = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_IGN) if nohup else None
+    with starting("--set", "stages.writer.options.step_s=0.1", model="stub-voice", before=ignore) as (process, port):
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 30)[0]
+        body = b'{"prompt":"one two three four five six seven eight","stream":true}'
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            said = client.recv(65536)
+            assert said.startswith(b"HTTP/1.1 200 ")
+            process.send_signal(signal.SIGHUP)
+            while b"[DONE]" not in said:
+                part = client.recv(65536)
+                assert part, said
+                said += part
+        if nohup:
+            assert get(port, "/live")[0] == 200
+            assert process.poll() is None
+        else:
+            assert process.wait(20) == 0
 
 
 @pytest.mark.deadline(60)

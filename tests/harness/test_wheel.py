@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -49,6 +51,42 @@ def test_wheel_holds_the_package_and_its_licence_and_nothing_else(wheel: Path) -
     assert "omni_actors/py.typed" in names
     assert "omni_actors-0.1.0.dist-info/licenses/LICENSE" in names
     assert not [name for name in names if name.endswith((".pyc", ".safetensors", ".onnx", ".gguf"))]
+
+
+DOCUMENT = re.compile(r"\b(?:README|CONTRIBUTING|CHANGELOG|docs/)[\w./{}-]*")
+
+
+def named_documents() -> dict[str, str]:
+    """The documents that texts of the program name, each with a place where it is named; docstrings say nothing to
+    whoever has only the wheel, but those of commands are their help."""
+    found = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        if path.name == "documents.py":  # finds them
+            continue
+        tree = ast.parse(path.read_text())
+        strings = {id(it): it for it in ast.walk(tree) if isinstance(it, ast.Constant) and isinstance(it.value, str)}
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            is_command = any("command" in ast.unparse(it) for it in getattr(node, "decorator_list", ()))
+            for statement in body if isinstance(body, list) else ():
+                if isinstance(statement, ast.Expr) and not is_command:
+                    strings.pop(id(statement.value), None)  # a docstring, of an attribute too
+        for it in strings.values():
+            for name in DOCUMENT.findall(it.value):
+                found.setdefault(name, f"{path.relative_to(ROOT)}:{it.lineno}")
+    return found
+
+
+def test_documents_that_messages_name_are_in_the_wheel(wheel: Path, installed: Path, tmp_path: Path) -> None:
+    """So are the pages of the platforms, which messages name by the path where they lie."""
+    held = {name.removeprefix("omni_actors/") for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name: where for name, where in named_documents().items() if name not in held} == {}
+    pages = {f"docs/platforms/{path.name}" for path in (ROOT / "docs" / "platforms").glob("*.md")}
+    assert pages <= held
+    program = "from omni_actors.documents import document; print(document('README.md')); print(document('docs/no.md'))"
+    readme, absent = run(installed / "python", "-c", program, cwd=tmp_path).splitlines()
+    assert Path(readme).is_relative_to(installed.parent)
+    assert absent == ""
 
 
 @pytest.mark.deadline(120)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -74,3 +76,56 @@ def test_what_cannot_be_written_is_lost_and_no_more() -> None:
     assert os.pread(written, 100, 0) == b"kept\n"
     os.close(full)
     os.close(written)
+
+
+LIBRARIES = """
+import logging, sys, warnings
+early = logging.getLogger("early")
+early.addHandler(logging.StreamHandler())
+early.propagate = False
+from omni_actors.telemetry import logs
+logs.configure(process="worker")
+late = logging.getLogger("late")
+late.propagate = False
+late.addHandler(logging.StreamHandler(sys.stdout))
+below = logging.getLogger("late.below")
+below.addHandler(logging.StreamHandler())
+below.propagate = False
+silent = logging.getLogger("silent")
+silent.propagate = False
+for logger in (early, late, below, silent):
+    logger.warning("of %s", logger.name)
+warnings.warn("two\\nlines", UserWarning)
+"""
+
+
+def test_what_libraries_would_write_to_the_console_goes_through_the_log() -> None:
+    """Once each, whether they are imported before or after."""
+    done = subprocess.run([sys.executable, "-c", LIBRARIES], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == ""
+    said = [re.sub(r"^\S+Z WARNING worker\[\d+\] ", "", line) for line in done.stderr.splitlines()]
+    assert said == [
+        "early -: of early",
+        "late -: of late",
+        "late.below -: of late.below",
+        "silent -: of silent",
+        "py.warnings -: UserWarning: two lines (<string>:18)",
+    ]
+
+
+REAL = """
+from omni_actors.telemetry import logs
+logs.configure(process="worker")
+from transformers.utils import logging as transformers_logging
+transformers_logging.get_logger("transformers.models").warning("said")
+"""
+
+
+@pytest.mark.deadline(60)
+def test_transformers_logs_through_it() -> None:
+    done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, timeout=55, check=True)
+    lines = [line for line in done.stderr.splitlines() if "said" in line]
+    assert [re.sub(r"^\S+Z WARNING worker\[\d+\] ", "", line) for line in lines] == [
+        "transformers.models -: said",
+    ]
+    assert done.stdout == ""

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from omni_actors.entrypoints.commands.groups import Group
 from omni_actors.protocol.errors import OmniError
 from omni_actors.telemetry.opt_out import OPT_OUT
 from omni_actors.version import __version__
@@ -41,10 +42,13 @@ COMMANDS: Mapping[str, Lazy] = {
     "doctor": Lazy("omni_actors.entrypoints.commands.doctor:doctor", "Find what keeps this machine from serving."),
     "models": Lazy("omni_actors.models.weights.cli:models_group", "Fetch the demo's weights; write tiny checkpoints."),
     "bench": Lazy("omni_actors.entrypoints.bench:bench_command", "Load a server and measure what clients feel."),
+    "completion": Lazy(
+        "omni_actors.entrypoints.commands.completion:completion", "Print what makes a shell complete these commands."
+    ),
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Sub-commands by dotted name, in the order in which a newcomer meets them."""
 
     def list_commands(self, context: click.Context) -> list[str]:

@@ -47,7 +47,8 @@ log = logging.getLogger("omni_actors.serve")
 
 
 def run_server(plan: Plan, options: ServerOptions) -> None:
-    """Serve until SIGTERM or SIGINT. Blocks; call it from the main thread.
+    """Serve until SIGTERM, SIGINT or SIGHUP (unless that is ignored, as under nohup). Blocks; call it from the main
+    thread.
 
     ``/live`` answers at once, ``/ready`` says 503 until the stages are loaded, and the URL is printed when they are. A
     signal drains: no new request is taken, those in flight have ``limits.drain_s``; a second signal ends it at once.
@@ -78,7 +79,10 @@ async def _main(plan: Plan, options: ServerOptions) -> None:
 
 
 async def _signals(plan: Plan, ending: _Ending) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # its terminal is gone, and nohup says that it may be
+        numbers.append(signal.SIGHUP)
+    with trio.open_signal_receiver(*numbers) as received:
         async for number in received:
             if ending.asked.is_set() or not ending.ready:
                 log.warning("%s: ending now", signal.Signals(number).name)

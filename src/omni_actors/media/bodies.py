@@ -19,6 +19,7 @@ import msgspec
 from omni_actors.media.limits import Limits
 from omni_actors.media.questions import How
 from omni_actors.protocol.errors import OmniError, invalid_request, too_large
+from omni_actors.protocol.nesting import too_deep
 
 LONG = 64 << 10
 """Strings from so many bytes on are cut out."""
@@ -78,7 +79,9 @@ class ChatBody:
             raise self._too_large()
         try:
             self._tree = msgspec.json.decode(skeleton)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except RecursionError:
+            raise too_deep(skeleton) from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
             raise invalid_request("The body is not valid JSON.", code="invalid_json") from None
         if not isinstance(self._tree, dict):
             raise invalid_request("The body must be a JSON object.", code="invalid_json")

@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from omni_actors.documents import platform_page
 from omni_actors.platforms.platform import Finding, Verdict
 from omni_actors.version import __version__
 
@@ -90,7 +91,7 @@ class Declared:
         if name in self.extras.get(asks, ()):
             return f"pip install --upgrade '{PACKAGE}[{asks}]'"
         if asks in self.extras and name not in self.ranges:  # the vendor hands it out
-            return f"docs/platforms/{asks}.md says where it comes from"
+            return f"{platform_page(asks)} says where it comes from"
         if asks and asks not in self.extras:
             return asks
         return f"pip install '{name}{self.ranges.get(name, '')}'"

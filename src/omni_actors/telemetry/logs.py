@@ -14,6 +14,8 @@ from collections import deque
 from contextvars import ContextVar
 from typing import TextIO
 
+from omni_actors.telemetry import libraries
+
 current_request: ContextVar[str] = ContextVar("omni_actors_request", default="-")
 """The id of the request that this task (or this step of a worker) works for."""
 
@@ -116,7 +118,8 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def configure(level: str = "INFO", process: str = "serving", stream: TextIO | None = None) -> None:
-    """Send the logs of this process to ``stream`` (stderr). Calling it again replaces the handler.
+    """Send the logs of this process to ``stream`` (stderr), its libraries' and Python's warnings among them. Calling it
+    again replaces the handler.
 
     ``process`` names it in each line (``serving``, or a worker's stage). A record may name its request by
     ``extra={"request": id}``; else :data:`current_request` does.
@@ -130,6 +133,8 @@ def configure(level: str = "INFO", process: str = "serving", stream: TextIO | No
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("omni_actors").setLevel(level.upper())
+    logging.lastResort = handler  # type: ignore[assignment]  # of a logger that has no handler and no parent
+    libraries.take_over()
 
 
 def _handler(stream: TextIO | None) -> logging.Handler:

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from omni_actors.entrypoints.bench import bench_command
+from omni_actors.entrypoints.bench.report import write_plot
 
 
 def bench(*arguments: object) -> Result:
@@ -50,6 +51,30 @@ def test_plot_is_a_picture(server: Any, tmp_path: Path) -> None:
     result = bench("chat-audio", "--url", server.url, "--rate", "50,100", "--requests", "2", "--plot", path)
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("levels", [(1, 2, 4), (1,), (8, 32, 128)])
+def test_ticks_of_requests_in_flight_are_whole_numbers(
+    levels: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has one and a half requests in flight. A rate may be a fraction."""
+    from matplotlib import pyplot
+
+    shown: list[list[str]] = []
+
+    def note(figure: Any, *rest: Any, **more: Any) -> None:
+        figure.canvas.draw()
+        shown.extend([it.get_text() for it in axis.get_xticklabels()] for axis in figure.axes)
+
+    monkeypatch.setattr(pyplot.Figure, "savefig", note)
+    rates = {"requests_per_s": 1.0, "output_tokens_per_s": 0, "audio_s_per_s": 0, "ttft_p50": 0.1, "ttft_p99": 0.2}
+    results = [{"concurrency": level, "rate": None, "median": rates} for level in levels]
+    write_plot(Path("never.png"), "it", results)
+    assert shown
+    assert all(label.replace("\N{MINUS SIGN}", "").isdigit() for labels in shown for label in labels)
+    shown.clear()
+    write_plot(Path("never.png"), "it", [{"concurrency": None, "rate": rate, "median": rates} for rate in (0.2, 0.5)])
+    assert any("." in label for labels in shown for label in labels)
 
 
 def test_plot_without_matplotlib_is_refused_before_any_request(

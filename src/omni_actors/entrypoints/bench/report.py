@@ -67,6 +67,7 @@ def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> Non
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     panels = [
         ("first output (ms)", [("TTFT", "ttft", 1e3), ("TTFP", "ttfp", 1e3)]),
@@ -97,6 +98,8 @@ def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> Non
     axes[-1].set_title("throughput (1/s)")
     for axis in axes:
         axis.set_xlabel("requests in flight" if closed else "requests per second")
+        if all(level.is_integer() for level in levels):  # half a request is never in flight
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:

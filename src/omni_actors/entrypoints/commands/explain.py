@@ -7,6 +7,7 @@ import json
 import click
 from rich.console import Console
 
+from omni_actors.entrypoints.commands.completion import complete_model
 from omni_actors.entrypoints.commands.deployment import Deployment, deployment_options
 from omni_actors.pipelines import explain as explanation
 from omni_actors.pipelines.factory import missing_devices, settings_of
@@ -15,7 +16,7 @@ PIPED_WIDTH = 160
 
 
 @click.command("explain")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--json", "as_json", is_flag=True, help="For a program.")
 @click.option("--keys", is_flag=True, help="List every setting that a deploy file or --set may have.")
 @deployment_options

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_actors.entrypoints.admin.keyfile import find_key, folders
+from omni_actors.entrypoints.commands.groups import group
 from omni_actors.entrypoints.commands.keys import checked_keys
 from omni_actors.entrypoints.commands.target import Target, target_options
 from omni_actors.protocol.errors import ErrorInfo, OmniError
@@ -95,7 +96,7 @@ _GRACE = click.option(
 )
 
 
-@click.group("replicas", context_settings={"max_content_width": 110})
+@group("replicas", context_settings={"max_content_width": 110})
 def replicas_group() -> None:
     """Look at the workers of a server, drain them, replace them, restart a stage without a failed request.
 

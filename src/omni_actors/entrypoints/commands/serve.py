@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import click
+from rich.console import Console
+from rich.table import Table
 
+from omni_actors.entrypoints.commands.completion import complete_model
 from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
 from omni_actors.entrypoints.commands.keys import checked_keys
 from omni_actors.entrypoints.commands.target import host_option, one_door
@@ -17,7 +20,7 @@ from omni_actors.telemetry import logs
 
 
 @click.command("serve", context_settings={"show_default": True})
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @host_option(
     "Address or name to listen on; 0.0.0.0 is every IPv4 address of this machine, :: every one of both families."
 )
@@ -46,7 +49,7 @@ from omni_actors.telemetry import logs
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What one client may take of the connections (the README lists them). Repeatable.",
+    help="What clients may take of the connections; '--limit list' shows what there is. Repeatable.",
 )
 @click.option(
     "--api-key",
@@ -122,7 +125,8 @@ def serve(
     omni-actors serve ./SmolLM2-135M-Instruct --port 9000 --set stages.llm.dtype=bfloat16
     omni-actors serve --deploy two-gpus.yaml --api-key secret
 
-    Ctrl-C (SIGINT) or SIGTERM drains: requests in flight may finish, new ones are refused, then every worker ends.
+    Ctrl-C (SIGINT), SIGTERM or a terminal that is closed (SIGHUP, unless nohup is in front) drains: requests in flight
+    may finish, new ones are refused, then every worker ends.
     """
     logs.configure(log_level)
     if set(api_keys) & set(admin_keys):
@@ -132,6 +136,7 @@ def serve(
         raise click.UsageError("--ssl-keyfile needs --ssl-certfile")
     if limits and server != "builtin":
         raise click.UsageError("--limit is the builtin server's")
+    limited = _limits(limits)
     plan = ready_plan(deployment)
     options = ServerOptions(
         hosts=hosts,
@@ -140,7 +145,7 @@ def serve(
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         server=server,
-        limits=_limits(limits),
+        limits=limited,
         api_keys=api_keys,
         admin_keys=admin_keys,
         cors_origins=_origins(cors_origins),
@@ -153,6 +158,8 @@ def serve(
 
 
 def _limits(given: tuple[str, ...]) -> Limits:
+    if "list" in given:
+        _list_limits()
     kinds: dict[str, type[int] | type[float]] = {
         field.name: int if field.type == "int" else float for field in fields(Limits)
     }
@@ -169,6 +176,21 @@ def _limits(given: tuple[str, ...]) -> Limits:
         return Limits(**values)
     except ValueError as error:
         raise click.UsageError(f"--limit {error}") from None
+
+
+def _list_limits() -> NoReturn:
+    """Show every limit, and end."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("name", "default", "meaning"):
+        table.add_column(heading, no_wrap=heading == "name")
+    for field in fields(Limits):
+        table.add_row(
+            field.name,
+            f"{field.default:g}" if isinstance(field.default, float) else str(field.default),
+            field.metadata["doc"],
+        )
+    Console().print(table)
+    raise click.exceptions.Exit(0)
 
 
 def _origins(given: tuple[str, ...]) -> tuple[str, ...]:

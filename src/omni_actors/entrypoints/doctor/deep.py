@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from omni_actors.documents import platform_page
 from omni_actors.entrypoints.doctor.hardware import Hardware
 from omni_actors.entrypoints.doctor.system import size
 from omni_actors.pipelines.engines import installed, missing_for
@@ -25,7 +26,9 @@ def open_devices(found: tuple[Hardware, ...], chosen: str, within_s: float) -> I
     answers = ask([_inquiry(platform, device) for _, platform, device in usable], within_s)
     for (it, _, device), answer in zip(usable, answers, strict=True):
         bad = Verdict.PROBLEM if it.name == chosen else Verdict.WARNING
-        yield from _findings(f"{it.name}: {device}", answer, bad)
+        page = platform_page(it.name)
+        remedy = f"the driver's log, and {page}" if page else "the driver's log, and the plug-in's documentation"
+        yield from _findings(f"{it.name}: {device}", answer, bad, remedy)
 
 
 def _sound(it: Hardware) -> str:
@@ -44,9 +47,9 @@ def _inquiry(platform: OmniPlatform, device: str) -> Inquiry:
     return Inquiry(SCRIPT, argument, platform.worker_environment(device, 1, options))
 
 
-def _findings(subject: str, answer: Answer, bad: Verdict) -> Iterator[Finding]:
+def _findings(subject: str, answer: Answer, bad: Verdict, remedy: str) -> Iterator[Finding]:
     if answer.trouble:
-        yield Finding(subject, bad, f"does not open: {answer.trouble}", "the driver's log, and the platform's page")
+        yield Finding(subject, bad, f"does not open: {answer.trouble}", remedy)
         return
     said: dict[str, Any] = answer.value
     took = said["seconds"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from omni_actors.documents import platform_page
 from omni_actors.entrypoints.doctor.system import size
 from omni_actors.pipelines import engines
 from omni_actors.pipelines.schema import CONNECTORS
@@ -99,9 +100,7 @@ def engine_findings(found: tuple[Hardware, ...], chosen: str) -> Iterator[Findin
         for kind, engine in it.platform.engines.items():
             subject = f"{it.name} {kind}"
             if kind == VLLM and (missing := engines.missing_for(it.platform, engines.installed())):
-                yield Finding(
-                    subject, Verdict.OK, f"{missing}: torch's engines compute", f"docs/platforms/{it.name}.md"
-                )
+                yield Finding(subject, Verdict.OK, f"{missing}: torch's engines compute", platform_page(it.name))
                 continue
             troubles = _package_troubles({**it.platform.distributions, **PACKAGES.get(kind, {})})
             if not troubles:

@@ -26,6 +26,7 @@ from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.media.limits import PIECE
 from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.nesting import check_nesting
 from omni_actors.protocol.params import Prompt, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta, TokenLogprob
 
@@ -123,6 +124,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
             raise invalid_request("'continue_final_message' needs an assistant's message last.", "messages")
     try:
         if body.chat_template_kwargs:
+            check_nesting(body.chat_template_kwargs, "chat_template_kwargs")
             msgspec.msgpack.encode(body.chat_template_kwargs)
     except OverflowError:  # JSON's numbers have no end, a frame's have 64 bits
         raise invalid_request(

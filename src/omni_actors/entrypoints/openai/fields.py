@@ -17,6 +17,7 @@ import msgspec
 
 from omni_actors.entrypoints.openai.nulls import without_nulls
 from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.nesting import too_deep
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def decode(data: bytes, kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         raise explain(str(error), kind) from None
     except RecursionError:
-        raise invalid_request("The body is nested too deeply.") from None
+        raise too_deep(data) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid_request(f"The body is not valid JSON: {error}") from None
     refuse_unserved(made)

@@ -1,0 +1,39 @@
+"""The command ``completion``, and what it completes beside commands and options."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+VARIABLE = "_OMNI_ACTORS_COMPLETE"
+"""By it a shell asks the program for completions. (Click makes its name of the program's.)"""
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script by which SHELL completes commands, options and the names of pipelines.
+
+    \b
+    echo 'eval "$(omni-actors completion bash)"' >> ~/.bashrc
+    echo 'eval "$(omni-actors completion zsh)"' >> ~/.zshrc
+    omni-actors completion fish > ~/.config/fish/completions/omni-actors.fish
+
+    It holds for shells that are started afterwards.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(context.find_root().command, {}, "omni-actors", VARIABLE)
+    click.echo(script.source_template % script.source_vars())
+
+
+def complete_model(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Pipelines by name, and folders where no name begins so."""
+    from omni_actors.pipelines.registry import Registry
+
+    names = [name for name in Registry.installed().targets if not name.startswith("stub")]
+    folders = CompletionItem(begun, type="dir")
+    return [folders, *(CompletionItem(name) for name in sorted(names) if name.startswith(begun))]
