@@ -149,15 +149,15 @@ def main() -> None:
         folder = Path(held)
         ports = {"ours": options.port, "bare": options.port + 1}
         with (
-            running(ours(model, ports["ours"], eager), ports["ours"], folder / "ours.log") as here,
-            running(bare(model, ports["bare"], eager), ports["bare"], folder / "bare.log") as there,
+            running(ours(model, ports["ours"], eager), ports["ours"], folder / "ours.log") as our_pid,
+            running(bare(model, ports["bare"], eager), ports["bare"], folder / "bare.log") as bare_pid,
         ):
             for turn in range(rounds):
                 for c in loops:
                     for name in ("ours", "bare") if turn % 2 == 0 else ("bare", "ours"):
                         count = c * (2 if options.quick else 4)
-                        wait_idle(here, "our server")
-                        wait_idle(there, "vLLM's server")
+                        wait_idle(our_pid, "our server")
+                        wait_idle(bare_pid, "vLLM's server")
                         ttft, rate = load(ports[name], c, count, tokens, turn == 0, folder)
                         figures[name, c].ttft_s.append(ttft)
                         figures[name, c].tokens_per_s.append(rate)

@@ -59,7 +59,7 @@ DOCUMENT = re.compile(r"\b(?:README|CONTRIBUTING|CHANGELOG|docs/)[\w./{}-]*")
 def named_documents() -> dict[str, str]:
     """The documents that texts of the program name, each with a place where it is named; docstrings say nothing to
     whoever has only the wheel, but those of commands are their help."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted((ROOT / "src").rglob("*.py")):
         if path.name == "documents.py":  # finds them
             continue
@@ -72,7 +72,7 @@ def named_documents() -> dict[str, str]:
                 if isinstance(statement, ast.Expr) and not is_command:
                     strings.pop(id(statement.value), None)  # a docstring, of an attribute too
         for it in strings.values():
-            for name in DOCUMENT.findall(it.value):
+            for name in DOCUMENT.findall(str(it.value)):
                 found.setdefault(name, f"{path.relative_to(ROOT)}:{it.lineno}")
     return found
 

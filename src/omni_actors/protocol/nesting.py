@@ -35,8 +35,8 @@ def too_deep(body: bytes) -> OmniError:
     """The error for a JSON object that is nested too deeply to be read. It names the field, unless that comes late."""
     field = _deep_field(body)
     if field is None:
-        return invalid_request("The body is nested too deeply.")
-    return invalid_request(f"'{field}' is nested too deeply.", field)
+        return invalid_request("The body is nested too deeply.", code="invalid_json")
+    return invalid_request(f"'{field}' is nested too deeply.", field, code="invalid_json")
 
 
 def _deep_field(body: bytes) -> str | None:
