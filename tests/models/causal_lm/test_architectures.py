@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.worker.engines import tiny_models
 from tests.worker.engines.ar_driver import hello
@@ -16,7 +16,7 @@ from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.models.causal_lm.architectures import OTHER_NAMES
 from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Pipeline, Stage, Task
-from omni_actors.pipelines.registry import GROUP, Registry
+from omni_actors.pipelines.registry import BUILTINS, Registry
 from omni_actors.protocol.errors import OmniError
 
 NAMES = sorted(
@@ -54,7 +54,7 @@ def test_the_table_names_no_class_that_transformers_has_not() -> None:
 
 
 def test_a_class_that_another_pipeline_claims_is_that_ones(tmp_path: Path) -> None:
-    registry = Registry.installed([EntryPoint("plugin", f"{__name__}:PLUGIN", GROUP)])
+    registry = Registry({**BUILTINS, "plugin": f"{__name__}:PLUGIN"})
     assert resolved(tmp_path, "GPT2LMHeadModel", registry) == "plugin"
     assert resolved(tmp_path, "LlamaForCausalLM", registry) == "plugin"
     assert resolved(tmp_path, "CTRLLMHeadModel", registry) == "causal-lm"
@@ -67,11 +67,21 @@ def test_a_class_that_another_pipeline_claims_is_that_ones(tmp_path: Path) -> No
         ("openai-gpt", "OpenAIGPTLMHeadModel computes attention by code of its own"),
         ("bert", "BertLMHeadModel is configured as an encoder"),
         ("mamba", "MambaForCausalLM has layers of kind linear_attention"),
+        ("diffllama", "DiffLlamaForCausalLM computes something else over a paged cache than by itself"),
+        ("gpt_bigcode", "GPTBigCodeForCausalLM does not run over a paged cache"),
     ],
 )
 def test_one_that_the_torch_engine_cannot_compute_is_refused_with_the_reason(
     kind: str, why: str, tmp_path: Path
 ) -> None:
-    folder = tiny_models.save(tmp_path, kind)
+    own = {"num_key_value_heads": None, "head_dim": None} if kind == "gpt_bigcode" else {}
+    folder = tiny_models.save(tmp_path, kind, **own)
     with pytest.raises(OmniError, match="the torch engine cannot compute this model: " + why):
         CausalLM(hello(folder)).load(lambda text, fraction: None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_the_trial_admits_runs(dtype: str, tmp_path: Path) -> None:
+    folder = tiny_models.save(tmp_path, "gpt2", num_key_value_heads=None, head_dim=None)
+    it = CausalLM(msgspec.structs.replace(hello(folder), dtype=dtype))
+    assert it.load(lambda text, fraction: None)["architecture"] == "GPT2LMHeadModel"

@@ -25,7 +25,7 @@ async def prompt_tokens(orchestrator: Orchestrator, text: str) -> int:
     return last.usage["llm"].prompt_tokens
 
 
-@pytest.mark.deadline(60)
+@pytest.mark.deadline(120)
 async def test_a_template_of_ones_own_outlives_its_worker(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     template = tmp_path / "own: template #1.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
@@ -36,7 +36,7 @@ async def test_a_template_of_ones_own_outlives_its_worker(tiny_model: Callable[[
         overrides=["limits.restart_delay_s=0.05"],
     )
     async with open_orchestrator(plan) as orchestrator:
-        with trio.fail_after(40):
+        with trio.fail_after(110):
             await orchestrator.wait_ready()
             replica = orchestrator.pools["llm"].replicas[0]
             for life in (1, 2):
@@ -47,7 +47,7 @@ async def test_a_template_of_ones_own_outlives_its_worker(tiny_model: Callable[[
                     kill(replica.pid)
 
 
-@pytest.mark.deadline(60)
+@pytest.mark.deadline(120)
 async def test_a_mistake_in_a_template_names_stage_file_and_line(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

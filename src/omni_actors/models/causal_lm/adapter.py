@@ -14,6 +14,7 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.models.causal_lm.fused import FusedDecoder, supports
 from omni_actors.models.causal_lm.generic import GenericDecoder, check_supported
 from omni_actors.models.causal_lm.prompts import Prompts
+from omni_actors.models.causal_lm.trial import check_computes, logits_by_itself
 from omni_actors.models.common.split import Split, load_split
 from omni_actors.models.common.text import (
     Text,
@@ -91,7 +92,9 @@ class CausalLM(AutoregressiveAdapter):
             message = f"{type(model).__name__} runs by transformers' own layers, which are not split over ranks"
             raise OmniError(ErrorInfo(message=message, code="bad_model", status=500))
         else:
+            wanted = logits_by_itself(model)
             decoder = GenericDecoder(model)
+            check_computes(type(model).__name__, decoder, wanted, kernels_of(self.hello))
         return decoder
 
     def open(self, work: Work) -> PromptInput:
