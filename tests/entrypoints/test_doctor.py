@@ -149,7 +149,7 @@ def test_this_machine_can_serve(free_port: int) -> None:
     report = examine("cpu", port=free_port)
     assert (report.platform, report.problems, report.exit_code) == ("cpu", (), 0)
     assert [section.name for section in report.sections] == [
-        "system", "packages", "platforms", "devices", "engines", "pipelines", "transports",
+        "system", "packages", "platforms", "devices", "engines", "pipelines", "extensions", "transports",
     ]  # fmt: skip
     assert findings(report, "packages")["torch"].verdict is Verdict.OK
     assert "GiB" in findings(report, "devices")["cpu"].found

@@ -16,10 +16,12 @@ from tests.orchestrator.spine import collect, idle, until
 from tests.worker.engines import tiny_models
 
 from omni_actors.orchestrator import Orchestrator, open_orchestrator
+from omni_actors.pipelines.extensions import BALANCERS
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.protocol.params import Prompt, Sampling
 from omni_actors.protocol.request import Completed, MediaRef, Request, TextDelta
+from omni_actors.stages.balancers import PrefixCache
 from omni_actors.stages.control import Control
 from omni_actors.stages.pool import StagePool
 from omni_actors.stages.prefix import CHUNK_CHARACTERS, CHUNK_TOKENS, IMBALANCE, MAX_CHUNKS, PrefixIndex, prefix_of
@@ -48,6 +50,10 @@ class Replica:
     def info(self) -> dict[str, Any]:
         return {"kv_blocks": self.room * CHUNK_TOKENS // 16, "block_size": 16, "commands": ["sleep", "wake"]}
 
+    @property
+    def load(self) -> int:
+        return len(self.requests)
+
     def busy(self, count: int) -> None:
         self.requests = dict.fromkeys(range(count))
 
@@ -58,7 +64,7 @@ class Replica:
 
 
 def pool_of(*replicas: Replica) -> StagePool:
-    stage = SimpleNamespace(name="llm", balancer="prefix_cache")
+    stage = SimpleNamespace(name="llm", balancer="prefix_cache", balancer_class=BALANCERS.builtins["prefix_cache"])
     return StagePool(cast(Any, stage), cast(tuple[StageReplica, ...], replicas))
 
 
@@ -232,8 +238,9 @@ def test_whatever_comes_the_bound_holds_and_the_memory_is_bounded(
         elif what == "die":
             replica.incarnation += 1
             replica.requests.clear()
-        assert pool._prefixes is not None
-        assert all(pool._prefixes.held(cast(StageReplica, it)) <= 30 for it in replicas)
+        assert pool.balancer is not None
+        prefixes = cast(PrefixCache, pool.balancer.inner).prefixes
+        assert all(prefixes.held(cast(StageReplica, it)) <= 30 for it in replicas)
 
 
 # ---- served

@@ -7,17 +7,22 @@ from typing import Any
 
 from omni_actors.pipelines.declaration import Stage
 from omni_actors.pipelines.disaggregate import ROLE
-from omni_actors.pipelines.plan import Balancer, PlanError
+from omni_actors.pipelines.extensions import BALANCERS, look_at_balancer
+from omni_actors.pipelines.plan import PlanError
 from omni_actors.pipelines.settings import Settings
 
 
-def balancer_of(at: str, stage: Stage, options: Mapping[str, Any], settings: Settings) -> Balancer:
-    """``at`` is the stage's path in settings. Raises :class:`PlanError` for ``prefix_cache`` where no prompt is read or
-    kept."""
+def balancer_of(at: str, stage: Stage, options: Mapping[str, Any], settings: Settings) -> tuple[str, str]:
+    """The balancer's name, and the dotted name of its class. ``at`` is the stage's path in settings. Blocks while a
+    plug-in's is looked at. Raises :class:`PlanError` for a name that nobody has, a plug-in that is broken, and
+    ``prefix_cache`` where no prompt is read or kept."""
     path = f"{at}.balancer"
-    balancer: Balancer = settings.get(path, "least_queue")
+    balancer: str = settings.get(path, "least_queue")
+    target, plugin = BALANCERS.named(balancer, f"{settings.where(path)}: stage '{stage.name}'")
+    if plugin is not None and (report := look_at_balancer(plugin)).state == "broken":
+        raise PlanError(f"{settings.where(path)}: {report} is broken: {report.reason}")
     if balancer != "prefix_cache":
-        return balancer
+        return balancer, target
     why = ""
     if options.get(ROLE) == "decode":
         why = f"its prompts are computed by its prefill pool; set {at}.prefill.balancer"
@@ -27,4 +32,4 @@ def balancer_of(at: str, stage: Stage, options: Mapping[str, Any], settings: Set
         why = "its engine keeps nothing of a prompt (options.prefix_cache)"
     if why:
         raise PlanError(f"{settings.where(path)}: balancer 'prefix_cache' is not for stage '{stage.name}': {why}")
-    return balancer
+    return balancer, target

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port
+from omni_actors.pipelines.extensions import CONNECTORS
 from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, Origin, PlanError, StagePlan, edge_path
 from omni_actors.pipelines.settings import DECLARED, Settings
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
@@ -41,6 +42,8 @@ def edges_of(pipeline: Pipeline, settings: Settings, stages: Iterable[StagePlan]
         ends = (edge.source, edge.stage)
         usual = (DEVICE, on_device[ends]) if ends in on_device else (edge.connector, DECLARED)
         connector = settings.get(f"{at}.connector", *usual)
+        where = settings.where(f"{at}.connector")
+        target, plugin = CONNECTORS.named(connector, f"{where}: edge '{edge.source} → {edge.target}'")
         if connector == DEVICE and not transport_between(placed[edge.source], placed[edge.stage]):
             raise PlanError(
                 f"{settings.where(f'{at}.connector')}: stages '{edge.source}' (platform "
@@ -60,6 +63,7 @@ def edges_of(pipeline: Pipeline, settings: Settings, stages: Iterable[StagePlan]
                 connector=connector,
                 on_death=edge.on_death,
                 port_kind=ports[edge.target].kind,
+                connector_class="" if plugin is None else target,
             )
         )
     between: dict[tuple[str, str], EdgePlan] = {}

@@ -19,13 +19,14 @@ from pathlib import Path
 
 from omni_actors.pipelines.declaration import Stage
 from omni_actors.pipelines.disaggregate import ROLE
+from omni_actors.pipelines.extensions import ENGINES
 from omni_actors.pipelines.limits import options_of, with_engine_options
 from omni_actors.pipelines.plan import Origin, PlanError, stage_path
 from omni_actors.pipelines.schema import option_leaf
 from omni_actors.pipelines.settings import DECLARED, Settings
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.pipelines.validate import nearest
-from omni_actors.platforms.platform import OmniPlatform
+from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.versions import ALIASES
 
 AUTO, TORCH = "auto", "torch"
@@ -102,6 +103,20 @@ def architectures(folder: Path) -> frozenset[str]:
     )
 
 
+def engine_class(kind: str, platform: OmniPlatform, where: str) -> tuple[str, bool]:
+    """The dotted name of the class for an engine kind (or of that dotted name itself) on a platform, and whether a
+    plug-in announces it. ``where`` begins the message of the :class:`PlanError` for a kind that nobody has."""
+    if ":" in kind:
+        return kind, False
+    if kind in platform.engines or kind in ENGINES.builtins:
+        try:
+            return platform.engine_for(kind), False
+        except PlatformError as error:
+            raise PlanError(f"{where}: {error}") from None
+    target, _ = ENGINES.named(kind, where, platform.engines)
+    return target, True
+
+
 def with_choices(stage: Stage) -> Stage:
     """The stage with the options of every engine that may compute it: what a deploy file may set of it."""
     if not stage.vllm:
@@ -142,7 +157,8 @@ def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, setti
             return _checked(_by_vllm(stage), settings), VLLM
     if kind in (AUTO, TORCH):
         kind = stage.engine
-    if stage.adapter and kind != stage.engine and ":" not in kind:  # an adapter is written for one kind of engine
+    # An adapter is written for one kind of engine; an engine by dotted name, or a plug-in's, is taken at its word.
+    if stage.adapter and kind != stage.engine and ":" not in kind and all(it.name != kind for it in ENGINES.plugins()):
         fitting = sorted({stage.engine, TORCH, *((AUTO, VLLM) if stage.vllm else ())})
         raise PlanError(f"{origin}: stage '{stage.name}' is not written for engine '{kind}'; {nearest(kind, fitting)}")
     return _checked(stage, settings), kind

@@ -17,7 +17,7 @@ from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Stage
 from omni_actors.pipelines.devices import RANKS_ENVIRONMENT, devices_of, environments_of
 from omni_actors.pipelines.disaggregate import inherited, split, split_stages
 from omni_actors.pipelines.edges import edges_of
-from omni_actors.pipelines.engines import choose_engine, with_choices
+from omni_actors.pipelines.engines import choose_engine, engine_class, with_choices
 from omni_actors.pipelines.hub import missing_shards
 from omni_actors.pipelines.intact import Damage, damage_of
 from omni_actors.pipelines.limits import (
@@ -59,7 +59,7 @@ from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.template import template_override
 from omni_actors.pipelines.threads import share_threads, shared_cores
 from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
-from omni_actors.platforms.platform import OmniPlatform, PlatformError
+from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.platforms.select import load, select
 from omni_actors.telemetry.opt_out import OPT_OUT
 
@@ -322,10 +322,7 @@ def _stage(
     shared = f"{cores} cores" if usable == cores else f"{usable} of {cores} cores"
     origin = Origin("platform", f"{platform.name}, {shared} shared by weight")
     threads = settings.get(f"{at}.threads", share(usable)[stage.name], origin)
-    try:
-        engine = kind if ":" in kind else platform.engine_for(kind)
-    except PlatformError as error:
-        raise PlanError(f"{settings.where(f'{at}.engine')}: stage '{stage.name}': {error}") from None
+    engine, announced = engine_class(kind, platform, f"{settings.where(f'{at}.engine')}: stage '{stage.name}'")
     settings.provenance[f"{at}.adapter"] = DECLARED
 
     platform_options = {
@@ -354,6 +351,7 @@ def _stage(
         () if ours else platform.visibility,
         lambda device: base | platform.worker_environment(device, threads, platform_options) | own,
     )
+    balancer, balancer_class = balancer_of(at, stage, options, settings)
     return StagePlan(
         name=stage.name,
         index=index,
@@ -366,7 +364,7 @@ def _stage(
         dtype=dtype,
         threads=threads,
         replicas=replicas,
-        balancer=balancer_of(at, stage, options, settings),
+        balancer=balancer,
         strategy=strategy,
         options=MappingProxyType(options),
         limits=MappingProxyType(limits),
@@ -380,6 +378,8 @@ def _stage(
         platform_options=MappingProxyType(platform_options),
         collectives=platform.collectives if ours else "",
         transports=tuple(platform.transports),
+        balancer_class=balancer_class,
+        announced=announced,
     )
 
 

@@ -23,7 +23,6 @@ MEDIA_STAGE = "media"
 
 LOOPBACK = "127.0.0.1"
 
-Balancer = Literal["least_queue", "round_robin", "prefix_cache"]
 OriginKind = Literal["default", "declaration", "model", "platform", "overlay", "environment", "command line"]
 
 
@@ -110,7 +109,7 @@ class StagePlan:
     dtype: str
     threads: int
     replicas: int
-    balancer: Balancer
+    balancer: str
     strategy: Strategy
     options: Mapping[str, Any]
     limits: Mapping[str, int | None]
@@ -133,6 +132,10 @@ class StagePlan:
     """What the ranks of a replica compute together by; empty for an engine that starts its ranks itself."""
     transports: tuple[str, ...] = ()
     """Ways in which its platform hands a tensor to another process without the host."""
+    balancer_class: str = "omni_actors.stages.balancers:LeastQueue"
+    """Dotted name of :attr:`balancer`'s class."""
+    announced: bool = False
+    """Whether a plug-in brings its engine by name: then the class must say which contract it was written for."""
 
     @property
     def recovery(self) -> Recovery:
@@ -195,6 +198,8 @@ class EdgePlan:
     connector: str
     on_death: Literal["retain", "recompute"]
     port_kind: str = ""
+    connector_class: str = ""
+    """Dotted name of :attr:`connector`'s class, where a plug-in brings it."""
 
     def spec(self) -> EdgeSpec:
         return EdgeSpec(
@@ -208,6 +213,7 @@ class EdgePlan:
             bridge=self.bridge,
             connector=self.connector,
             port_kind=self.port_kind,
+            connector_class=self.connector_class,
         )
 
 
@@ -302,4 +308,5 @@ class Plan:
             strategy={axis: degree for axis, degree in it.strategy.degrees().items() if degree > 1},
             ranks=it.ranks_of(replica),
             collectives=it.collectives,
+            announced=it.announced,
         )

@@ -11,15 +11,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, get_args
+from typing import Any
 
 from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
 from omni_actors.pipelines.limits import StageLimit, limits_of
-from omni_actors.pipelines.plan import MEDIA_STAGE, Balancer, DeploymentLimits
+from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 from omni_actors.platforms.platform import OmniPlatform
 
-CONNECTORS = ("shared_memory", "device", "tcp")
 SAMPLING_DEFAULTS = {
     "temperature": (0.0, 2.0, "Randomness of the choice; 0 takes the likeliest token."),
     "top_p": (0.0, 1.0, "Keep the likeliest tokens up to this much probability."),
@@ -126,7 +125,9 @@ def _stage(stage: Stage) -> Group:
         "dtype": Leaf(text, "What the engine computes in."),
         "threads": Leaf(integer(1, 1024), "CPU threads of each replica."),
         "replicas": Leaf(integer(1, 256), "Worker processes of this stage."),
-        "balancer": Leaf(one_of(*get_args(Balancer)), "How requests are spread over replicas."),
+        "balancer": Leaf(
+            text, "How requests are spread over replicas: least_queue, round_robin, prefix_cache, or a plug-in's."
+        ),
         **{name: Leaf(number(0.1), doc) for name, doc in BUDGETS_DOC.items()},
         "environment": Leaf(environment, "Environment variables of the workers."),
         "host": Leaf(address, "Address at which edges by TCP reach the workers; nobody else is let in."),
@@ -246,7 +247,9 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return check
 
 
-_CONNECTOR = Leaf(one_of(*CONNECTORS), "How payloads travel: within a machine, there on the device, or between two.")
+_CONNECTOR = Leaf(
+    text, "How payloads travel: shared_memory (within a machine), device (there on the device), tcp, or a plug-in's."
+)
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from omni_actors.plugins.contract import contract_trouble
 from omni_actors.plugins.inspection import Broken, attempt, check_untouched
 
 FACTS: dict[str, Any] = {
@@ -46,13 +47,8 @@ def _look(name: str, value: str) -> dict[str, Any]:
     kind = attempt("cannot be imported", resolve_name, value)
     if not (isinstance(kind, type) and issubclass(kind, OmniPlatform)):
         raise Broken(f"{value} is no subclass of OmniPlatform")
-    # What a builtin states is this version, whichever a plugin that derives from it was written for.
-    own = (vars(it) for it in kind.__mro__ if it.__module__.partition(".")[0] != "omni_actors")
-    stated = next((it["contract"] for it in own if "contract" in it), None)
-    if stated is None:
-        raise Broken(f"it does not say which platform contract it was written for: this is version {CONTRACT}")
-    if stated != CONTRACT:
-        raise Broken(f"it was written for version {stated!r} of the platform contract, and this is version {CONTRACT}")
+    if trouble := contract_trouble(kind, "platform", CONTRACT):
+        raise Broken(f"it {trouble}")
     if getattr(kind, "name", None) != name:
         raise Broken(f"its entry point is called '{name}', and the platform itself {getattr(kind, 'name', None)!r}")
     platform = attempt("cannot be made", kind)

@@ -65,8 +65,8 @@ class PluginReport:
 class Kind:
     """A kind of plug-in. ``script`` is a file whose ``answer({"name", "value"})`` examines one. It gives
     ``{"broken": sentence}``, or what ``judge`` makes a state, a reason and facts of; that raises :class:`ValueError`
-    for nonsense. ``taken`` are names of this package's own. ``kept`` says that what was found holds until the plug-in's
-    code changes."""
+    for nonsense. ``argument`` is told to the script besides. ``taken`` are names of this package's own. ``kept`` says
+    that what was found holds until the plug-in's code changes."""
 
     word: str
     group: str
@@ -74,6 +74,7 @@ class Kind:
     judge: Callable[[Any], Judged]
     taken: Iterable[str] = ()
     kept: bool = True
+    argument: Mapping[str, Any] = field(default_factory=dict)
     pattern: re.Pattern[str] = NAME
     spelling: str = "letters, digits, - and _: settings call it by that"
 
@@ -103,7 +104,9 @@ def probe(
     asked = [plugin for plugin in chosen if not refusals[id(plugin)] and id(plugin) not in known]
     answers: dict[int, Answer] = {}
     if asked:
-        inquiries = [Inquiry(kind.script, {"name": plugin.name, "value": plugin.value}) for plugin in asked]
+        inquiries = [
+            Inquiry(kind.script, {**kind.argument, "name": plugin.name, "value": plugin.value}) for plugin in asked
+        ]
         within = deadline_s() if within_s is None else within_s
         answers = dict(zip(map(id, asked), ask(inquiries, within), strict=True))
     reports = []

@@ -73,6 +73,8 @@ class EdgeSpec(msgspec.Struct, kw_only=True, frozen=True):
     bridge: str | None = None
     connector: str = "shared_memory"
     port_kind: str = ""
+    connector_class: str = ""
+    """Dotted name of the connector's class, where a plug-in brings it."""
 
 
 ANY_KIND = frozenset({"", "media"})
@@ -120,6 +122,8 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True, array_like=True):
     """Which of ``ranks`` the process is that gets this."""
     collectives: str = ""
     """What the ranks compute together by: a backend of torch.distributed."""
+    announced: bool = False
+    """Whether a plug-in brings the engine by name: then its class must say which contract it was written for."""
 
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True):

@@ -10,8 +10,8 @@ import trio
 from omni_actors.pipelines.plan import StagePlan
 from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_unavailable
 from omni_actors.protocol.request import Request
+from omni_actors.stages.balancers import balancer_for
 from omni_actors.stages.lives import CAUSES, Cause, End
-from omni_actors.stages.prefix import PrefixIndex
 from omni_actors.stages.replica import StageReplica
 
 _MAX_AFFINITIES = 4096
@@ -54,8 +54,7 @@ class StagePool:
         """Replicas that a command is at, which replaces them."""
         self._turn = 0
         self._affinities: dict[str, StageReplica] = {}
-        by_prefix = stage.balancer == "prefix_cache" and len(replicas) > 1
-        self._prefixes = PrefixIndex() if by_prefix else None
+        self.balancer = balancer_for(stage) if len(replicas) > 1 else None
 
     @property
     def replacing(self) -> bool:
@@ -79,7 +78,9 @@ class StagePool:
         kept = None if request.affinity is None else self.kept(request)
         if kept is None or not _can_take(kept, sources):
             return self._choose(request, sources)
-        return kept if self._prefixes is None else self._prefixes.choose([kept], request)
+        if self.balancer is not None:
+            self.balancer.kept(kept, request)
+        return kept
 
     def options(self, request: Request) -> list[StageReplica]:
         """All that it may be bound to: the one that is :meth:`kept`, then the others, the less busy ones first."""
@@ -105,12 +106,12 @@ class StagePool:
 
     def forget(self, replica: StageReplica) -> None:
         """What a replica had cached is gone, though it lives."""
-        if self._prefixes is not None:
-            self._prefixes.forget(replica)
+        if self.balancer is not None:
+            self.balancer.forget(replica)
 
     def _choose(self, request: Request, sources: Sequence[StageReplica]) -> StageReplica:
         replicas = self.replicas
-        if len(replicas) == 1:  # the common case, for each stage of each request
+        if self.balancer is None:  # the common case, for each stage of each request
             if not replicas[0].takes:
                 raise self.unavailable()
             return replicas[0]
@@ -118,14 +119,9 @@ class StagePool:
         if not live:
             raise self.unavailable()
         self._turn += 1
-        if self.stage.balancer == "round_robin":
-            return live[self._turn % len(live)]
         # The turn breaks ties, so that an idle pool still spreads its requests.
         start = self._turn % len(live)
-        live = live[start:] + live[:start]
-        if self._prefixes is not None:
-            return self._prefixes.choose(live, request)
-        return min(live, key=lambda replica: len(replica.requests))
+        return self.balancer.choose(live[start:] + live[:start], request)
 
     def health(self, unlinked: tuple[str, ...] = ()) -> StageHealth:
         """``unlinked`` are the neighbours that it lacks links to."""

@@ -130,6 +130,11 @@ class StageReplica:
         return f"{self.stage.name}#{self.index}@{self.incarnation}"
 
     @property
+    def load(self) -> int:
+        """Requests that it holds."""
+        return len(self.requests)
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """Processes of this life: its worker's, and those of the other ranks once it has said them (``info``)."""
         said = self.info.get("ranks")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from omni_actors.connectors.payload import Payload, TensorSpecs
+from omni_actors.plugins.contract import CONTRACT
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello, Prefix, Query
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
@@ -96,7 +97,10 @@ class Outbox(Protocol):
 
 
 class Engine(ABC):
-    """One model under one loop. Subclasses take ``(hello)`` and load in :meth:`load`."""
+    """One model under one loop. Subclasses take ``(hello)`` and load in :meth:`load`. One that a plug-in announces by
+    name states the version of this contract that it was written for (``contract = 1``)."""
+
+    contract: ClassVar[int] = CONTRACT
 
     commands: ClassVar[frozenset[str]] = frozenset()
     """What an operator can have it do, by questions of these names: ``sleep`` and ``wake``, both or none. It is asked

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from omni_actors.connectors.device import DeviceLink
 from omni_actors.connectors.link import Link, LinkClosed
 from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.shared_memory import Arena
@@ -27,15 +26,15 @@ class Links:
         self,
         epoll: select.epoll,
         listener: Listener | None,
-        device: Callable[[Wire, socket.socket], DeviceLink | None] = lambda message, sock: None,
+        made: Callable[[Wire, socket.socket], Link] = lambda message, sock: UnixLink(message.link, message.peer, sock),
     ) -> None:
-        """``device`` makes a link of the ones on which payloads may stay on the device."""
+        """``made`` makes a link over the connected Unix socket that came with its frame, by its connector."""
         self.inbox = Arena()
         """What has come by TCP and is not acknowledged. Its producers' budgets bound it, not this one's, which only
         says how much stays for reuse."""
         self._epoll = epoll
         self._listener = listener
-        self._device = device
+        self._made = made
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, Link] = {}
         self._called: dict[int, str] = {}
@@ -62,7 +61,7 @@ class Links:
         end = message.tcp
         if end is None:
             sock = take_fd()
-            self._add(self._device(message, sock) or UnixLink(message.link, message.peer, sock))
+            self._add(self._made(message, sock))
         elif end.address is not None:
             try:
                 self._add(TcpLink.open(message.link, message.peer, end.address, end.secret, self.inbox))

@@ -12,12 +12,13 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from omni_actors.connectors.device import CONNECTOR, DeviceLink, DeviceMemory, Exports
+from omni_actors.connectors.connector import Connector, SharedMemory
+from omni_actors.connectors.device import DeviceMemory, Exports
 from omni_actors.connectors.link import Link, LinkClosed
 from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.payload import Payload
@@ -48,9 +49,10 @@ from omni_actors.worker.isolation import Faults
 from omni_actors.worker.jobs import Job, Route, Source
 from omni_actors.worker.links import Links
 from omni_actors.worker.liveness import COMPILING, WAITING, WORKING, Liveness
+from omni_actors.worker.named import connectors_of
 from omni_actors.worker.outlet import Outlet
 from omni_actors.worker.rest import Rest
-from omni_actors.worker.returned import WrongReturn, counters_of, flag_of
+from omni_actors.worker.returned import WrongReturn, counters_of, flag_of, kind_of, wrong
 
 log = logging.getLogger("omni_actors.worker")
 
@@ -63,7 +65,8 @@ ARENA_BYTES = 256 << 20
 class Worker:
     """The loop of one replica. ``bridges`` maps an edge index to the factory of its bridge. ``listener`` is for inputs
     by TCP, and closed with the rest. ``liveness`` is where it shows that it moves; whoever gave it closes it.
-    ``memory`` is the device's, where there are edges on which payloads may stay there."""
+    ``memory`` is the device's, where there are edges on which payloads may stay there. ``connectors`` make its links,
+    by the stage at the other end."""
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Worker:
         listener: Listener | None = None,
         liveness: Liveness | None = None,
         memory: DeviceMemory | None = None,
+        connectors: Mapping[str, Connector] | None = None,
     ) -> None:
         self._stage = hello.stage
         self._liveness = liveness or Liveness()
@@ -103,9 +107,9 @@ class Worker:
             for fd in self._followers.filenos():
                 self._epoll.register(fd, select.EPOLLIN)
         self._memory = memory
-        edges = (*((it.source, it) for it in hello.inputs), *((it.target, it) for it in hello.outputs))
-        self._by_device = {stage for stage, it in edges if it.connector == CONNECTOR}
-        self._links = Links(self._epoll, listener, self._device_link)
+        self._usual = SharedMemory(hello)
+        self._connectors = connectors_of(hello, memory) if connectors is None else connectors
+        self._links = Links(self._epoll, listener, self._made_link)
         self._rest = Rest(hello, engine, self._arena, self._links.inbox)
         self._blocked = False  # everything runnable waits for credit
         self.stopping = False
@@ -297,10 +301,13 @@ class Worker:
         if link.pending is not link.watched:
             self._links.flush(link)
 
-    def _device_link(self, message: Wire, sock: socket.socket) -> DeviceLink | None:
-        if self._memory is None or message.peer.partition("#")[0] not in self._by_device:
-            return None
-        return DeviceLink(message.link, message.peer, sock, self._stage, self._memory)
+    def _made_link(self, message: Wire, sock: socket.socket) -> Link:
+        """This end of a link within the machine, by the connector of the edges between the two stages."""
+        connector = self._connectors.get(message.peer.partition("#")[0], self._usual)
+        link = connector.link(message.link, message.peer, sock)
+        if not isinstance(link, Link):
+            raise wrong(connector, "link", kind_of(link), "Link")
+        return link
 
     def _chunk(self, link: Link, chunk: Chunk) -> None:
         key = chunk.key

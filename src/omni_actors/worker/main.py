@@ -33,7 +33,7 @@ from omni_actors.worker.diagnosis import why_not_loaded
 from omni_actors.worker.engine import Engine
 from omni_actors.worker.liveness import Liveness
 from omni_actors.worker.loop import Worker
-from omni_actors.worker.named import bridge_named, class_named
+from omni_actors.worker.named import bridge_named, connectors_of, engine_named
 from omni_actors.worker.ranks import Followers, own_rendezvous
 from omni_actors.worker.returned import facts_of
 
@@ -61,6 +61,7 @@ def serve(control: socket.socket, hello: Hello) -> int:
         followers = Followers(hello, control) if hello.ranks else None
         engine, bridges, info = load(control, hello, followers)
         memory = device_memory(hello)
+        connectors = connectors_of(hello, memory)
         # What loading left lives as long as the process: no collection need ever walk over it.
         gc.collect()
         gc.freeze()
@@ -72,7 +73,7 @@ def serve(control: socket.socket, hello: Hello) -> int:
         return 1
     if followers is not None:
         followers.control = None  # it is the loop's
-    worker = Worker(control, hello, engine, bridges, listener, Liveness.inherited(), memory)
+    worker = Worker(control, hello, engine, bridges, listener, Liveness.inherited(), memory, connectors)
     try:
         worker.run()
     except Exception as error:
@@ -92,7 +93,7 @@ def follow(control: socket.socket, hello: Hello) -> int:
     """Be a rank that another process of its replica leads, which owns this one and sees how it ends."""
     try:
         runtime_of(hello)  # first: what it patches must not be imported already
-        engine = class_named(hello.engine, Engine, "engine")(hello)
+        engine = engine_named(hello)(hello)
         engine.follow(control, own_rendezvous())
     except Exception as error:
         give_up(control, hello, error)
@@ -142,7 +143,7 @@ def load(
     progress("opening the device")
     runtime_of(hello)  # first: what it patches must not be imported already
     progress("importing the engine")
-    engine = class_named(hello.engine, Engine, "engine")(hello)
+    engine = engine_named(hello)(hello)
     bridges = {edge.index: bridge_named(edge.bridge) for edge in hello.inputs if edge.bridge}
     info: dict[str, Any] = {"commands": sorted(engine.commands)}
     if followers is not None:

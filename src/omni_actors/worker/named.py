@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
+from omni_actors.connectors.connector import Connector, DeviceMemoryConnector, SharedMemory, Tcp
+from omni_actors.connectors.device import CONNECTOR, DeviceMemory
+from omni_actors.plugins.contract import CONTRACT, contract_trouble
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.bridge import Bridge
+from omni_actors.worker.engine import Engine
 from omni_actors.worker.returned import kind_of
 
 T = TypeVar("T")
 
+Contract = Literal["none", "if stated", "stated"]
 
-def class_named(dotted: str, base: Callable[..., T], role: str) -> Callable[[Hello], T]:
+
+def class_named(dotted: str, base: Callable[..., T], role: str, contract: Contract = "none") -> Callable[..., T]:
     """The class called ``dotted`` (``package.module:Class``), which must be a whole subclass of ``base``. ``role`` says
-    what it is for.
+    what it is for, and ``contract`` whether it must state the version of a contract that it was written for.
 
     Raises :class:`OmniError`, whose message names it, for anything else: a module that cannot be imported, a name that
     is not there, a function, another class, a class with methods left to define.
@@ -28,6 +34,31 @@ def class_named(dotted: str, base: Callable[..., T], role: str) -> Callable[[Hel
         raise unfit(role, dotted, f"is not a subclass of {kind.__name__}")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise unfit(role, dotted, f"does not define {', '.join(missing)}")
+    if contract != "none" and (why := contract_trouble(found, role, CONTRACT, required=contract == "stated")):
+        raise unfit(role, dotted, why)
+    return found
+
+
+def engine_named(hello: Hello) -> Callable[[Hello], Engine]:
+    """The class of the worker's engine. Raises :class:`OmniError` also for one that was written for another version of
+    the contract, or that a plug-in announces by name and that states none."""
+    return class_named(hello.engine, Engine, "engine", "stated" if hello.announced else "if stated")
+
+
+def connectors_of(hello: Hello, memory: DeviceMemory | None) -> dict[str, Connector]:
+    """The connectors of the worker's edges, by the stage at their other end. Raises :class:`OmniError` for a plug-in's
+    class that is none."""
+    classes: dict[str, Callable[..., Connector]] = {"shared_memory": SharedMemory, "tcp": Tcp}
+    classes[CONNECTOR] = DeviceMemoryConnector
+    made: dict[str, Connector] = {}
+    found: dict[str, Connector] = {}
+    edges = (*((it.source, it) for it in hello.inputs), *((it.target, it) for it in hello.outputs))
+    for stage, edge in edges:
+        name = edge.connector
+        if name not in made:
+            kind = classes.get(name) or class_named(edge.connector_class, Connector, "connector", "stated")
+            made[name] = kind(hello, memory)
+        found[stage] = made[name]
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from omni_actors.entrypoints.doctor import hardware
 from omni_actors.entrypoints.doctor.deep import open_devices
-from omni_actors.entrypoints.doctor.plugins import pipeline_findings
+from omni_actors.entrypoints.doctor.plugins import extension_findings, pipeline_findings
 from omni_actors.entrypoints.doctor.report import Report, Section
 from omni_actors.entrypoints.doctor.system import port_findings, system_findings, unix_finding
 from omni_actors.platforms.platform import Finding, Verdict
@@ -41,6 +41,7 @@ def examine(
         Section("devices", "Devices", tuple(hardware.device_findings(found))),
         Section("engines", "Engines", tuple(hardware.engine_findings(found, chosen))),
         Section("pipelines", "Pipelines", tuple(pipeline_findings())),
+        Section("extensions", "Plug-ins' engines, connectors and balancers", tuple(extension_findings())),
         Section("transports", "Transports", tuple(hardware.transport_findings(found))),
     ]
     if deep_within_s is not None:

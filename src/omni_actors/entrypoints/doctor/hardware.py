@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from omni_actors.documents import platform_page
 from omni_actors.entrypoints.doctor.system import size
 from omni_actors.pipelines import engines
-from omni_actors.pipelines.schema import CONNECTORS
+from omni_actors.pipelines.extensions import CONNECTORS
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.pipelines.versions import PACKAGES
 from omni_actors.platforms.machine import torch_build
@@ -117,7 +117,7 @@ def _package_troubles(needed: Mapping[str, str]) -> list[Finding]:
 
 
 def transport_findings(found: tuple[Hardware, ...]) -> Iterator[Finding]:
-    everywhere = ", ".join(connector for connector in CONNECTORS if connector != "device")
+    everywhere = ", ".join(connector for connector in CONNECTORS.builtins if connector != "device")
     yield Finding("through the host", Verdict.OK, f"{everywhere}: on every platform")
     for it in found:
         if it.platform is None or not it.detection:

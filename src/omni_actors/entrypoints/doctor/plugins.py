@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from omni_actors.pipelines.extensions import BALANCER, BALANCERS, EXTENSIONS
 from omni_actors.pipelines.registry import BUILTINS, PIPELINES, UNOFFERED
 from omni_actors.platforms.platform import Finding, Verdict
 from omni_actors.plugins import OWN, installed
@@ -21,8 +22,32 @@ def pipeline_findings() -> Iterator[Finding]:
         yield _finding(report)
 
 
+def extension_findings() -> Iterator[Finding]:
+    """Engines, connectors and balancers that plug-ins bring by name. Those that live in workers are imported there and
+    not before, so they are only named; balancers are looked at."""
+    nothing = True
+    for extension in EXTENSIONS:
+        for plugin in extension.plugins():
+            nothing = False
+            subject = f"{extension.word} {plugin.name}"
+            if extension is BALANCERS:
+                report = probe(BALANCER, [plugin], anew=True)[0]
+                if report.state == "broken":
+                    found = f"{_brought(report)}: broken: {report.reason}"
+                    yield Finding(subject, Verdict.WARNING, found, f"uninstall or mend {report.distribution}")
+                    continue
+            brought = " ".join(filter(None, brought_by(plugin))) or "no distribution"
+            yield Finding(subject, Verdict.OK, f"{brought}: {plugin.value}")
+    if nothing:
+        yield Finding("plugins", Verdict.OK, "no engine, connector or balancer of a plug-in is installed")
+
+
+def _brought(report: PluginReport) -> str:
+    return " ".join(filter(None, (report.distribution, report.version))) or "no distribution"
+
+
 def _finding(report: PluginReport) -> Finding:
-    brought = " ".join(filter(None, (report.distribution, report.version))) or "no distribution"
+    brought = _brought(report)
     if report.state == "broken":
         remedy = f"uninstall or mend {report.distribution or report.value}"
         return Finding(report.name, Verdict.WARNING, f"{brought}: broken: {report.reason}", remedy)
