@@ -79,10 +79,13 @@ def test_the_builtins_are_announced_as_plugins_are() -> None:
     [
         ("stages.a.engine=ecoh", "there is no engine 'ecoh'; did you mean 'echo'?"),
         ("stages.a.engine=generatoin", "there is no engine 'generatoin'; did you mean 'generation'?"),
-        ("edges.b.text.connector=countin", "there is no connector 'countin'; did you mean 'counting'?"),
+        (
+            "edges.b.text.connector=countin",
+            "device or tcp or counting (did you mean 'counting'?), not",
+        ),
         ("edges.b.text.connector=share_memory", "did you mean 'shared_memory'?"),
-        ("stages.b.balancer=least_que", "there is no balancer 'least_que'; did you mean 'least_queue'?"),
-        ("stages.b.balancer=5", "takes a text"),
+        ("stages.b.balancer=least_que", "(did you mean 'least_queue'?), not 'least_que'"),
+        ("stages.b.balancer=5", "takes least_queue or round_robin or prefix_cache or last, not 5"),
     ],
 )
 def test_an_unknown_name_says_the_nearest(site: Path, override: str, words: str) -> None:

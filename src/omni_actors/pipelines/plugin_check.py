@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
 
-from omni_actors.plugins.inspection import Broken, attempt, check_untouched
+from omni_actors.platforms.inspection import Broken, attempt, check_untouched
 
 
 def answer(argument: dict[str, str]) -> dict[str, Any]:

@@ -11,9 +11,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
+from omni_actors.pipelines.extensions import BALANCERS, CONNECTORS, Extension
 from omni_actors.pipelines.limits import StageLimit, limits_of
 from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
@@ -126,7 +128,7 @@ def _stage(stage: Stage) -> Group:
         "threads": Leaf(integer(1, 1024), "CPU threads of each replica."),
         "replicas": Leaf(integer(1, 256), "Worker processes of this stage."),
         "balancer": Leaf(
-            text, "How requests are spread over replicas: least_queue, round_robin, prefix_cache, or a plug-in's."
+            one_named(BALANCERS), "How requests are spread over replicas: by one of these, or a plug-in's balancer."
         ),
         **{name: Leaf(number(0.1), doc) for name, doc in BUDGETS_DOC.items()},
         "environment": Leaf(environment, "Environment variables of the workers."),
@@ -247,8 +249,21 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return check
 
 
+def one_named(extension: Extension) -> Callable[[Any], str]:
+    """The name of one of this package's, or of a plug-in that is installed."""
+
+    def check(value: Any) -> str:
+        if value in (names := extension.names()):
+            return str(value)
+        close = get_close_matches(str(value), names, n=1, cutoff=0.6)
+        raise ValueError(f"takes {' or '.join(names)}" + (f" (did you mean '{close[0]}'?)" if close else ""))
+
+    return check
+
+
 _CONNECTOR = Leaf(
-    text, "How payloads travel: shared_memory (within a machine), device (there on the device), tcp, or a plug-in's."
+    one_named(CONNECTORS),
+    "How payloads travel: in a machine, there on the device, between two, or a plug-in's way.",
 )
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from omni_actors.platforms.inspection import Broken, attempt, check_untouched
 from omni_actors.plugins.contract import contract_trouble
-from omni_actors.plugins.inspection import Broken, attempt, check_untouched
 
 FACTS: dict[str, Any] = {
     "runtime": str,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pkgutil import resolve_name
 from typing import Any
 
+from omni_actors.platforms.inspection import Broken, attempt, check_untouched
 from omni_actors.plugins.contract import contract_trouble
-from omni_actors.plugins.inspection import Broken, attempt, check_untouched
 
 
 def answer(argument: dict[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def connectors_of(hello: Hello, memory: DeviceMemory | None) -> dict[str, Connec
     for stage, edge in edges:
         name = edge.connector
         if name not in made:
-            kind = classes.get(name) or class_named(edge.connector_class, Connector, "connector", "stated")
+            dotted = edge.connector_class
+            kind = class_named(dotted, Connector, "connector", "stated") if dotted else classes.get(name, SharedMemory)
             made[name] = kind(hello, memory)
         found[stage] = made[name]
     return found

@@ -17,6 +17,7 @@ from pkgutil import resolve_name
 from types import FrameType, ModuleType
 from typing import Any
 
+from omni_actors.platforms.inspection import HARMLESS, HEAVY
 from omni_actors.platforms.platform import (
     CONTRACT,
     Detection,
@@ -27,7 +28,6 @@ from omni_actors.platforms.platform import (
     Verdict,
 )
 from omni_actors.platforms.testing.checking import Skip, expect, run
-from omni_actors.plugins.inspection import HARMLESS, HEAVY
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 SETTABLE = (bool, int, float, str, tuple, list, dict)
