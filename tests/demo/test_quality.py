@@ -117,3 +117,9 @@ def test_t32_a_word_is_as_long_as_a_word(server: Server, text: str) -> None:
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
     reply = client.audio.speech.create(model="omni-demo", voice="heart", input=text, response_format="pcm")
     assert 0.1 < len(reply.content) / 2 / 24_000 < 3
+
+
+@pytest.mark.parametrize("text", ["Привет, мир!", "გამარჯობა", "&nbsp;&zwj;"])
+def test_a_text_that_has_nothing_for_this_voice_is_refused(server: Server, text: str) -> None:
+    status, body = server.post("/v1/audio/speech", {"model": "omni-demo", "voice": "heart", "input": text})
+    assert (status, body["error"]["param"], body["error"]["type"]) == (400, "input", "invalid_request_error")

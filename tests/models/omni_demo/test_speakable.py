@@ -46,7 +46,7 @@ from omni_actors.models.omni_demo.speakable import speakable
         ("1234567890123 and 1,234,567,890,123", "1 2 3 4 5 6 7 8 9 0 1 2 3 and 1 2 3 4 5 6 7 8 9 0 1 2 3"),
         ("1,2,3 or Jan 5,2024", "1, 2, 3 or Jan 5, 2024"),
         ("1,234,567 or 12,34,567", "1,234,567 or 12,34,567"),
-        ("1,000.50 and 1,000,00", "1,000.50 and 1, 000, 00"),
+        ("1,000.50 and 1,000,00", "1,000 point five zero and 1, zero zero zero, zero zero"),
         ("$5.99 on 10/12/2019 at 9:30am, 20°C, 50%", "$5.99 on 10/12/2019 at 9:30am, 20°C, 50%"),
     ],
 )

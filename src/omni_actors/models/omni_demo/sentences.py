@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from omni_actors.models.omni_demo.entities import Entities
+
 LIMIT = 220
 """Characters. What has no sentence end by then is cut at its last clause, else at a space."""
 
@@ -57,8 +59,8 @@ class SentenceSplitter:
     """A fold from pieces of text to sentences.
 
     ``opening_limit`` lets the first sentence be cut early at a clause (``None``: it is cut like the others).
-    ``skip_code`` leaves out what stands between lines of three backticks. Sentences have no surrounding space and are
-    at most ``limit`` characters long.
+    ``skip_code`` leaves out what stands between lines of three backticks. HTML entities are decoded, once. Sentences
+    have no surrounding space and are at most ``limit`` characters long.
     """
 
     def __init__(
@@ -68,10 +70,11 @@ class SentenceSplitter:
         self._opening_limit = opening_limit
         self._skip_code = skip_code
         self._text = ""
+        self._entities = Entities()
 
     def push(self, text: str, end: bool = False) -> list[str]:
         """Take more text and give the sentences that are certain now; with ``end``, all that is left."""
-        self._text = _SPACE_RUN.sub(_one_space, self._text + text).lstrip()
+        self._text = _SPACE_RUN.sub(_one_space, self._text + self._entities.push(text, end)).lstrip()
         sentences: list[str] = []
         while self._text:
             if self._skip_code and self._text.startswith(_FENCE[: len(self._text)]):

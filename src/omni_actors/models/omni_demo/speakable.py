@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from omni_actors.models.omni_demo.alphabet import readable
+from omni_actors.models.omni_demo.figures import figures
+
 _MARKUP: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -19,7 +22,7 @@ _MARKUP: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^(?:\s*>)+\s?", ""),  # quotation
         (r"^\s*[-*+•‣◦·–]\s+", ""),  # item
         (r"^\s*\[[ xX]\]\s+", ""),  # check box
-        (r"^\s*\(?(\d{1,3})[.)]\s+", r"\1, "),  # numbered item
+        (r"^\s*\(?(\d{1,3})[.)]\s+(?!\d{3}\b)", r"\1, "),  # numbered item
         (r"\\[()\[\]]|\$\$", " "),  # marks around formulas
         (r"\\(?=[*_`#|~])", ""),  # escapes
         (r"(\*\*\*|\*\*|__|~~|`+)(?=\S)(.+?)(?<=\S)\1", r"\2"),  # strong, struck, code
@@ -92,16 +95,41 @@ _SYMBOLS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 
-_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-_PUNCTUATION = {0x3000: " ", 0x3001: ",", 0x3002: ".", 0x00A0: " ", 0x2011: "-", 0x2010: "-", 0x2212: "-"}
+_THIN_SPACES = re.compile(r"(?<![\d.,])\d{1,3}(?:[\u00a0\u2009\u202f]\d{3})+(?!\d)")
+"""Thousands that are kept apart by spaces at which no line breaks."""
+
+_SIGNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        *(
+            (rf"(?<![^\W\d_])[\u00b5\u03bc]{unit}\b", f" {words}")
+            for unit, words in (
+                ("m", "micrometers"),
+                ("g", "micrograms"),
+                ("s", "microseconds"),
+                ("[lL]", "microliters"),
+            )
+        ),
+        (r"(?<=\d)\s?[\u03a9\u2126](?![^\W_])", " ohms"),
+        (r"(?<![^\W\d_])π(?![^\W\d_])", " pi "),
+        (r"(?<=\d)(?=[¼-¾⅐-⅞])", " and "),
+        (r"([$£€])\s(?=\d)", r"\1"),
+        (r"(?<!\w)[-−]\s?(?=[$£€]\d)", "minus "),
+    )
+)
+"""Greek letters that are signs, and what must be told before characters are led back to plain ones."""
 
 
 def speakable(sentence: str) -> str:
-    """The words of a sentence for the voice, on one line; empty if there is nothing in it to say."""
-    text = sentence.translate(_FULL_WIDTH).translate(_PUNCTUATION)
-    text = " ".join(text.split("\n"))
-    text = _POWER.sub(_spell_power, text)
-    text = "".join(_plain_digit(character) for character in text)
+    """The words of a sentence for the voice, on one line; empty if there is nothing in it to say.
+
+    Its characters are of :data:`~omni_actors.models.omni_demo.alphabet.ALPHABET`.
+    """
+    text = " ".join(sentence.split("\n"))
+    for pattern, replacement in _SIGNS:
+        text = pattern.sub(replacement, text)
+    text = _THIN_SPACES.sub(lambda match: re.sub(r"\s", ",", match[0]), _POWER.sub(_spell_power, text))
+    text = readable(text)
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     text = _URL.sub(_spell_url, text)
@@ -109,24 +137,16 @@ def speakable(sentence: str) -> str:
     text = _DOMAIN.sub(lambda match: _spell(match[0]), text)
     text = _LISTED.sub(lambda match: match[0] if _GROUPED.fullmatch(match[0]) else match[0].replace(",", ", "), text)
     text = _LONG_NUMBER.sub(lambda match: " ".join(match[0].replace(",", "")), text)
+    text = figures(text)
     for pattern, replacement in _SYMBOLS:
         text = pattern.sub(replacement, text)
-    text = "".join(character for character in text if not _silent(character))
-    text = " ".join(text.split()).lstrip(",;:.!?)-–— ") if text else ""
+    text = " ".join(text.split()).lstrip(",;:.!?)-–— ")
     return text if any(character.isalnum() for character in text) else ""
 
 
 def _spell_power(match: re.Match[str]) -> str:
     exponent = "".join("-" if character == "⁻" else str(unicodedata.digit(character)) for character in match[0])
     return {"2": " squared", "3": " cubed"}.get(exponent, f" to the power of {exponent}")
-
-
-def _plain_digit(character: str) -> str:
-    """Digits of any script and shape as ASCII: the voice cannot read others."""
-    if character.isascii() or not character.isdigit():
-        return character
-    digit = str(unicodedata.digit(character))
-    return digit if character.isdecimal() else f" {digit} "
 
 
 def _spell_url(match: re.Match[str]) -> str:
@@ -143,14 +163,3 @@ def _spell_url(match: re.Match[str]) -> str:
 
 def _spell(address: str) -> str:
     return " ".join("".join(_SPELLED.get(character, character) for character in address).split())
-
-
-def _silent(character: str) -> bool:
-    """Emoji, pictographs, variation marks and controls: what has no reading."""
-    code = ord(character)
-    if code < 0x7F:
-        return code < 0x20 and character != "\t"
-    category = unicodedata.category(character)
-    if category == "So":
-        return code >= 0x2190
-    return category in ("Cc", "Cf", "Cs", "Co", "Cn", "Sk") or 0xFE00 <= code <= 0xFE0F or code == 0x20E3

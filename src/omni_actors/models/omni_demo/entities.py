@@ -1,0 +1,29 @@
+"""HTML entities in text that comes in pieces: ``&amp;`` is ``&``."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.entities import html5
+
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|([A-Za-z][A-Za-z0-9]{1,31}));")
+_BEGUN = re.compile(r"&(?:#?[A-Za-z0-9]{0,32})?\Z")
+
+
+class Entities:
+    """A fold from pieces of text to text in which each entity is decoded once. Names that HTML does not know stay."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def push(self, text: str, end: bool = False) -> str:
+        """Take more text and give what is certain; with ``end``, all that is left."""
+        text = self._held + text
+        begun = None if end else _BEGUN.search(text, max(0, len(text) - 34))
+        self._held = "" if begun is None else begun[0]
+        return _ENTITY.sub(_decoded, text[: len(text) - len(self._held)])
+
+
+def _decoded(match: re.Match[str]) -> str:
+    name = match[1]
+    return match[0] if name is not None and f"{name};" not in html5 else html.unescape(match[0])
