@@ -7,6 +7,7 @@ import trio
 
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import INLINE_LIMIT
+from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import Completed, Request, TextDelta
 
 from .spine import NO_RESUMES, checksum, collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
@@ -101,6 +102,19 @@ async def test_unknown_task_and_modality_are_the_clients_mistake() -> None:
         with pytest.raises(OmniError) as modality:
             await collect(orchestrator, Request(task="echo", outputs=("video",)))
         assert (modality.value.info.status, modality.value.info.param) == (400, "modalities")
+
+
+async def test_what_no_stage_reads_is_the_clients_mistake() -> None:
+    """Where it would be dropped; a section that says nothing may be there."""
+    async with stub_orchestrator() as orchestrator:
+        asked = stub(text="x")
+        asked.params["sampling"] = Sampling(n=2)
+        with pytest.raises(OmniError) as unread:
+            await collect(orchestrator, asked)
+        assert (unread.value.info.status, unread.value.info.param) == (400, "n")
+        asked.params["sampling"] = Sampling()
+        assert text_of(await collect(orchestrator, asked)) == "x"
+        await idle(orchestrator)
 
 
 async def test_leaving_the_block_cancels_the_work_in_every_worker() -> None:

@@ -30,6 +30,7 @@ from omni_actors.orchestrator.recovery import Recovery
 from omni_actors.orchestrator.submission import sections_of, submits_of
 from omni_actors.orchestrator.wiring import Wiring
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
+from omni_actors.pipelines.sections import check_sections
 from omni_actors.pipelines.subgraph import Key, Subgraph, subgraph
 from omni_actors.protocol.errors import (
     ErrorInfo,
@@ -137,6 +138,7 @@ class Orchestrator:
         request = record.request
         limits = self.plan.limits
         graph = self.subgraph(request)
+        check_sections(graph, request.params)
         budget = limits.deadline_s if request.deadline_s is None else min(request.deadline_s, limits.deadline_s)
         if not budget > 0:  # NaN too
             raise deadline_exceeded()

@@ -61,6 +61,8 @@ class Subgraph:
     """By input modality."""
     finals: tuple[StagePlan, ...]
     """The request is complete when all of these are done."""
+    sections: frozenset[str]
+    """The parameter sections that any of its stages reads."""
 
 
 def subgraph(
@@ -169,6 +171,7 @@ def _make(plan: Plan, name: str, inputs: tuple[str, ...], outputs: tuple[str, ..
         edges=tuple(edges),
         entries=entries,
         finals=tuple(part.stage for part in parts if part.visible),
+        sections=frozenset(name for part in parts if part.stage.name != MEDIA_STAGE for name in part.sections),
     )
 
 

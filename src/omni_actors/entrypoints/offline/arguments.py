@@ -21,9 +21,6 @@ from omni_actors.protocol.request import MAX_PRIORITY, MediaRef, Request
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-_CLIPS = "clips"
-"""The section that the orchestrator makes of a request's media."""
-
 _SHARED = tuple(name for name in Sampling.__struct_fields__ if name in SamplingFields.__struct_fields__)
 """Fields that the section has in common with HTTP's bodies: the same ranges hold for both."""
 
@@ -123,7 +120,7 @@ def sampling_for(plan: Plan, task: str, given: Sampling | None) -> Sampling:
 
 def sections_read(needed: Subgraph) -> frozenset[str]:
     """The names of the sections that a request may have: those that a stage of its subgraph reads."""
-    return frozenset(name for part in needed.parts for name in part.sections if name != _CLIPS)
+    return needed.sections
 
 
 def check_request(plan: Plan, request: object) -> Request:

@@ -21,6 +21,7 @@ from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of, used
 from omni_actors.entrypoints.openai.schemas import ChatRequest, MediaKwargs
 from omni_actors.entrypoints.openai.tally import Tally
+from omni_actors.entrypoints.openai.unread import keep_read
 from omni_actors.entrypoints.openai.voicing import set_fields, voice_of
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
@@ -155,7 +156,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
         voice = voice_of(services, {"audio.voice": own, "voice": body.voice, "speaker": body.speaker})
         params["speech"] = speech = Speech(voice=voice, seed=body.seed or 0)
         set_fields(services, speech, {"language": body.language, "instructions": body.instructions})
-    return Request(
+    request = Request(
         task=TASK,
         inputs=inputs,
         outputs=outputs,
@@ -165,6 +166,8 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
         priority=call.context.later(body.priority),
         tenant=call.context.tenant,
     )
+    keep_read(services, request, body)
+    return request
 
 
 def _media_kwargs(services: Services, body: ChatRequest) -> dict[str, Any]:

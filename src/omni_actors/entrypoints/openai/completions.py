@@ -20,6 +20,7 @@ from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.sampling import finite, sampling_of, totals, used
 from omni_actors.entrypoints.openai.schemas import CompletionRequest
 from omni_actors.entrypoints.openai.tally import Tally
+from omni_actors.entrypoints.openai.unread import keep_read
 from omni_actors.entrypoints.services import Services
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
@@ -85,6 +86,8 @@ async def create(services: Services, call: Call) -> Reply:
         )
         for prompt in prompts
     ]
+    for request in requests:
+        keep_read(services, request, body)
     answer = _Answer(
         id=f"cmpl-{call.context.unique}",
         model=model,

@@ -9,6 +9,7 @@ from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
 from omni_actors.entrypoints.openai.bodies import bring_media, read_json
 from omni_actors.entrypoints.openai.fields import decode
+from omni_actors.entrypoints.openai.unread import keep_read
 from omni_actors.entrypoints.openai.voicing import TASK, SpeechRequest, has_reference, may_clone, speech_of
 from omni_actors.entrypoints.sayable import check_text
 from omni_actors.entrypoints.services import Events, Services
@@ -41,6 +42,7 @@ async def create(services: Services, call: Call) -> Reply:
         priority=call.context.later(body.priority),
         tenant=call.context.tenant,
     )
+    keep_read(services, request, body)
     if cloned:
         await bring_media(services, call, request, body.timeout, read.decode)
     events = await call.enter(services.open(request))

@@ -17,6 +17,7 @@ from omni_actors.entrypoints.openai.forms import read_form
 from omni_actors.entrypoints.openai.schemas import ClipPart, Priority, Seconds
 from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
 from omni_actors.entrypoints.openai.tally import Tally
+from omni_actors.entrypoints.openai.unread import keep_read
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.uploads import Upload
 from omni_actors.pipelines.subgraph import Key
@@ -136,6 +137,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
         priority=call.context.later(body.priority),
         tenant=call.context.tenant,
     )
+    keep_read(services, request, body)
     await bring_media(services, call, request, body.timeout, recording.decode)
     (clip,) = request.media
     events = await call.enter(services.open(request))

@@ -1,0 +1,50 @@
+"""Fields of a body that no stage of the request reads, such as ``temperature`` where nothing is sampled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omni_actors.entrypoints.services import Services
+from omni_actors.pipelines.sections import unread
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.request import Request
+
+_SENT_AS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("prompt", "text"): ("prompt",),
+    ("prompt", "token_ids"): ("prompt",),
+    ("prompt", "media_kwargs"): ("use_audio_in_video", "mm_processor_kwargs"),
+    ("sampling", "max_tokens"): ("max_completion_tokens", "max_tokens"),
+    ("sampling", "constraint"): ("response_format", "structured_outputs"),
+    ("sampling", "lora"): ("model",),
+    ("speech", "text"): ("input",),
+    ("speech", "voice"): ("voice", "speaker", "audio"),
+    ("speech", "max_tokens"): ("max_new_tokens",),
+    ("speech", "reference"): ("ref_audio",),
+    ("speech", "x_vector_only"): ("x_vector_only_mode",),
+    ("speech", "initial_chunk_frames"): ("initial_codec_chunk_frames",),
+    ("transcription", "timestamps"): ("timestamp_granularities", "response_format"),
+}
+"""Section and field → the fields of bodies that set it, where they have other names."""
+
+
+def keep_read(services: Services, request: Request, body: msgspec.Struct) -> None:
+    """Leave the request only those of its sections that its stages read.
+
+    Raises 400 for a field of the body that says something in another one, unless it says that in one that is read too.
+    What the route itself put into a section goes.
+    """
+    needed = services.needed(request.task, request.inputs, request.outputs)
+    params = request.params
+    read = {name: section for name, section in params.items() if name in needed.sections}
+    for section, field in unread(needed, params):
+        value = getattr(params[section], field)
+        if any(getattr(it, field, None) == value for it in read.values()):
+            continue
+        for name in _SENT_AS.get((section, field), (field,)):
+            if getattr(body, name, None) is not None:
+                raise invalid_request(
+                    f"'{name}' would have no effect: nothing in this model reads it for this request.",
+                    name,
+                    "unsupported_parameter",
+                )
+    request.params = read
