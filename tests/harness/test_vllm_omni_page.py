@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -72,7 +72,7 @@ def test_a_field_is_taken_or_refused_as_it_says(row: Row) -> None:
 
 
 async def test_what_is_refused_is_refused_by_name() -> None:
-    usual = {
+    usual: dict[str, dict[str, Any]] = {
         "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
         "POST /v1/audio/speech": {"input": "Hello."},
     }
