@@ -56,14 +56,17 @@ def _joined(tokens: list[str]) -> Iterator[str]:
 
 
 def cut(phonemes: str, limit: int) -> list[str]:
-    """Phonemes in parts of at most ``limit``, about equally long: cut behind a mark where the voice pauses, else
-    between words, else anywhere."""
+    """Phonemes in parts of at most ``limit``. What is longer is cut behind a mark where the voice pauses, near half of
+    the limit, since a cut there is not heard; else between words into parts about equally long, else anywhere."""
     parts: list[str] = []
     while len(phonemes) > limit:
         wanted, least = len(phonemes) // -(-len(phonemes) // limit), limit // 3
         pauses = [it.end() for it in _PAUSE.finditer(phonemes, least, limit + 1) if it.end() <= limit]
         spaces = [place for place in range(least, limit + 1) if phonemes[place] == " "]
-        place = min(pauses or spaces or [limit], key=lambda it: abs(it - wanted))
+        if pauses:
+            place = min(pauses, key=lambda it: abs(it - limit // 2))
+        else:
+            place = min(spaces or [limit], key=lambda it: abs(it - wanted))
         parts.append(phonemes[:place].strip())
         phonemes = phonemes[place:].strip()
     return [*parts, phonemes]
