@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[RUN_MARK] = uuid.uuid4().hex
     # Before anything imports torch: beside worker processes, a second thread spins for longer than it helps.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # No test fetches from a hub beyond this machine; those with one of their own say so.
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 # --- async tests -----------------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 
 from omni_actors.pipelines.declaration import Pipeline
-from omni_actors.pipelines.hub import PUBLIC_NAME, cache_folder, snapshot_folder
+from omni_actors.pipelines.hub import PUBLIC_NAME, REVISION, cache_folder, snapshot_folder
 from omni_actors.pipelines.intact import Damage, described
 from omni_actors.pipelines.plan import Origin, PlanError
 from omni_actors.pipelines.registry import Registry
@@ -31,11 +32,30 @@ class Choice:
     checkpoint: str | None = None
 
 
+def public_name(model: str | None, early: Mapping[str, str], registry: Registry) -> str | None:
+    """The public name of the checkpoint that is asked for; ``None`` if what is asked for is a pipeline, a folder, or
+    nothing that could be such a name."""
+    name = early.get("model") if model is None else model
+    if name is None or name in registry.names() or not PUBLIC_NAME.fullmatch(name):
+        return None
+    return None if Path(name).expanduser().exists() else name
+
+
 def choose(
-    model: str | None, forced: str | None, early: dict[str, str], overlay: Path | None, registry: Registry
+    model: str | None,
+    forced: str | None,
+    early: Mapping[str, str],
+    overlay: Path | None,
+    registry: Registry,
+    revision: str | None = None,
 ) -> Choice:
     """What serves ``model``: a pipeline's name, a folder, or a public checkpoint's name. A folder comes before a
-    checkpoint of the same name; that one need not be on this machine."""
+    checkpoint of the same name; that one need not be on this machine. ``revision`` (a branch, tag or commit) is of
+    public checkpoints."""
+    if revision is not None and public_name(model, early, registry) is None:
+        raise PlanError(f"--revision {revision}: revisions are of public checkpoints, named organisation/name")
+    if revision is not None and not REVISION.fullmatch(revision):
+        raise PlanError(f"--revision {revision}: this cannot be the name of a branch, tag or commit")
     origin = Origin("default") if model is None else Origin("command line", model)
     if model is None and "model" in early:
         model, origin = early["model"], Origin("overlay", str(overlay))
@@ -51,15 +71,15 @@ def choose(
     forced = forced or placed
     folder = Path(name).expanduser()
     if folder.exists():
-        chosen = registry.load(forced) if forced else _pipeline_of_folder(folder, registry)
+        chosen = registry.load(forced) if forced else pipeline_of_folder(folder, registry)
         if placed and chosen.architectures:  # it serves certain folders
             _check_claim(name, chosen, _claimant(folder, registry), overlay)
         return Choice(chosen, str(folder.absolute()), origin)
     if PUBLIC_NAME.fullmatch(name):
-        snapshot = snapshot_folder(name).absolute()
+        snapshot = snapshot_folder(name, revision=revision).absolute()
         claimed = registry.load(forced) if forced else registry.for_checkpoint(name)
         if claimed is None and snapshot.is_dir():
-            claimed = _pipeline_of_folder(snapshot, registry)
+            claimed = pipeline_of_folder(snapshot, registry)
         if placed and claimed is not None and claimed.checkpoints:
             _check_claim(name, claimed, registry.for_checkpoint(name), overlay)
         if claimed is not None:
@@ -79,7 +99,7 @@ def _check_claim(model: str, placed: Pipeline, claimant: Pipeline | None, overla
 def _claimant(folder: Path, registry: Registry) -> Pipeline | None:
     """The pipeline that the folder's own ``config.json`` chooses, if it chooses one."""
     try:
-        return _pipeline_of_folder(folder, registry)
+        return pipeline_of_folder(folder, registry)
     except PlanError:
         return None
 
@@ -105,7 +125,8 @@ def _own_weights(pipeline: Pipeline) -> str | None:
     return str(Path(resolve_name(pipeline.weights)()).absolute())
 
 
-def _pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
+def pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
+    """The pipeline that serves what a folder's ``config.json`` names. Raises :class:`PlanError` without one."""
     config = folder / "config.json"
     try:
         read = read_json(config)

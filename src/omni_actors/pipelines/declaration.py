@@ -161,8 +161,10 @@ class Pipeline:
     architectures: tuple[str, ...] = ()
     """Values of ``config.json``'s ``architectures`` that this pipeline serves."""
     checkpoints: tuple[str, ...] = ()
-    """Public names of real checkpoints (``organisation/name``): planned without weights, served from the Hugging Face
-    cache of this machine."""
+    """Public names of real checkpoints (``organisation/name``): planned without weights, fetched to be served."""
+    files: tuple[str, ...] = ()
+    """Patterns of further files in a checkpoint's repository that its stages read, beside safetensors, JSON and the
+    tokenizer's: they are fetched too."""
     describe: str | None = None
     """Dotted name of a pure function ``(folder: Path) -> PipelineFacts``. It is called in the serving process when the
     folder exists: it reads ``config.json`` and other small files, imports no torch, and raises ``OmniError`` (or

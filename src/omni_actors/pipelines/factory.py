@@ -97,12 +97,14 @@ def resolve(
     served_name: str | None = None,
     pipeline: str | None = None,
     chat_template: Path | None = None,
+    revision: str | None = None,
     registry: Registry | None = None,
 ) -> Plan:
     """Everything that a deployment is, from what an operator says.
 
     ``model`` is a pipeline's name, a model's folder, the public name of a checkpoint, or ``None`` or ``demo`` for the
-    built-in demo. ``pipeline`` forces the pipeline that a folder is served by. What ``overlay`` sets is overruled by
+    built-in demo. ``pipeline`` forces the pipeline that a folder is served by, ``revision`` is the branch, tag or
+    commit of a public checkpoint. What ``overlay`` sets is overruled by
     ``overrides`` (``path=value``), and by ``platform`` (else the variable ``OMNI_ACTORS_PLATFORM``) and
     ``served_name``. ``chat_template`` is a file for the stage that reads chats by a template. Weights need not be there
     yet: see :func:`missing_weights`. Reads files and environment, imports no model code. Raises :class:`PlanError` (or
@@ -113,7 +115,7 @@ def resolve(
         if (key := override.assignment.partition("=")[0].strip()) in EARLY:
             raise PlanError(f"{override.typed}: use {EARLY[key]} instead")
     early = {one.path: one for one in peek_overlay(overlay, *EARLY)} if overlay else {}
-    choice = choose(model, pipeline, {path: one.value for path, one in early.items()}, overlay, registry)
+    choice = choose(model, pipeline, {path: one.value for path, one in early.items()}, overlay, registry, revision)
     folder, model_origin = choice.folder, choice.origin
     said = describe(choice.pipeline, Path(folder)) if folder else PipelineFacts()
     family = refined(choice.pipeline, said)

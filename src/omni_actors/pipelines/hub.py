@@ -18,7 +18,8 @@ BRANCH = "main"
 PUBLIC_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 """``organisation/name``, as the hub writes it."""
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+REVISION = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
+"""Names of branches, tags and commits."""
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -55,6 +56,12 @@ def checkpoint_of(folder: Path) -> tuple[str, str | None] | None:
     name = own.name.removeprefix("models--").replace("--", "/", 1)
     is_main = snapshot_folder(name, {"HF_HUB_CACHE": str(own.parent)}) == folder
     return name, None if is_main else folder.name
+
+
+def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment says that the hub is not to be asked, by the variables that its client reads."""
+    said = environment.get("HF_HUB_OFFLINE") or environment.get("TRANSFORMERS_OFFLINE") or ""
+    return said.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def missing_shards(folder: Path) -> Iterator[Path]:

@@ -10,11 +10,9 @@ from typing import Any
 
 import click
 
-from omni_actors.entrypoints.weights import check_weights
-from omni_actors.pipelines.factory import missing_devices, resolve
+from omni_actors.entrypoints.weights import Asked, Told, ready_to_start
 from omni_actors.pipelines.overlay import Override
 from omni_actors.pipelines.plan import Plan, PlanError
-from omni_actors.pipelines.versions import check_versions
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -34,9 +32,16 @@ class Deployment:
     engines: tuple[str, ...] = ()
     """``STAGE=KIND``, each."""
     chat_template: Path | None = None
+    revision: str | None = None
+    offline: bool = False
+    """Whether nothing may be fetched."""
 
     def plan(self) -> Plan:
         """The plan of it. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
+        return self.asked().plan()
+
+    def asked(self) -> Asked:
+        """The same in the library's terms, options of the command line among the settings."""
         overrides = [*map(Override.of, self.settings), *self._engines()]
         if self.deadline is not None:
             overrides.append(Override(f"limits.deadline_s={self.deadline}", f"--deadline {self.deadline:g}"))
@@ -44,14 +49,16 @@ class Deployment:
             overrides.append(
                 Override(f"limits.max_per_key={self.api_key_limit}", f"--api-key-limit {self.api_key_limit}")
             )
-        return resolve(
+        return Asked(
             self.model,
-            overlay=self.deploy,
-            overrides=overrides,
-            platform=self.platform,
-            served_name=self.served_model_name,
-            pipeline=self.pipeline,
-            chat_template=self.chat_template,
+            self.deploy,
+            overrides,
+            self.platform,
+            self.served_model_name,
+            self.pipeline,
+            self.revision,
+            self.offline,
+            self.chat_template,
         )
 
     def _engines(self) -> Iterator[Override]:
@@ -60,6 +67,11 @@ class Deployment:
             if not stage or not kind:
                 raise click.UsageError(f"--engine {one}: takes STAGE=KIND, such as llm=torch")
             yield Override(f"stages.{stage}.engine={kind}", f"--engine {one}")
+
+
+offline_option = click.option(
+    "--offline", is_flag=True, help="Fetch no weights.  [env: HF_HUB_OFFLINE for those of the hub]"
+)
 
 
 def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,6 +104,7 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Chat template (Jinja) to use instead of the model's own.",
     )
     @click.option("--served-model-name", metavar="NAME", help="The name clients know it by.")
+    @click.option("--revision", help="Branch, tag or commit of a public checkpoint.  [default: main]")
     @functools.wraps(command)
     def wrapped(
         model: str | None,
@@ -102,8 +115,10 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         served_model_name: str | None,
         engines: tuple[str, ...],
         chat_template: Path | None,
+        revision: str | None,
         deadline: float | None = None,
         api_key_limit: int | None = None,
+        offline: bool = False,
         **others: Any,
     ) -> Any:
         deployment = Deployment(
@@ -117,6 +132,8 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
             api_key_limit,
             engines,
             chat_template,
+            revision,
+            offline,
         )
         return command(deployment, **others)
 
@@ -124,21 +141,15 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ready_plan(deployment: Deployment) -> Plan:
-    """The plan, with its packages and devices here and its weights on disk: the demo's are pulled, which is said.
+    """The plan, with its packages and devices here and its weights on disk: what is missing is fetched, which is said.
     Raises what stands in the way."""
-    plan = deployment.plan()
-    check_versions(plan)
-    if missing := missing_devices(plan):
-        raise PlanError("\n".join(missing))
-    if plan.pipeline.weights is not None:
-        from omni_actors.models.weights import demo_folder, ensure_demo
-        from omni_actors.models.weights.cli import progress_reporter
+    from omni_actors.models.weights.cli import progress_reporter
+    from omni_actors.models.weights.hub.progress import download_reporter
 
-        # Also when every stage's folder is there: one may need another's (the recogniser the voice activity net).
-        if any(stage.model and Path(stage.model).is_relative_to(demo_folder()) for stage in plan.stages):
-            with progress_reporter() as report:
-                ensure_demo(lambda text: click.echo(text, err=True), report)
-    check_weights(plan)
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    plan = ready_to_start(deployment.asked(), Told(say, progress_reporter, lambda: download_reporter(say)))
     _check_folder(plan)
     return plan
 

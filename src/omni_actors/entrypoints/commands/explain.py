@@ -24,7 +24,7 @@ def explain(deployment: Deployment, as_json: bool, keys: bool) -> None:
     """Show what would run, and where each value came from.
 
     MODEL is a pipeline's name, a model's folder or a checkpoint's public name; without one it is the demo. Takes the
-    options of 'serve' that say what to deploy; starts nothing and needs no weights.
+    options of 'serve' that say what to deploy; starts nothing, needs no weights and fetches none.
 
     \b
     omni-actors explain --deploy two-gpus.yaml

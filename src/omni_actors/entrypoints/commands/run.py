@@ -15,7 +15,13 @@ import msgspec
 import trio
 from rich.console import Console
 
-from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
+from omni_actors.entrypoints.commands.deployment import (
+    LOG_LEVELS,
+    Deployment,
+    deployment_options,
+    offline_option,
+    ready_plan,
+)
 from omni_actors.entrypoints.commands.files import OutputFile
 from omni_actors.entrypoints.commands.invocation import Invocation, build_request, clip_rate
 from omni_actors.media.questions import How
@@ -71,6 +77,7 @@ class Outcome:
 @click.option("--params", default="{}", metavar="JSON", help="Parameter sections, for tasks of other pipelines.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end: text, usage, times.")
 @click.option("--log-level", type=click.Choice(LOG_LEVELS, case_sensitive=False), default="warning")
+@offline_option
 @deployment_options
 def run(
     deployment: Deployment,

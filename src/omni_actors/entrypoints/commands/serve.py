@@ -10,7 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from omni_actors.entrypoints.commands.completion import complete_model
-from omni_actors.entrypoints.commands.deployment import LOG_LEVELS, Deployment, deployment_options, ready_plan
+from omni_actors.entrypoints.commands.deployment import (
+    LOG_LEVELS,
+    Deployment,
+    deployment_options,
+    offline_option,
+    ready_plan,
+)
 from omni_actors.entrypoints.commands.keys import checked_keys
 from omni_actors.entrypoints.commands.target import host_option, one_door
 from omni_actors.entrypoints.options import ServerOptions
@@ -95,6 +101,7 @@ from omni_actors.telemetry import logs
     default="info",
     help="'debug' follows each request through every process.",
 )
+@offline_option
 @deployment_options
 @click.pass_context
 def serve(
@@ -116,7 +123,7 @@ def serve(
     """Serve a model over HTTP, with OpenAI's API.
 
     MODEL is a pipeline's name, the folder of a model (a Hugging Face causal language model needs nothing declared), or
-    the public name of a checkpoint that lies in this machine's Hugging Face cache.
+    the public name of a checkpoint, which is fetched into the Hugging Face cache of this machine if it is not there.
     Without MODEL it is the built-in demo (speech and text in and out, on a CPU); its weights are fetched if they are
     missing, which takes about 190 MB once.
 

@@ -26,7 +26,13 @@ _SHARED = tuple(name for name in Sampling.__struct_fields__ if name in SamplingF
 
 
 def check_open_arguments(
-    model: object, overlay: object, overrides: object, platform: object, log_level: object
+    model: object,
+    overlay: object,
+    overrides: object,
+    platform: object,
+    revision: object,
+    offline: object,
+    log_level: object,
 ) -> tuple[str | Plan | None, Path | None]:
     """Check the arguments of ``open_omni`` and ``Omni``, and return ``model`` and ``overlay`` in their usual types.
 
@@ -42,9 +48,11 @@ def check_open_arguments(
     for place, one in enumerate(overrides):
         if not isinstance(one, str | Override):
             raise TypeError(_expected(f"overrides[{place}]", "a 'path=value' text", one))
-    for name, value in (("platform", platform), ("log_level", log_level)):
+    for name, value in (("platform", platform), ("revision", revision), ("log_level", log_level)):
         if value is not None and not isinstance(value, str):
             raise TypeError(_expected(name, "a text", value))
+    if not isinstance(offline, bool):
+        raise TypeError(_expected("offline", "a bool", offline))
     return (
         os.fspath(model) if isinstance(model, os.PathLike) else model,
         None if overlay is None else Path(overlay),

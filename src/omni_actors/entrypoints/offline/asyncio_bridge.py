@@ -169,6 +169,8 @@ async def open_omni_asyncio(
     overlay: str | os.PathLike[str] | None = None,
     overrides: Sequence[str | Override] = (),
     platform: str | None = None,
+    revision: str | None = None,
+    offline: bool = False,
     log_level: str = "WARNING",
 ) -> AsyncIterator[AsyncioOmni]:
     """Start a model's stages and give the deployment to an asyncio program when all are ready; leaving the block ends
@@ -177,7 +179,16 @@ async def open_omni_asyncio(
     The arguments are those of :func:`~omni_actors.open_omni`, and so are the exceptions. Cancelling ends the start, or
     what runs; it waits until every process is gone.
     """
-    opening = partial(open_omni, model, overlay=overlay, overrides=overrides, platform=platform, log_level=log_level)
+    opening = partial(
+        open_omni,
+        model,
+        overlay=overlay,
+        overrides=overrides,
+        platform=platform,
+        revision=revision,
+        offline=offline,
+        log_level=log_level,
+    )
     portal: Portal[AsyncOmni] = Portal(opening, "omni-asyncio")
     try:
         yield AsyncioOmni(portal, await _crossed(portal.opened))

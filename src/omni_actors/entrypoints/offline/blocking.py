@@ -53,10 +53,19 @@ class Omni(Verbs[Output], Batches[list[Output]]):
         overlay: str | os.PathLike[str] | None = None,
         overrides: Sequence[str | Override] = (),
         platform: str | None = None,
+        revision: str | None = None,
+        offline: bool = False,
         log_level: str = "WARNING",
     ) -> None:
         opening = partial(
-            open_omni, model, overlay=overlay, overrides=overrides, platform=platform, log_level=log_level
+            open_omni,
+            model,
+            overlay=overlay,
+            overrides=overrides,
+            platform=platform,
+            revision=revision,
+            offline=offline,
+            log_level=log_level,
         )
         self._portal: Portal[AsyncOmni] = Portal(opening, "omni")
         try:

@@ -18,15 +18,13 @@ from omni_actors.entrypoints.offline.calls import Call, ChatCall, Terms, prepare
 from omni_actors.entrypoints.offline.output import Output, collect
 from omni_actors.entrypoints.offline.prompts import Messages
 from omni_actors.entrypoints.offline.verbs import Batches, Verbs
-from omni_actors.entrypoints.weights import check_weights
+from omni_actors.entrypoints.weights import Asked, by_log, check_plan, ready_to_start
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.media.questions import How
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
-from omni_actors.pipelines.factory import missing_devices, resolve
 from omni_actors.pipelines.overlay import Override
-from omni_actors.pipelines.plan import Plan, PlanError
-from omni_actors.pipelines.versions import check_versions
+from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import MediaRef, Request
@@ -172,6 +170,8 @@ async def open_omni(
     overlay: str | os.PathLike[str] | None = None,
     overrides: Sequence[str | Override] = (),
     platform: str | None = None,
+    revision: str | None = None,
+    offline: bool = False,
     log_level: str = "WARNING",
 ) -> AsyncIterator[AsyncOmni]:
     """Start a model's stages under trio and give the deployment when all are ready; leaving the block ends every
@@ -179,10 +179,13 @@ async def open_omni(
 
     Args:
         model: A pipeline's name, a model's folder, the public name of a checkpoint, a resolved plan, or ``None`` for
-            the demo (whose weights must have been pulled).
+            the demo. Weights of the demo and of public checkpoints are fetched if they are missing, which the log
+            tells; a plan's must be there.
         overlay: Path of a deploy file.
         overrides: Settings as ``path=value``, which overrule the deploy file.
         platform: Name of the platform; by default the one that is detected.
+        revision: Branch, tag or commit of a public checkpoint; by default its main branch.
+        offline: Fetch no weights. For those of the hub, the variable ``HF_HUB_OFFLINE`` says the same.
         log_level: Of the workers' logs, which go to standard error. Nothing is written to standard output.
 
     Raises:
@@ -191,25 +194,20 @@ async def open_omni(
         RuntimeError: The program does not run under trio.
 
     Cancellation: the machine is looked at in a thread, as a driver or a plug-in may take its time; cancelling waits for
-    that. Everything else is cancelled at once.
+    that, and for pip, where that fetches the demo's weights. Everything else is cancelled at once.
     """
-    model, overlay = check_open_arguments(model, overlay, overrides, platform, log_level)
+    model, overlay = check_open_arguments(model, overlay, overrides, platform, revision, offline, log_level)
     if not trio.lowlevel.in_trio_run():
         raise RuntimeError(
             "open_omni() needs trio. Under asyncio use omni_actors.open_omni_asyncio(), in code that blocks Omni()."
         )
 
     def planned() -> Plan:
-        found = (
-            model
-            if isinstance(model, Plan)
-            else resolve(model, overlay=overlay, overrides=overrides, platform=platform)
-        )
-        check_versions(found)
-        if missing := missing_devices(found):
-            raise PlanError("\n".join(missing))
-        check_weights(found)
-        return found
+        if isinstance(model, Plan):
+            check_plan(model)
+            return model
+        asked = Asked(model, overlay, overrides, platform, revision=revision, offline=offline)
+        return ready_to_start(asked, by_log(trio.from_thread.check_cancelled))
 
     plan = await trio.to_thread.run_sync(planned)
     async with open_orchestrator(plan, log_level=log_level) as orchestrator:

@@ -16,6 +16,7 @@ def omni_pipeline(
     sample_rate: int,
     architectures: tuple[str, ...],
     checkpoints: tuple[str, ...],
+    files: tuple[str, ...] = (),
     voices: tuple[str, ...],
     doc: str,
 ) -> Pipeline:
@@ -81,6 +82,7 @@ def omni_pipeline(
         ),
         architectures=architectures,
         checkpoints=checkpoints,
+        files=files,
         describe=f"{family}.pipeline:describe",
         voices=voices,
         sample_rate=sample_rate,

@@ -9,7 +9,9 @@ from typing import Any
 
 from transformers import AutoFeatureExtractor, AutoTokenizer
 
-from omni_actors.pipelines.hub import snapshot_folder
+from omni_actors.models.weights.hub.companions import codec_of, places_of
+from omni_actors.pipelines.hub import PUBLIC_NAME
+from omni_actors.pipelines.intact import PULL_COMMAND
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
 
@@ -21,14 +23,18 @@ def processor_settings(folder: Path) -> dict[str, Any]:
 def audio_tokenizer_folder(folder: Path) -> Path:
     """Where the codec lies that a checkpoint's processor names: in the checkpoint's folder, at a path of this machine,
     or in the Hugging Face cache. Raises :class:`OmniError` (500) when it names none, or is in none of these places."""
-    named = _read(folder / "audio_tokenizer_config.json") or processor_settings(folder).get("audio_tokenizer") or {}
-    name = named.get("audio_tokenizer_name_or_path")
-    if not name:
+    try:
+        name = codec_of(folder)
+    except (OSError, ValueError) as error:
+        raise _bad(f"the processor of {folder} cannot be read: {error}") from error
+    if name is None:
         raise _bad(f"the processor of {folder} names no codec")
-    for place in (folder / name, Path(name), snapshot_folder(name)):
+    for place in places_of(folder, name):
         if (place / "config.json").exists():
             return place
-    raise _bad(f"{folder} names the codec '{name}', which is neither a folder nor in this machine's Hugging Face cache")
+    how = f"; run: {PULL_COMMAND} {name}" if PUBLIC_NAME.fullmatch(name) else ""
+    message = f"{folder} names the codec '{name}', which is neither a folder nor in this machine's Hugging Face cache"
+    raise _bad(message + how)
 
 
 def load_processor(processor_class: Any, folder: Path, audio_tokenizer: Any) -> Any:

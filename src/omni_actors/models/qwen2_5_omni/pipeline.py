@@ -119,6 +119,7 @@ PIPELINE = omni_pipeline(
     sample_rate=SAMPLE_RATE,
     architectures=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
     checkpoints=("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen2.5-Omni-3B"),
+    files=("spk_dict.pt",),
     voices=("chelsie", "ethan"),
     doc="Qwen2.5-Omni: text, images, audio and video in, text and speech out.",
 )

