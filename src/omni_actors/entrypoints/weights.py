@@ -12,7 +12,7 @@ from omni_actors.models.weights import demo_folder, ensure_demo
 from omni_actors.models.weights.hub.companions import companions_of
 from omni_actors.models.weights.hub.download import Reporter as HubReporter
 from omni_actors.models.weights.hub.progress import Lines
-from omni_actors.models.weights.hub.pull import bring_companions, bring_public
+from omni_actors.models.weights.hub.pull import bring_companions, bring_public, companions_lacking
 from omni_actors.models.weights.hub.records import is_whole, unfetched
 from omni_actors.models.weights.pull import Reporter as DemoReporter
 from omni_actors.models.weights.pull import silent
@@ -93,8 +93,9 @@ def ready_to_start(asked: Asked, told: Told) -> Plan:
     plan = _check_machine(asked.plan())
     _bring_demo(plan, asked.offline, told)
     if not asked.offline and not is_offline():
-        with told.hub() as reporter:
-            for folder in _folders(plan):
+        lacking = [folder for folder in _folders(plan) if companions_lacking(folder)]
+        for folder in lacking:
+            with told.hub() as reporter:
                 bring_companions(folder, reporter, told.wanted)
     check_weights(plan)
     return plan

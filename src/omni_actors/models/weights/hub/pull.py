@@ -57,6 +57,10 @@ def bring_public(
 
 def bring_companions(folder: Path, reporter: Reporter, wanted: Callable[[], None], *, check: bool = False) -> None:
     """Fetch the repositories that a checkpoint's folder names beside it, where they are not here."""
-    for name in companions_of(folder):
-        if check or not is_whole(snapshot_folder(name)):
-            download(name, reporter, check=check, wanted=wanted)
+    for name in companions_of(folder) if check else companions_lacking(folder):
+        download(name, reporter, check=check, wanted=wanted)
+
+
+def companions_lacking(folder: Path) -> list[str]:
+    """The repositories that a checkpoint's folder names beside it, and that are not here, or not whole."""
+    return [name for name in companions_of(folder) if not is_whole(snapshot_folder(name))]
