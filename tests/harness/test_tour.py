@@ -109,7 +109,7 @@ def test_bench_measures_a_spoken_chat(url: str, tmp_path: Path) -> None:
 
 
 def test_without_a_server_in_python(demo_weights: Path, tmp_path: Path) -> None:
-    out = run(sys.executable, "-c", block("from omni_actors import Omni"), cwd=tmp_path)
+    out = run(sys.executable, "-c", block('with Omni("demo")'), cwd=tmp_path)
     assert "Paris" in out
     assert 0.5 < heard(tmp_path / "hello.wav") < 4
 
