@@ -36,6 +36,7 @@ from omni_actors.protocol.errors import OmniError
         # Numbers that begin with 0, and times and dates that have one.
         ("0.5, 0, 0 degrees, 0%, -0.25", "0.5, 0, 0 degrees, 0%, minus 0.25"),
         (".05 and 007.5", "point zero five and zero zero seven point five"),
+        ("001,234.5", "zero zero one two three four point five"),
         ("10:05, 09:30:00", "10:05, 09:30:00"),
         ("2007-01-05, 01/05/2007", "2007-01-05, 01/05/2007"),
         ("2007-01-05T09:30:00", "2007-01-05 09:30:00"),
@@ -119,6 +120,13 @@ def test_letters_of_every_script_but_latin_are_nothing_to_say() -> None:
 @given(st.text(max_size=200))
 def test_any_text_gives_characters_of_the_alphabet(text: str) -> None:
     assert set(speakable(text)) <= ALPHABET
+
+
+@pytest.mark.parametrize("group", ["-111111", ".11111", " 1111", ".222222"])
+@pytest.mark.parametrize("end", [",1", ".1", "1", "x"])
+def test_no_row_of_groups_is_read_for_long(group: str, end: str) -> None:
+    """Ways to part a row of digits grow exponentially with its length: none but one may be tried."""
+    assert set(speakable("+44 20" + group * 29 + end)) <= ALPHABET
 
 
 @pytest.mark.weights

@@ -32,7 +32,7 @@ _FIGURES = re.compile(
         |[$£€¥₹₩]\s?[\d,]+(?:\.\d+)?)                                                   # money
     |(?<![\d-])(?P<year>(?:19|20)\d\d)-(?P<month>0[1-9]|1[0-2])(?![\d-])
     |(?<![\d/])(?P<day>(?:0[1-9]/(?:0[1-9]|[12]\d|3[01]))|(?:1[0-2]/0[1-9]))(?![\d/])
-    |(?P<groups>\+\d{{1,4}}(?:[ .-]?\(\d{{1,5}}\)|[ .-]\d{{2,6}}){{1,6}}(?:[ .-]?\d{{2,6}})*(?![\d.,]?\d)  # +44 20 …
+    |(?P<groups>\+\d{{1,4}}(?:[ .-]?\(\d{{1,5}}\)|[ .-]\d{{2,}}+){{1,6}}(?:[ .-]?\d{{2,}}+)*(?![\d.,]?\d)  # +44 20 …
         |\+\d{{9,15}}(?!\d)
         |\(\d{{3,5}}\)[ -]?\d{{3,4}}(?:[ -]\d{{3,4}})?(?!\d)                            # (555) 010-0042
         |(?<![\d.,-])\d{{4}}(?:[ -]\d{{4}}){{3}}(?![\d-])                               # a card
@@ -66,7 +66,7 @@ def _read(match: re.Match[str]) -> str:
 
 
 def _words(match: re.Match[str]) -> str | None:
-    """What is said for one figure; ``None`` to leave it."""
+    """Return the words for one figure, or ``None`` to leave it to the voice."""
     found = match.groupdict()
     if found["left"]:
         return None
@@ -104,7 +104,7 @@ def _apart(text: str) -> str:
 
 def _decimal(whole: str, part: str, unit: bool) -> str | None:
     if _coded(whole) or not whole:
-        return f"{_spelled(whole)} point {_spelled(part)}".strip()
+        return f"{_spelled(whole.replace(',', ''))} point {_spelled(part)}".strip()
     return f"{whole} point {_spelled(part)}" if part.endswith("0") and not unit else None
 
 
