@@ -257,7 +257,8 @@ class GenerationEngine(Engine):
 
     def _run_batch(self, out: Outbox) -> bool:
         for request in self._served:
-            if self._active.pop(request.work.key, None) is not None:
+            if self._active.get(request.work.key) is request:  # it may be over, and another have its key
+                del self._active[request.work.key]
                 self._active[request.work.key] = request
         self._served = []
         batch = self._select(out)
