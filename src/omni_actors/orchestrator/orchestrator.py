@@ -150,7 +150,7 @@ class Orchestrator:
                 seat = await self.admission.enter(request, graph, deadline)
                 now = trio.current_time()
             try:
-                record.sections = sections_of(request)
+                record.sections = sections_of(request, self.plan.pipeline.parameters)
                 key = next(self._keys)
                 replicas, submits = self._bind(record, key, graph, {}, max(0.0, deadline - now))
                 break

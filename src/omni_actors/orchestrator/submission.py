@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from omni_actors.pipelines.declaration import Parameter
+from omni_actors.pipelines.parameters import SECTION, complete
 from omni_actors.pipelines.subgraph import Subgraph
 from omni_actors.protocol.codec import FrameTooLarge, frame, raw
 from omni_actors.protocol.errors import invalid_request, stage_unavailable, too_large
@@ -19,10 +22,13 @@ if TYPE_CHECKING:
     from omni_actors.orchestrator.record import RequestStream
 
 
-def sections_of(request: Request) -> dict[str, msgspec.Raw]:
+def sections_of(request: Request, declared: Sequence[Parameter] = ()) -> dict[str, msgspec.Raw]:
     """The request's parameters as stages get them, the same in every attempt: a seed that the caller leaves open is
-    drawn here. Raises the client's mistake when a value cannot be sent."""
+    drawn here, and of the family's ``declared`` ones those that it leaves out get their defaults. Raises the client's
+    mistake when a value cannot be sent, or is none that the family takes."""
     params = request.params
+    if declared:
+        params = {**params, SECTION: complete(declared, params.get(SECTION) or {})}
     sampling = params.get("sampling")
     if type(sampling) is Sampling and sampling.seed is None:
         params = {**params, "sampling": msgspec.structs.replace(sampling, seed=random.getrandbits(63))}

@@ -146,6 +146,23 @@ class PipelineFacts:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a request that is this family's own, in the field ``model_parameters`` of HTTP bodies (vLLM's name
+    ``vllm_xargs`` works too) and in section ``parameters`` of a request.
+
+    It takes what is of its ``default``'s type (``bool``, ``int``, ``float`` or ``str``); a number from ``least`` to
+    ``most``, a text of ``choices``, where those are given. A stage that reads the section gets a value for each.
+    """
+
+    name: str
+    default: bool | int | float | str
+    doc: str = ""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+
+
 _SPOKEN = ("text", "voice", "seed", "reference")
 """Fields of the section ``speech`` that every speaker knows. (Whether it takes a clip its tasks say.)"""
 
@@ -179,6 +196,8 @@ class Pipeline:
     task_types: tuple[str, ...] = ()
     """Values of ``speech.task_type`` that it does (``custom_voice``, ``voice_design``, ``clone``), the usual one first;
     empty where the family knows no such distinction."""
+    parameters: tuple[Parameter, ...] = ()
+    """What a request may say to this family beside what every model knows. Others are refused by name."""
     weights: str | None = None
     """Dotted name of a function without arguments that gives the folder of its weights when no path is named."""
     doc: str = ""

@@ -47,9 +47,9 @@ def _look(name: str, value: str) -> dict[str, Any]:
 
 
 def _check_types(pipeline: Any) -> None:
-    from omni_actors.pipelines.declaration import Edge, Port, Stage, Task
+    from omni_actors.pipelines.declaration import Edge, Parameter, Port, Stage, Task
 
-    for field, kind in (("stages", Stage), ("edges", Edge), ("tasks", Task)):
+    for field, kind in (("stages", Stage), ("edges", Edge), ("tasks", Task), ("parameters", Parameter)):
         _check_tuple(f"its {field}", getattr(pipeline, field), kind)
     for field in ("architectures", "checkpoints", "voices", "languages", "task_types"):
         _check_tuple(f"its {field}", getattr(pipeline, field), str)

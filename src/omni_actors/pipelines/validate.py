@@ -88,6 +88,9 @@ def _faults(pipeline: Pipeline) -> Iterator[str]:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
             yield f"its edges make a cycle: {' → '.join(error.args[1])}"
+    from omni_actors.pipelines.parameters import parameter_faults  # which needs `nearest`
+
+    yield from parameter_faults(pipeline)
     if not pipeline.tasks:
         yield "it has no task, so nothing can be asked of it"
     for task in pipeline.tasks:

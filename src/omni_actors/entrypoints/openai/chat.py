@@ -18,6 +18,7 @@ from omni_actors.entrypoints.openai.bodies import bring_media, read_json
 from omni_actors.entrypoints.openai.constraints import constraint_of
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.messages import prompt_messages
+from omni_actors.entrypoints.openai.parameters import own_parameters
 from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of, used
 from omni_actors.entrypoints.openai.schemas import ChatRequest, MediaKwargs
 from omni_actors.entrypoints.openai.tally import Tally
@@ -149,6 +150,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
             lora=services.adapter(body.model),
         ),
     }
+    params |= own_parameters(services, body, TASK, inputs, outputs)
     if "audio" in inputs:
         params["transcription"] = Transcription(clips=media.count("audio"))
     if spoken:

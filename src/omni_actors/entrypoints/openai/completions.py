@@ -17,6 +17,7 @@ from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.bodies import read_json
 from omni_actors.entrypoints.openai.constraints import constraint_of
 from omni_actors.entrypoints.openai.fields import decode
+from omni_actors.entrypoints.openai.parameters import own_parameters
 from omni_actors.entrypoints.openai.sampling import finite, sampling_of, totals, used
 from omni_actors.entrypoints.openai.schemas import CompletionRequest
 from omni_actors.entrypoints.openai.tally import Tally
@@ -75,10 +76,11 @@ async def create(services: Services, call: Call) -> Reply:
         constraint=constraint_of(services.plan, TASK, None, body.structured_outputs),
         lora=services.adapter(body.model),
     )
+    own = own_parameters(services, body, TASK, ("text",), ("text",))
     requests = [
         Request(
             task=TASK,
-            params={"prompt": prompt, "sampling": sampling},
+            params={"prompt": prompt, "sampling": sampling, **own},
             id=call.context.id,
             deadline_s=call.context.remaining(body.timeout),
             priority=call.context.later(body.priority),

@@ -70,6 +70,10 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     # ours
     timeout: Seconds | None = None
+    model_parameters: dict[str, Any] | None = None
+    """The model's own, which its pipeline declares."""
+    vllm_xargs: dict[str, Any] | None = None
+    """vLLM's name for the same."""
 
     user: Annotated[str | None, NoOp("Callers are told apart by their API key alone.")] = None
 

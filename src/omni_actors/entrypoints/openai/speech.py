@@ -9,6 +9,7 @@ from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import audio, sse
 from omni_actors.entrypoints.openai.bodies import bring_media, read_json
 from omni_actors.entrypoints.openai.fields import decode
+from omni_actors.entrypoints.openai.parameters import own_parameters
 from omni_actors.entrypoints.openai.unread import keep_read
 from omni_actors.entrypoints.openai.voicing import TASK, SpeechRequest, has_reference, may_clone, speech_of
 from omni_actors.entrypoints.sayable import check_text
@@ -32,11 +33,15 @@ async def create(services: Services, call: Call) -> Reply:
     if body.stream is False and body.stream_format == "sse":
         raise invalid_request("'stream': false and 'stream_format': 'sse' contradict each other.", "stream")
     cloned = has_reference(services, body, read.modalities)
+    inputs = ("text", "audio") if cloned else ("text",)
     request = Request(
         task=TASK,
-        inputs=("text", "audio") if cloned else ("text",),
+        inputs=inputs,
         outputs=("audio",),
-        params={"speech": speech_of(services, body)},
+        params={
+            "speech": speech_of(services, body),
+            **own_parameters(services, body, TASK, inputs, ("audio",)),
+        },
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
         priority=call.context.later(body.priority),

@@ -72,6 +72,10 @@ class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     # ours
     timeout: Seconds | None = None
+    model_parameters: dict[str, Any] | None = None
+    """The model's own, which its pipeline declares."""
+    vllm_xargs: dict[str, Any] | None = None
+    """vLLM's name for the same."""
     priority: Priority | None = None
 
     extra_params: Annotated[Any, Refused("give its fields beside the others.", ({},))] = None

@@ -1,0 +1,46 @@
+"""What the pipeline is: the only file of this package that the serving process imports. It names adapters by dotted
+string, so it imports no model code."""
+
+from __future__ import annotations
+
+from omni_actors.author import Edge, Parameter, Pipeline, Port, Stage, Task
+
+SAMPLE_RATE = 8000
+
+PIPELINE = Pipeline(
+    name="tones",
+    stages=(
+        # Text to codes: one payload of codes for each key, as soon as it is known.
+        Stage(
+            name="dialler",
+            engine="generation",
+            adapter="omni_tones.dialler:Dialler",
+            sections=("speech",),
+            defaults={"max_keys": 256},
+            options_doc={"max_keys": "Most keys of one request."},
+            doc="Finds the keys in a text.",
+        ),
+        # Codes to sound. The port takes pieces as they come, so the sound begins with the first key.
+        Stage(
+            name="player",
+            engine="generation",
+            adapter="omni_tones.player:Player",
+            ports=(Port("codes", "codes", mode="chunk", doc="int64 [n, 2]: row and column of each key."),),
+            sections=("parameters",),
+            emits="audio",
+            doc="Makes the tones of each key.",
+        ),
+    ),
+    edges=(Edge("dialler", "player.codes", "codes", mode="chunk"),),
+    tasks=(Task("speech", entries={"text": "dialler"}, outputs={"audio": "player"}),),
+    voices=("keypad",),
+    sample_rate=SAMPLE_RATE,
+    languages=(),
+    speech_fields=(),  # of what speech requests may say, nothing but the text and the voice matters here
+    parameters=(
+        Parameter("tone_ms", 100, "Milliseconds that a key sounds.", least=20, most=1000),
+        Parameter("gap_ms", 50, "Milliseconds of silence after each key.", least=0, most=1000),
+        Parameter("level", 0.4, "Loudness of each of the two tones.", least=0.0, most=0.5),
+    ),
+    doc="Telephone keys as sound (DTMF).",
+)

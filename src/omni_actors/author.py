@@ -1,0 +1,137 @@
+"""Everything that the author of a pipeline, an engine, a connector or a balancer needs, in one import::
+
+    from omni_actors.author import GenerationAdapter, Piece, Result, Work, audio_piece
+
+A name is imported from its module when it is first asked for, so this module itself imports neither torch nor any other
+part of the package. ``docs/plugins.md`` says how the names are used; each is documented where it is defined. They are a
+public contract: one that goes, or that takes or gives something else, is announced and kept for a release.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omni_actors.connectors.connector import Connector as Connector
+    from omni_actors.connectors.link import Link as Link
+    from omni_actors.connectors.payload import Payload as Payload
+    from omni_actors.connectors.payload import pcm_payload as pcm_payload
+    from omni_actors.connectors.payload import text_payload as text_payload
+    from omni_actors.connectors.unix import UnixLink as UnixLink
+    from omni_actors.pipelines.declaration import Edge as Edge
+    from omni_actors.pipelines.declaration import Parameter as Parameter
+    from omni_actors.pipelines.declaration import Pipeline as Pipeline
+    from omni_actors.pipelines.declaration import PipelineFacts as PipelineFacts
+    from omni_actors.pipelines.declaration import Port as Port
+    from omni_actors.pipelines.declaration import Stage as Stage
+    from omni_actors.pipelines.declaration import Task as Task
+    from omni_actors.protocol.errors import ErrorInfo as ErrorInfo
+    from omni_actors.protocol.errors import OmniError as OmniError
+    from omni_actors.protocol.errors import invalid_request as invalid_request
+    from omni_actors.protocol.frames import Hello as Hello
+    from omni_actors.protocol.params import Prompt as Prompt
+    from omni_actors.protocol.params import Sampling as Sampling
+    from omni_actors.protocol.params import Speech as Speech
+    from omni_actors.protocol.params import Transcription as Transcription
+    from omni_actors.protocol.request import MediaChunk as MediaChunk
+    from omni_actors.protocol.request import Request as Request
+    from omni_actors.protocol.request import TextDelta as TextDelta
+    from omni_actors.protocol.request import Usage as Usage
+    from omni_actors.stages.balancers import Balancer as Balancer
+    from omni_actors.stages.balancers import Candidate as Candidate
+    from omni_actors.worker.bridge import Bridge as Bridge
+    from omni_actors.worker.checks import InputError as InputError
+    from omni_actors.worker.checks import OutputError as OutputError
+    from omni_actors.worker.checks import TensorSpec as TensorSpec
+    from omni_actors.worker.checks import check_input as check_input
+    from omni_actors.worker.engine import Engine as Engine
+    from omni_actors.worker.engine import Outbox as Outbox
+    from omni_actors.worker.engine import Work as Work
+    from omni_actors.worker.engines.codec import CodecAdapter as CodecAdapter
+    from omni_actors.worker.engines.decoder import AutoregressiveAdapter as AutoregressiveAdapter
+    from omni_actors.worker.engines.decoder import Decoder as Decoder
+    from omni_actors.worker.engines.decoder import PromptInput as PromptInput
+    from omni_actors.worker.engines.decoder import StepInputs as StepInputs
+    from omni_actors.worker.engines.decoder import StepOutput as StepOutput
+    from omni_actors.worker.engines.generation import GenerationAdapter as GenerationAdapter
+    from omni_actors.worker.engines.outputs import Piece as Piece
+    from omni_actors.worker.engines.outputs import Result as Result
+    from omni_actors.worker.engines.outputs import audio_piece as audio_piece
+    from omni_actors.worker.engines.outputs import pcm16 as pcm16
+    from omni_actors.worker.isolation import Faults as Faults
+
+_WHERE = {
+    # What a pipeline declares; the serving process imports these.
+    "Pipeline": "pipelines.declaration",
+    "Stage": "pipelines.declaration",
+    "Port": "pipelines.declaration",
+    "Edge": "pipelines.declaration",
+    "Task": "pipelines.declaration",
+    "Parameter": "pipelines.declaration",
+    "PipelineFacts": "pipelines.declaration",
+    # Sections of a request, and what is asked and answered.
+    "Request": "protocol.request",
+    "Prompt": "protocol.params",
+    "Sampling": "protocol.params",
+    "Speech": "protocol.params",
+    "Transcription": "protocol.params",
+    "TextDelta": "protocol.request",
+    "MediaChunk": "protocol.request",
+    "Usage": "protocol.request",
+    # What goes between stages.
+    "Payload": "connectors.payload",
+    "text_payload": "connectors.payload",
+    "pcm_payload": "connectors.payload",
+    "Bridge": "worker.bridge",
+    "TensorSpec": "worker.checks",
+    "check_input": "worker.checks",
+    # Adapters, which engines drive.
+    "Hello": "protocol.frames",
+    "Work": "worker.engine",
+    "GenerationAdapter": "worker.engines.generation",
+    "Piece": "worker.engines.outputs",
+    "Result": "worker.engines.outputs",
+    "audio_piece": "worker.engines.outputs",
+    "pcm16": "worker.engines.outputs",
+    "CodecAdapter": "worker.engines.codec",
+    "AutoregressiveAdapter": "worker.engines.decoder",
+    "Decoder": "worker.engines.decoder",
+    "PromptInput": "worker.engines.decoder",
+    "StepInputs": "worker.engines.decoder",
+    "StepOutput": "worker.engines.decoder",
+    # Engines, connectors, balancers.
+    "Engine": "worker.engine",
+    "Outbox": "worker.engine",
+    "Faults": "worker.isolation",
+    "Connector": "connectors.connector",
+    "Link": "connectors.link",
+    "UnixLink": "connectors.unix",
+    "Balancer": "stages.balancers",
+    "Candidate": "stages.balancers",
+    # What goes wrong.
+    "OmniError": "protocol.errors",
+    "ErrorInfo": "protocol.errors",
+    "invalid_request": "protocol.errors",
+    "InputError": "worker.checks",
+    "OutputError": "worker.checks",
+}
+"""Name → module of this package. Those of :data:`TORCH` bring torch with them."""
+
+TORCH = frozenset({"CodecAdapter", "AutoregressiveAdapter", "Decoder", "PromptInput", "StepInputs", "StepOutput"})
+"""The names whose modules import torch: for adapters, which run in workers, and not for a pipeline's declaration."""
+
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    where = _WHERE.get(name)
+    if where is None:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    found = getattr(import_module(f"omni_actors.{where}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

@@ -1,0 +1,39 @@
+"""The model's own parameters: an object beside a request's other fields."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from omni_actors.entrypoints.services import Services
+from omni_actors.pipelines.parameters import SECTION, complete
+from omni_actors.pipelines.subgraph import subgraph
+from omni_actors.protocol.errors import invalid_request
+
+FIELDS = ("model_parameters", "vllm_xargs")
+"""Ours, and vLLM's name for the same."""
+
+
+class HasParameters(Protocol):
+    """A body that may have some."""
+
+    model_parameters: dict[str, Any] | None
+    vllm_xargs: dict[str, Any] | None
+
+
+def own_parameters(
+    services: Services, body: HasParameters, task: str, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> dict[str, Any]:
+    """The section that the model's stages read, or nothing where the request has no such parameters: they get the
+    defaults then. Raises 400 for a name that the model does not know, for a value that it does not take, and where
+    nothing of this request reads them."""
+    given = {name: value for name in FIELDS if (value := getattr(body, name)) is not None}
+    if not given:
+        return {}
+    if len(given) > 1:
+        raise invalid_request(f"'{FIELDS[0]}' and '{FIELDS[1]}' are the same field: give one.", FIELDS[1])
+    ((name, values),) = given.items()
+    found = complete(services.plan.pipeline.parameters, values, name)
+    parts = subgraph(services.plan, task, inputs, outputs).parts
+    if values and all(SECTION not in part.sections for part in parts):
+        raise invalid_request(f"Nothing of this request reads '{name}'.", name, "unsupported_parameter")
+    return {SECTION: found} if found else {}

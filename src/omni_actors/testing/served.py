@@ -1,0 +1,84 @@
+"""A pipeline in real workers, which are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+
+import trio
+
+from omni_actors.orchestrator import Orchestrator, open_orchestrator
+from omni_actors.pipelines.plan import Plan
+from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.request import Completed, MediaChunk, TextDelta
+from omni_actors.testing.outcome import Outcome
+from omni_actors.testing.sample import Sample
+
+START_S = 120.0
+ANSWER_S = 60.0
+
+
+def deaths(plan: Plan, samples: Sequence[Sample], most: int) -> list[str]:
+    """Serve each sample whole, and then once for each stage and event after which that stage's worker is killed,
+    ``most`` of them at most: what a client saw otherwise than without a death, in sentences."""
+    quick = replace(plan, limits=replace(plan.limits, restart_delay_s=0.05, restart_delay_max_s=0.2))
+    return trio.run(_deaths, quick, list(samples), most)
+
+
+async def _deaths(plan: Plan, samples: list[Sample], most: int) -> list[str]:
+    found: list[str] = []
+    async with open_orchestrator(plan) as orchestrator:
+        with trio.fail_after(START_S):
+            await orchestrator.wait_ready()
+        for number, sample in enumerate(samples):
+            whole, events = await _ask(orchestrator, sample, None, -1)
+            if whole.error is not None:
+                found.append(f"sample {number} is not served: {whole.error}")
+                continue
+            again, _ = await _ask(orchestrator, sample, None, -1)
+            if difference := whole.difference(again):
+                found.append(f"sample {number}, served twice: {difference}")
+            places = sorted({round(i * max(0, events - 1) / max(1, most - 1)) for i in range(min(most, events))})
+            for stage in orchestrator.pools:
+                for place in places:
+                    with trio.fail_after(START_S):
+                        await orchestrator.wait_ready()
+                    after, _ = await _ask(orchestrator, sample, stage, place)
+                    told = f"sample {number}, the worker of stage '{stage}' killed after {place + 1} of {events} events"
+                    if after.error is not None and _may_end(plan, after):
+                        continue
+                    if difference := whole.difference(after):
+                        found.append(f"{told}: {difference}")
+    return found
+
+
+def _may_end(plan: Plan, after: Outcome) -> bool:
+    """Whether a pipeline says of itself that its output cannot be continued."""
+    assert after.error is not None
+    none = any(stage.declaration.recovery == "none" for stage in plan.stages)
+    return none and after.error.status == 503
+
+
+async def _ask(orchestrator: Orchestrator, sample: Sample, stage: str | None, place: int) -> tuple[Outcome, int]:
+    """What the client gets; after event ``place`` the worker of ``stage`` is killed."""
+    outcome, events = Outcome(), 0
+    try:
+        with trio.fail_after(ANSWER_S):
+            async with orchestrator.open(sample.request()) as stream:
+                async for event in stream:
+                    if isinstance(event, TextDelta):
+                        outcome.text[event.index] = outcome.text.get(event.index, "") + event.text
+                    elif isinstance(event, MediaChunk):
+                        outcome.sound += event.data
+                    elif isinstance(event, Completed):
+                        continue
+                    events += 1
+                    if stage is not None and events == place + 1:
+                        (replica, *_) = orchestrator.pools[stage].replicas
+                        if replica.pid is not None:
+                            os.kill(replica.pid, signal.SIGKILL)
+    except OmniError as error:
+        outcome.error = error.info
+    return outcome, events
