@@ -1,4 +1,4 @@
-"""An environment of its own, with the sample platform plugin installed from its wheel."""
+"""An environment of its own, with a sample plugin installed from its wheel."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def make_home(folder: Path) -> Path:
     venv.create(home, with_pip=False)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
     # A path in a .pth file is searched, but its own .pth files are not read: the editable install's place is named.
-    (site / "others.pth").write_text(f"{ROOT / 'src'}\n{sysconfig.get_path('purelib')}\n")
+    places = [entry for entry in sys.path if Path(entry).name == "site-packages"]
+    (site / "others.pth").write_text("\n".join(map(str, (ROOT / "src", sysconfig.get_path("purelib"), *places))) + "\n")
     return home / "bin" / "python"
 
 
-def build_plugin(folder: Path) -> Path:
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, PLUGIN, cwd=folder)
+def build_plugin(folder: Path, plugin: Path = PLUGIN) -> Path:
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, plugin, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
