@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from omni_actors.entrypoints.services import Services
 from omni_actors.pipelines.parameters import SECTION, complete
-from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import invalid_request
 
 FIELDS = ("model_parameters", "vllm_xargs")
@@ -33,7 +32,9 @@ def own_parameters(
         raise invalid_request(f"'{FIELDS[0]}' and '{FIELDS[1]}' are the same field: give one.", FIELDS[1])
     ((name, values),) = given.items()
     found = complete(services.plan.pipeline.parameters, values, name)
-    parts = subgraph(services.plan, task, inputs, outputs).parts
-    if values and all(SECTION not in part.sections for part in parts):
-        raise invalid_request(f"Nothing of this request reads '{name}'.", name, "unsupported_parameter")
-    return {SECTION: found} if found else {}
+    if SECTION in services.needed(task, inputs, outputs).sections:
+        return {SECTION: found}
+    if values:
+        message = f"'{name}' would have no effect: nothing in this model reads it for this request."
+        raise invalid_request(message, name, "unsupported_parameter")
+    return {}
