@@ -100,10 +100,20 @@ def usage_problem(usage: Any) -> tuple[str, str] | None:
     """What is wrong with a usage, as (got, expected)."""
     if type(usage) is not Usage:
         return kind_of(usage), "Usage"
+    prompt, cached, written = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+    heard, spoken = usage.audio_input_s, usage.audio_output_s
+    if (
+        type(prompt) is type(cached) is type(written) is int
+        and type(heard) is type(spoken) is float
+        and min(prompt, cached, written, heard, spoken) >= 0
+        and max(prompt, cached, written) < 1 << 63
+        and heard + spoken < _ENDLESS
+    ):
+        return None  # nearly always: the rest says what is wrong
     if (problem := struct_problem(usage, Usage)) is not None:
         return problem
     for name in usage.__struct_fields__:
-        if not 0 <= getattr(usage, name) < float("inf"):  # not a number is neither
+        if not 0 <= getattr(usage, name) < _ENDLESS:  # not a number is neither
             return f"a Usage whose {name} is {getattr(usage, name)}", "a finite number, 0 or more"
     return None
 
@@ -135,6 +145,7 @@ def media_problem(media: Any, key: int) -> tuple[str, str] | None:
     return None
 
 
+_ENDLESS = float("inf")
 _OWN_KEY = "the key of the request's Work"
 
 
