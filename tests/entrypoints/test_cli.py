@@ -13,10 +13,12 @@ from pathlib import Path
 import click
 import pytest
 from tests.platforms import machines
+from tests.platforms.distributions import install as install_distribution
 
 from omni_actors.entrypoints.cli import COMMANDS, cli, leaves, main
+from omni_actors.entrypoints.commands.completion import complete_model
 from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
-from omni_actors.entrypoints.commands.serve import _origins
+from omni_actors.entrypoints.commands.serve import _origins, serve
 from omni_actors.entrypoints.server import Limits
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.protocol.errors import OmniError, invalid_request
@@ -192,6 +194,16 @@ def test_what_is_unknown_is_refused_with_what_may_have_been_meant(
     code, _, error = call(capsys, *words)
     assert code == 2
     assert said in error
+
+
+def test_pipelines_of_plug_ins_are_completed_and_those_without_a_model_are_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install_distribution(tmp_path, "somebodys", "", group="omni_actors.pipelines", attribute="PIPELINE")
+    monkeypatch.syspath_prepend(tmp_path)
+    context = click.Context(serve)
+    assert [it.value for it in complete_model(context, serve.params[0], "some")] == ["some", "somebodys"]
+    assert [it.value for it in complete_model(context, serve.params[0], "stub")] == ["stub"]
 
 
 def completed(words: str, at: int) -> list[str]:

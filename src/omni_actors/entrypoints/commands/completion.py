@@ -34,6 +34,8 @@ def complete_model(context: click.Context, parameter: click.Parameter, begun: st
     """Pipelines by name, and folders where no name begins so."""
     from omni_actors.pipelines.registry import Registry
 
-    names = [name for name in Registry.installed().targets if not name.startswith("stub")]
     folders = CompletionItem(begun, type="dir")
-    return [folders, *(CompletionItem(name) for name in sorted(names) if name.startswith(begun))]
+    return [
+        folders,
+        *(CompletionItem(name) for name in sorted(Registry.installed().offered()) if name.startswith(begun)),
+    ]
