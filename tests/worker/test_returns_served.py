@@ -74,6 +74,21 @@ async def test_a_wrong_return_costs_its_own_request_and_no_worker() -> None:
         assert all(each[0]["jobs"] == 0 for each in counters.values())
 
 
+async def test_an_engine_that_one_of_this_package_drives_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, own = wrong_engine.PIPELINE.stages
+    chain = "omni_actors.worker.engines.chained:ChainedEngine"
+    own = dataclasses.replace(own, engine=chain, adapter=f"{wrong_engine.__name__}:CHAIN")
+    monkeypatch.setattr(wrong_engine, "PIPELINE", dataclasses.replace(wrong_engine.PIPELINE, stages=(first, own)))
+    async with open_orchestrator(resolve("wrong", registry=REGISTRY, platform="cpu")) as orchestrator:
+        with trio.fail_after(20):
+            await orchestrator.wait_ready()
+            error = await ask(orchestrator, "a number as text")
+            assert isinstance(error, ErrorInfo)
+            assert "gave Outbox.text a TextDelta whose text is int; expected str" in error.message
+            assert await ask(orchestrator, "") == "fine"
+            assert orchestrator.pools["own"].replicas[0].incarnation == 1
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

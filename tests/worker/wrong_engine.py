@@ -11,6 +11,7 @@ from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
+from omni_actors.worker.engines.chained import Link
 from omni_actors.worker.engines.generation import GenerationAdapter
 from omni_actors.worker.engines.outputs import Piece, Result
 
@@ -84,6 +85,9 @@ class Own(Engine):
         self._ready.clear()
         return True
 
+
+CHAIN = (Link("own", f"{__name__}:Own", "", "text"),)
+"""The engine ``own``, driven by an engine of this package."""
 
 PIPELINE = Pipeline(
     name="wrong",

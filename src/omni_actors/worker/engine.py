@@ -23,6 +23,8 @@ from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 if TYPE_CHECKING:
     from omni_actors.worker.ranks import Followers
 
+PACKAGE = __name__.partition(".")[0]
+
 
 @dataclass(slots=True)
 class Work:
@@ -116,6 +118,12 @@ class Engine(ABC):
         """In a process that is another rank than the first: load, say Ready on ``control``, and do what the leader says
         there, until its end. ``rendezvous`` is the descriptor at which the ranks meet. Nothing else is called then."""
         raise OmniError(ErrorInfo(message=f"{type(self).__name__} runs on one device", status=500))
+
+    @property
+    def foreign(self) -> bool:
+        """Whether code of another distribution speaks to the loop, which then checks everything that it says. Engines
+        of this package check what their adapters give them, and are not checked again."""
+        return type(self).__module__.partition(".")[0] != PACKAGE
 
     @abstractmethod
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:

@@ -56,8 +56,6 @@ from omni_actors.worker.returned import WrongReturn, counters_of, flag_of, kind_
 
 log = logging.getLogger("omni_actors.worker")
 
-_PACKAGE = __name__.partition(".")[0]
-
 ARENA_BYTES = 256 << 20
 """Budget of shared memory for payloads under way (``limits["arena_bytes"]``)."""
 
@@ -88,14 +86,12 @@ class Worker:
         self._bridges = bridges
         self._inputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.inputs}
         self._outputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.outputs}
-        # Engines of this package look at what their adapters give them, and are not looked at again.
-        foreign = not type(engine).__module__.startswith(f"{_PACKAGE}.")
-        self._control = Control(sock, check=foreign)
+        self._control = Control(sock, check=engine.foreign)
         budget = hello.limits.get("arena_bytes", ARENA_BYTES)
         exports = None if memory is None else Exports(memory, budget)
         self._arena = Arena(budget)
         maker = type(engine).__name__ + (f" with adapter '{hello.adapter}'" if hello.adapter else "")
-        self._out = Outlet(hello.stage, self._control, self._arena, engine.abort, exports, maker, foreign)
+        self._out = Outlet(hello.stage, self._control, self._arena, engine.abort, exports, maker, engine.foreign)
         self._deadlines = JobDeadlines()
         self._early: dict[int, list[tuple[Link, Chunk]]] = {}
         self._last_key = -1

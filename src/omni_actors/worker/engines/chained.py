@@ -109,6 +109,10 @@ class ChainedEngine(Engine):
     # ---- one step
 
     @property
+    def foreign(self) -> bool:
+        return super().foreign or any(engine.foreign for engine in self._engines)
+
+    @property
     def runnable(self) -> bool:
         return any(engine.runnable for engine in self._engines)
 

@@ -257,8 +257,7 @@ class GenerationEngine(Engine):
 
     def _run_batch(self, out: Outbox) -> bool:
         for request in self._served:
-            if self._active.get(request.work.key) is request:  # it may be over, and another have its key
-                del self._active[request.work.key]
+            if self._active.pop(request.work.key, None) is not None:
                 self._active[request.work.key] = request
         self._served = []
         batch = self._select(out)
@@ -385,6 +384,7 @@ class GenerationEngine(Engine):
     def _remove(self, request: Held) -> None:
         del self._requests[request.work.key]
         self._active.pop(request.work.key, None)
+        self._served = [it for it in self._served if it is not request]  # nor does its state stay
         try:
             if request.lazy is not None and (close := getattr(request.lazy, "close", None)) is not None:
                 close()
