@@ -503,7 +503,6 @@ def test_whatever_happens_bounds_hold_and_who_is_first_and_fits_is_inside(script
         admission = Admission(plan)
         for stage in plan.stages:
             admission.stage(stage.name, 1, coming=False)
-        cache: dict[Any, Subgraph] = {}
         seats: list[Seat] = []
         waiting: list[Any] = []
 
@@ -518,10 +517,10 @@ def test_whatever_happens_bounds_hold_and_who_is_first_and_fits_is_inside(script
             if len(it) == 3:
                 task, priority, tenant = it
                 request = Request(task=task, priority=priority, tenant=tenant)
-                graph = subgraph(plan, task, ("text",), ("text",), cache)
+                graph = subgraph(plan, task, ("text",), ("text",))
                 whole = foreseen(admission, request, graph)
                 # As little as can be known: it needs stage a, as each task of these two, and may have any priority.
-                least = subgraph(plan, "tokens", ("text",), ("text",), cache)
+                least = subgraph(plan, "tokens", ("text",), ("text",))
                 outline = Request(task="tokens", priority=-1, tenant=tenant)
                 guess = foreseen(admission, outline, least, or_later=True) if task != "stream" else None
                 seat = admission.try_enter(request, graph)

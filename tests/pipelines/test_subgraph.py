@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from tests.pipelines.builders import ASSISTANT, may, needs, plan_of, stage
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.pipelines.plan import MEDIA_STAGE
-from omni_actors.pipelines.subgraph import Key, Subgraph, restricted, subgraph
+from omni_actors.pipelines.subgraph import Subgraph, restricted, subgraph
 from omni_actors.protocol.errors import OmniError
 
 
@@ -173,14 +175,13 @@ def test_a_restricted_plan_answers_the_same_request_with_fewer_stages(
         assert len(small.hello(name, 0, 1).inputs) == sum(e.target == name for e in whole.edges)
 
 
-def test_the_cache_keeps_valid_combinations_only() -> None:
-    plan = plan_of(ASSISTANT)
-    cache: dict[Key, Subgraph] = {}
-    first = subgraph(plan, "chat", ("text",), ("text",), cache)
-    assert subgraph(plan, "chat", ("text",), ("text",), cache) is first
+def test_a_plan_keeps_valid_combinations_only() -> None:
+    plan = replace(plan_of(ASSISTANT))
+    first = subgraph(plan, "chat", ("text",), ("text",))
+    assert subgraph(plan, "chat", ("text",), ("text",)) is first
     with pytest.raises(OmniError):
-        subgraph(plan, "chat", ("text",), ("smell",), cache)
-    assert len(cache) == 1
+        subgraph(plan, "chat", ("text",), ("smell",))
+    assert list(plan.subgraphs.values()) == [first]
 
 
 @st.composite

@@ -14,7 +14,7 @@ from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.shared import Shared
 from omni_actors.media.client import MediaService
 from omni_actors.pipelines.plan import Plan
-from omni_actors.pipelines.subgraph import MEDIA_MODALITIES, Key, Subgraph, subgraph
+from omni_actors.pipelines.subgraph import MEDIA_MODALITIES, Subgraph, subgraph
 from omni_actors.protocol.errors import OmniError, invalid_request, not_found
 from omni_actors.protocol.request import Completed, Event, MediaChunk, MediaRef, Request, TextDelta
 from omni_actors.stages.control import Control
@@ -166,8 +166,6 @@ class Services:
     counters: Shared[Mapping[str, list[dict[str, Any]]]] = field(init=False)
     """The workers' own. Everybody may read them: that asks each worker at most one question at a time."""
 
-    _subgraphs: dict[Key, Subgraph] = field(init=False, default_factory=dict)
-
     def __post_init__(self) -> None:
         self.media_inputs = {
             name: tuple(sorted(MEDIA_MODALITIES & task.entries.keys())) for name, task in self.plan.tasks.items()
@@ -250,7 +248,7 @@ class Services:
 
     def needed(self, task: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Subgraph:
         """The part of the plan that such a request needs. Raises 400 for what the plan cannot do."""
-        return subgraph(self.plan, task, inputs, outputs, self._subgraphs)
+        return subgraph(self.plan, task, inputs, outputs)
 
     def foresee(self, outline: Request, *, or_later: bool) -> None:
         """Raises what is sure to be said of a request, so that nothing is done for it in vain. ``or_later``: no more is

@@ -31,7 +31,7 @@ from omni_actors.orchestrator.submission import sections_of, submits_of
 from omni_actors.orchestrator.wiring import Wiring
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
 from omni_actors.pipelines.sections import check_sections
-from omni_actors.pipelines.subgraph import Key, Subgraph, subgraph
+from omni_actors.pipelines.subgraph import Subgraph, subgraph
 from omni_actors.protocol.errors import (
     ErrorInfo,
     OmniError,
@@ -110,7 +110,6 @@ class Orchestrator:
         self._keys = itertools.count()
         self._ids = itertools.count(1)
         self._run_id = secrets.token_hex(4)
-        self._subgraphs: dict[Key, Subgraph] = {}
 
     # ---- requests
 
@@ -120,7 +119,7 @@ class Orchestrator:
 
     def subgraph(self, request: Request) -> Subgraph:
         """What a request needs. Raises the client's mistake (400)."""
-        return subgraph(self.plan, request.task, request.inputs, request.outputs, self._subgraphs)
+        return subgraph(self.plan, request.task, request.inputs, request.outputs)
 
     def foresee(self, outline: Request, *, or_later: bool) -> None:
         """Raises what is sure to be said of a request of which only this is known yet: see :meth:`Admission.foresee`.

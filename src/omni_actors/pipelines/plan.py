@@ -255,6 +255,8 @@ class Plan:
     provenance: Mapping[str, Origin]
     checkpoint: str | None = None
     """The public name that the model was asked for by; :attr:`model` is then its place in the Hugging Face cache."""
+    subgraphs: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """The parts of the plan that requests have needed so far: see :func:`~omni_actors.pipelines.subgraph.subgraph`."""
 
     @property
     def adapters(self) -> tuple[str, ...]:

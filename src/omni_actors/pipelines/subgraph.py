@@ -7,7 +7,7 @@ kept for as long as the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from types import MappingProxyType
@@ -65,25 +65,17 @@ class Subgraph:
     """The parameter sections that any of its stages reads."""
 
 
-def subgraph(
-    plan: Plan,
-    task: str,
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    cache: MutableMapping[Key, Subgraph] | None = None,
-) -> Subgraph:
+def subgraph(plan: Plan, task: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Subgraph:
     """The part of ``plan`` that ``task`` needs to make ``outputs`` of ``inputs``.
 
     Raises the client's mistake (400) with ``param`` ``task``, ``input`` or ``modalities`` for what the plan cannot do,
-    so that nothing asked for is dropped in silence. ``cache`` is the caller's; it only ever holds valid combinations,
-    which are few.
+    so that nothing asked for is dropped in silence. The plan keeps what was made; it only ever holds valid
+    combinations, which are few.
     """
+    kept: dict[Key, Subgraph] = plan.subgraphs
     key = (task, inputs, outputs)
-    if cache is not None and (hit := cache.get(key)) is not None:
-        return hit
-    made = _make(plan, task, inputs, outputs)
-    if cache is not None:
-        cache[key] = made
+    if (made := kept.get(key)) is None:
+        made = kept[key] = _make(plan, task, inputs, outputs)
     return made
 
 

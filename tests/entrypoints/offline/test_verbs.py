@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,7 +14,10 @@ import pytest
 from omni_actors import AsyncioOmni, AsyncOmni, Omni, OmniError, Output, Request, Sampling
 from omni_actors.entrypoints.offline.asyncio_bridge import AsyncioStreams
 from omni_actors.entrypoints.offline.blocking import BlockingStreams, Futures
+from omni_actors.entrypoints.offline.calls import SpeechCall, Terms
 from omni_actors.entrypoints.offline.deployment import Streams
+from omni_actors.media.client import MediaService
+from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.params import Constraint, Prompt, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, TextDelta
 
@@ -31,6 +34,14 @@ def refused(ask: Callable[[], object]) -> tuple[int, str | None]:
     with pytest.raises(OmniError) as error:
         ask()
     return error.value.info.status, error.value.info.param
+
+
+async def test_a_text_over_the_limit_of_its_stage_is_refused_before_anything_is_done() -> None:
+    plan = resolve("demo", platform="cpu")
+    call = SpeechCall(Terms(), "a" * 16_385, "default", 1.0, None, {})
+    with pytest.raises(OmniError) as error:
+        await call.request(plan, cast(MediaService, None), [])
+    assert error.value.info.message == "'text' has 16385 characters; the most is 16384."
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "generate"])

@@ -73,7 +73,7 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
     task = choose_task(plan, it)
     inputs = it.inputs or tuple(task.entries)[:1]
     outputs = it.modalities or (("text",) if "text" in task.outputs else tuple(task.outputs))
-    sections = {name for part in subgraph(plan, task.name, inputs, outputs).parts for name in part.sections}
+    sections = set(subgraph(plan, task.name, inputs, outputs).sections)
     if says := task.name == SPEECH:
         sections -= {"prompt", "sampling"}  # the text is to be said, not to be answered
     _check_read(it, plan, task, sections)

@@ -14,7 +14,7 @@ from omni_actors.entrypoints.openai.sampling import sampling_of
 from omni_actors.entrypoints.openai.schemas import SamplingFields
 from omni_actors.pipelines.overlay import Override
 from omni_actors.pipelines.plan import Plan
-from omni_actors.pipelines.subgraph import Subgraph, subgraph
+from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import SECTIONS, Sampling
 from omni_actors.protocol.request import MAX_PRIORITY, MediaRef, Request
@@ -126,11 +126,6 @@ def sampling_for(plan: Plan, task: str, given: Sampling | None) -> Sampling:
     )
 
 
-def sections_read(needed: Subgraph) -> frozenset[str]:
-    """The names of the sections that a request may have: those that a stage of its subgraph reads."""
-    return needed.sections
-
-
 def check_request(plan: Plan, request: object) -> Request:
     """Check a request that a program put together by hand, and return it.
 
@@ -159,7 +154,7 @@ def check_request(plan: Plan, request: object) -> Request:
         raise _wrong("tenant", "a text", request.tenant)
     if not isinstance(request.params, Mapping):
         raise _wrong("params", "a mapping of section names to sections", request.params)
-    read = sections_read(subgraph(plan, request.task, request.inputs, request.outputs))
+    read = subgraph(plan, request.task, request.inputs, request.outputs).sections
     for name, value in request.params.items():
         if name not in read:
             known = ", ".join(sorted(map(str, read))) or "none"

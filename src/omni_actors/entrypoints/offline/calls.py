@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 import trio
 
-from omni_actors.entrypoints.offline.arguments import check_request, is_number, sampling_for, section, sections_read
+from omni_actors.entrypoints.offline.arguments import check_request, is_number, sampling_for, section
 from omni_actors.entrypoints.offline.prompts import ChatPrompt, Messages
 from omni_actors.entrypoints.sayable import check_text
 from omni_actors.media.client import MediaService
@@ -117,7 +117,7 @@ class ChatCall(Call):
         outputs = tuple(dict.fromkeys(("text", *self.modalities))) if spoken else tuple(self.modalities)
         prompt = ChatPrompt(self.messages)
         inputs = ("text", *sorted(set(prompt.modalities)))
-        read = sections_read(subgraph(plan, "chat", inputs, outputs))
+        read = subgraph(plan, "chat", inputs, outputs).sections
         if self.use_audio_in_video and "video" not in inputs:
             raise invalid_request("'use_audio_in_video' needs a video in the messages.", "use_audio_in_video")
         params: dict[str, Any] = {"sampling": sampling_for(plan, "chat", self.sampling)}
@@ -130,7 +130,7 @@ class ChatCall(Call):
             for name in ("voice", "language", "instructions"):
                 if getattr(speech, name) != getattr(_NEUTRAL, name):
                     raise invalid_request(f"'{name}' needs modalities with 'audio'.", name)
-        messages, refs = await prompt.decoded(media, self.use_audio_in_video)
+        messages, refs = await prompt.decoded(media, self.use_audio_in_video, plan.input_limit("chat", "audio"))
         kept += refs
         params["prompt"] = Prompt(
             messages=messages,
@@ -174,7 +174,7 @@ class SpeechCall(Call):
     async def request(self, plan: Plan, media: MediaService, kept: list[MediaRef]) -> Request:
         inputs = ("text",) if self.reference is None else ("text", "audio")
         subgraph(plan, "speech", inputs, ("audio",))
-        check_text(self.text, "text")
+        check_text(self.text, "text", most=plan.input_limit("speech", "text"))
         own = [name for name in Speech.__struct_fields__ if name not in ("text", "voice", "speed", "reference")]
         for name in self.fields:
             if name not in own:
@@ -185,7 +185,8 @@ class SpeechCall(Call):
         speech = Speech(text=self.text, voice=self.voice, speed=self.speed, reference=reference, **self.fields)
         params = {"speech": _speech(plan, speech)}
         if self.reference is not None:
-            kept.append(await _decoded(media, self.reference, "reference", How(rate=plan.sample_rate)))
+            longest_s = plan.input_limit("speech", "audio")
+            kept.append(await _decoded(media, self.reference, "reference", How(rate=plan.sample_rate), longest_s))
         return Request(task="speech", inputs=inputs, outputs=("audio",), params=params, media=tuple(kept))
 
 
@@ -219,7 +220,7 @@ class TranscriptionCall(Call):
             ),
             Transcription,
         )
-        kept.append(await _decoded(media, self.audio, "audio", How()))
+        kept.append(await _decoded(media, self.audio, "audio", How(), plan.input_limit(task, "audio")))
         params = {"transcription": said}
         return Request(task=task, inputs=("audio",), params=params, media=tuple(kept))
 
@@ -233,13 +234,16 @@ def _speech(plan: Plan, speech: Speech) -> Speech:
     return speech
 
 
-async def _decoded(media: MediaService, source: bytes | Path, param: str, how: How) -> MediaRef:
-    """Decode an audio file that was given as bytes or as a path."""
+async def _decoded(
+    media: MediaService, source: bytes | Path, param: str, how: How, longest_s: float | None
+) -> MediaRef:
+    """Decode an audio file that was given as bytes or as a path, of at most ``longest_s`` seconds."""
+    filename = source.name if isinstance(source, Path) else None
     if isinstance(source, Path):
-        return await media.decode(await trio.Path(source).read_bytes(), how=how, filename=source.name, param=param)
+        source = await trio.Path(source).read_bytes()
     if not isinstance(source, bytes | bytearray | memoryview):
         kind = type(source).__name__
         raise invalid_request(
             f"'{param}' is an audio file: its bytes, or a pathlib.Path to it; not {kind}.", param, "invalid_value"
         )
-    return await media.decode(bytes(source), how=how, param=param)
+    return await media.decode(bytes(source), how=how, filename=filename, param=param, max_seconds=longest_s)

@@ -62,11 +62,12 @@ class ChatPrompt:
         _checked(_encode({"messages": bare}), tuple(self.modalities))
 
     async def decoded(
-        self, media: MediaService, use_audio_in_video: bool = False
+        self, media: MediaService, use_audio_in_video: bool = False, longest_s: float | None = None
     ) -> tuple[list[dict[str, Any]], list[MediaRef]]:
         """Decode the media, and return the messages as the section ``prompt`` has them, and the media in order.
 
-        Files are read and URLs are fetched here. If cancelled, what is decoded already is freed.
+        Files are read and URLs are fetched here. No clip may have more than ``longest_s`` seconds. If cancelled, what
+        is decoded already is freed.
         """
         for part, source in self._sources:
             part[part["type"]] = {"url": await _url(source)}
@@ -78,7 +79,7 @@ class ChatPrompt:
             return _checked(data, ()), []
         async with media.parse(data, modalities=tuple(sorted(set(self.modalities)))) as parsed:
             prompt = _checked(parsed.json, parsed.modalities)
-            return prompt, await parsed.decode()
+            return prompt, await parsed.decode(longest_s=longest_s)
 
     def _part(self, part: Any, at: str) -> tuple[Any, Any]:
         """A part in OpenAI's format, and what the media process will leave in its place."""

@@ -217,7 +217,7 @@ async def _stream(
         base, event = item
         if isinstance(event, Completed):
             answer.usage.append(_used(services, event))
-        else:
+        elif answer.always_usage:
             tallies[base].take(event)
         if isinstance(event, TextDelta) and _shows(event, answer):
             index = base + event.index
