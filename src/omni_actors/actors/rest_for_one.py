@@ -45,7 +45,7 @@ class RestForOne:
         self._failed: Cell | Supervisor | None = None
         """The child whose failure ends those after it at the moment."""
         self._beginning = trio.CancelScope()
-        """Of the task that lets children begin again, while there is one."""
+        """Cancels the task that lets children begin again, while there is one."""
 
     async def keep(self, child: Cell | Supervisor) -> bool:
         """Run a child's lives, one after the other. Returns whether it was asked to stop; otherwise the supervisor has

@@ -59,7 +59,7 @@ class AsgiExchange:
 
     @property
     def client(self) -> Any:
-        """As the server says it, IPv4 as such: one that listens for both families on one socket has it mapped."""
+        """The client's address as the server gives it, with a mapped IPv4 address written as IPv4."""
         client = self.scope["client"]
         return client and (plain(client[0]), *client[1:])
 

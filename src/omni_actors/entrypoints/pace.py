@@ -1,4 +1,4 @@
-"""How slowly something may come."""
+"""The least rate at which a body may come."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Pace:
         return self._left_s
 
     def came(self, size: int) -> None:
-        """So many bytes have come: the wait is over."""
+        """End the wait: ``size`` bytes have come."""
         earned = size / self._bytes_per_s if self._bytes_per_s else self._patience_s
         self._left_s = min(self._patience_s, self.left_s + earned)
         self._since = None

@@ -309,7 +309,7 @@ class Events:
 
     @property
     def first(self) -> Event | None:
-        """What :meth:`begin` has waited for, until it is received."""
+        """The event that :meth:`begin` has waited for, until it is received."""
         return self._first
 
     async def receive(self) -> Event:

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be deployed, as :func:`~omni_actors.pipelines.factory.resolve` takes it. ``offline`` says that nothing
-    may be fetched."""
+    """The deployment that is asked for, as :func:`~omni_actors.pipelines.factory.resolve` takes it. ``offline`` says
+    that nothing may be fetched."""
 
     model: str | None = None
     overlay: Path | None = None

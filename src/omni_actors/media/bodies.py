@@ -192,8 +192,8 @@ class ChatBody:
 
 
 def _only(given: dict[str, Any], known: tuple[str, ...], path: str) -> None:
-    """What is taken out of the body is not seen by those who check the rest: refuse here what would be dropped. (A null
-    counts as absent.)"""
+    """Refuse unknown fields of a part that is taken out of the body, since the check of the rest does not see them. (A
+    null counts as absent.)"""
     for name, value in given.items():
         if name not in known and value is not None:
             param = f"{path}.{name[:100]}"

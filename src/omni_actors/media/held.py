@@ -182,7 +182,7 @@ class Delivery:
 
 
 class Made:
-    """What the decoding of a body's media has made so far and is making."""
+    """The media that the decoding of a body has made so far, and the one that it is at."""
 
     def __init__(self) -> None:
         self.media: list[Medium] = []

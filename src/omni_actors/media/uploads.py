@@ -1,4 +1,4 @@
-"""What the media process has been given and has not decoded yet: a file, or a JSON body with its media."""
+"""Files and JSON bodies that the media process has been given and has not decoded yet."""
 
 from __future__ import annotations
 

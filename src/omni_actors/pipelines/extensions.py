@@ -32,7 +32,7 @@ class Extension:
     builtins: Mapping[str, str]
 
     def plugins(self) -> list[EntryPoint]:
-        """Those of other distributions. One that takes a builtin's name is a warning, and not among them."""
+        """Return the plug-ins of other distributions. One that takes a builtin's name is left out, with a warning."""
         found = []
         for plugin in installed(self.group):
             if brought_by(plugin)[0] == OWN:
@@ -115,5 +115,5 @@ BALANCER = Kind(
 
 
 def look_at_balancer(plugin: EntryPoint) -> PluginReport:
-    """What is known of a plug-in's balancer. Blocks while it is looked at."""
+    """Report on a plug-in's balancer. Blocks while the plug-in is looked at."""
     return probe(BALANCER, [plugin], forgive=True)[0]

@@ -57,7 +57,7 @@ class Damage:
 
 
 def damage_of(folder: Path, *, whole: bool = False) -> list[Damage]:
-    """What is wrong with the files of a model's folder and of its direct subfolders; nothing for a folder that is not
+    """Return the damage of the files of a model's folder and of its direct subfolders; nothing for a folder that is not
     there. ``whole`` compares every byte with the digests that are known. Raises OSError if the folder cannot be listed.
     """
     found: dict[Path, Damage] = {}
@@ -75,7 +75,7 @@ def described(damage: list[Damage], folder: Path) -> str:
 
 
 def repair_of(folder: Path) -> str:
-    """What to do about damage in a folder, as a sentence."""
+    """Return a sentence that says what to do about damage in a folder."""
     if (name := _pulled(folder)) is not None:
         return f"Run: {PULL_COMMAND} {name}"
     return "Replace each of these files by an undamaged copy, from where the folder came from."
@@ -89,7 +89,7 @@ def check_of(folder: Path) -> str:
 
 
 def _pulled(folder: Path) -> str | None:
-    """What the pull command calls a folder; ``None`` for one that it does not know."""
+    """Return the name by which the pull command knows a folder, or ``None``."""
     try:
         return str(read_json(folder / MARKER)["name"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -15,8 +15,8 @@ SECTION = "parameters"
 
 
 def complete(declared: Sequence[Parameter], given: object, param: str = SECTION) -> dict[str, Any]:
-    """What was given, checked, with the defaults of the others. Raises 400 for anything but a mapping of declared names
-    to values that they take; ``param`` is what the client called it."""
+    """Return the given parameters, checked, with the defaults of the others. Raises 400 for anything but a mapping of
+    declared names to values that they take; ``param`` is what the client called it."""
     if not isinstance(given, Mapping):
         raise invalid_request(f"'{param}' takes an object of names and values.", param, "invalid_value")
     known = {it.name: it for it in declared}
@@ -31,7 +31,7 @@ def complete(declared: Sequence[Parameter], given: object, param: str = SECTION)
 
 
 def parameter_faults(pipeline: Pipeline) -> Iterator[str]:
-    """What is wrong with the declaration of a pipeline's parameters."""
+    """Say what is wrong with the declaration of a pipeline's parameters."""
     names = [it.name for it in pipeline.parameters]
     for it in pipeline.parameters:
         if not it.name.isidentifier() or names.count(it.name) > 1:
@@ -45,7 +45,7 @@ def parameter_faults(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _against(declared: Parameter, value: object) -> str:
-    """What the parameter takes, if that is another value; empty if it takes this one."""
+    """Say which values the parameter takes; empty if it takes this one."""
     kind = type(declared.default)
     if declared.choices:
         return "" if value in declared.choices else f"one of {', '.join(map(repr, declared.choices))}"

@@ -1,4 +1,4 @@
-"""What a pipeline plug-in declares, asked in a process of its own: see :mod:`omni_actors.plugins.probe`."""
+"""The declaration of a pipeline plug-in, examined in a process of its own: see :mod:`omni_actors.plugins.probe`."""
 
 from __future__ import annotations
 

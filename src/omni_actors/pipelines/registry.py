@@ -123,7 +123,7 @@ class Registry:
         return [name for _, claims in self._claims("checkpoints") for name in claims]
 
     def reports(self) -> tuple[PluginReport, ...]:
-        """What is known of each plug-in. The first call looks at them, and warns of those that are broken."""
+        """Report on each plug-in. The first call looks at all of them, and warns of broken ones."""
         if self._reports is None:
             self._reports = probe(PIPELINES, self._plugins)
             for report in self._reports:
@@ -132,8 +132,8 @@ class Registry:
         return self._reports
 
     def _look_at(self, name: str) -> PluginReport:
-        """What is known of the plug-in that is asked for. One that was broken before is looked at again: what it
-        lacked may be there now."""
+        """Report on the plug-in that is asked for. One that was broken before is looked at again: the packages that
+        it lacked may be there now."""
         return probe(PIPELINES, self._plugins, only=name, forgive=True)[0]
 
     def _claimed(self, field: str, claim: str) -> Pipeline | None:
@@ -144,7 +144,7 @@ class Registry:
         return self.load(names[0]) if names else None
 
     def _claims(self, field: str) -> list[tuple[str, tuple[str, ...]]]:
-        """What each working pipeline claims in that field of its declaration, by its name here."""
+        """Return the claims of each working pipeline in that field of its declaration, by its name here."""
         found: list[tuple[str, tuple[str, ...]]] = []
         for name, target in self.targets.items():
             try:

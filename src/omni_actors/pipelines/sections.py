@@ -1,4 +1,4 @@
-"""What a request says that no stage of it reads: it is refused, since it would be without effect."""
+"""Fields of a request that no stage of it reads are refused, since they would be without effect."""
 
 from __future__ import annotations
 

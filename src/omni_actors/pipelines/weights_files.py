@@ -21,7 +21,7 @@ OTHER_FORMATS = frozenset({"coreml", "flax", "gguf", "metal", "mlx", "onnx", "op
 
 
 def weights_of(names: Iterable[str], read: Callable[[str], Any]) -> set[str]:
-    """Those of a checkpoint's files (paths with ``/``) that are safetensors and are read.
+    """Return the files of a checkpoint (paths with ``/``) that are safetensors and are read.
 
     In each folder these are the shards that an index names and ``model.safetensors``; without either, all of its
     safetensors files. A top-level ``config.json`` that names its weights overrules that. ``read`` gives the content of

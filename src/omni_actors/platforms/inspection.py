@@ -1,4 +1,4 @@
-"""What is the same in looking at any plug-in, for the scripts that do it in processes of their own: see
+"""Checks that are the same for any plug-in, for the scripts that look at plug-ins in processes of their own: see
 :mod:`omni_actors.plugins.probe`. Standard library only."""
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Broken(Exception):
 
 
 def attempt(what: str, function: Any, *arguments: Any) -> Any:
-    """What the plug-in's function returns. Raises :class:`Broken` for whatever it raises, ``SystemExit`` too."""
+    """Call the plug-in's function and return its result. Raises :class:`Broken` for whatever it raises, ``SystemExit``
+    too."""
     try:
         return function(*arguments)
     except BaseException as error:

@@ -8,8 +8,8 @@ makes it another one."""
 
 
 def contract_trouble(kind: type, word: str, version: int, *, required: bool = True) -> str:
-    """What is wrong with the contract that a class states, as the end of a sentence; empty if nothing is. A class of
-    this package states this version, whichever a class that derives from it was written for. Where it is not
+    """Say what is wrong with the contract that a class states, as the end of a sentence; empty if nothing is. A class
+    of this package states this version, whichever a class that derives from it was written for. Where it is not
     ``required``, one that states none is taken for right."""
     chain = [it for it in kind.__mro__ if it.__module__.partition(".")[0] != "omni_actors"]
     if kind not in chain:

@@ -36,7 +36,7 @@ Judged = tuple[State, str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PluginReport:
-    """What is known of a plug-in. ``name`` and ``value`` are its entry point's, ``distribution`` and ``version`` of the
+    """A report on a plug-in. ``name`` and ``value`` are its entry point's, ``distribution`` and ``version`` of the
     package that brings it (empty if that cannot be known), ``kind`` says what it is. ``state``:
 
     - ``usable``: it works (a platform: and its device can be used here);
@@ -123,7 +123,8 @@ def probe(
 
 
 def deadline_s() -> float:
-    """What plug-ins get to answer. Raises :class:`OmniError` when :data:`DEADLINE_VARIABLE` is no number of seconds."""
+    """The seconds that plug-ins get to answer. Raises :class:`OmniError` when :data:`DEADLINE_VARIABLE` is no number of
+    seconds."""
     said = os.environ.get(DEADLINE_VARIABLE)
     if not said:
         return DEADLINE_S

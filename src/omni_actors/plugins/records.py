@@ -1,4 +1,4 @@
-"""What was found of plug-ins, kept on disk: so that not all of them are imported, each in a process, at every start.
+"""Findings about plug-ins, kept on disk: so that not all plug-ins are imported, each in a process, at every start.
 
 A record holds while the plug-in's code is what it was: its distribution's version, and the size and time of change of
 each file of its package, which an editable install changes without a version. One about a plug-in that was broken holds
@@ -31,7 +31,7 @@ MOST_FILES = 2000
 
 
 class Record(msgspec.Struct):
-    """What a plug-in answered, or one sentence about what became of the question. ``at`` is in seconds since 1970,
+    """A plug-in's answer, or one sentence about what became of the question. ``at`` is in seconds since 1970,
     ``code`` says what the plug-in's code was."""
 
     trouble: str = ""
@@ -45,13 +45,13 @@ class Record(msgspec.Struct):
 
 
 class Records:
-    """Those of one cache directory: one small file for each plug-in of each environment."""
+    """The records of one cache directory: one small file for each plug-in of each environment."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_root() / "plugins"
 
     def read(self, plugin: EntryPoint) -> Record | None:
-        """What was found of this plug-in's code; ``None`` if that is not known, or not any more."""
+        """Return the record of this plug-in's code; ``None`` if there is none that still holds."""
         try:
             record = msgspec.json.decode(self._path(plugin).read_bytes(), type=Record)
         except (OSError, msgspec.MsgspecError):

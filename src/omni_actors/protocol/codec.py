@@ -32,8 +32,8 @@ def frame(message: msgspec.Struct, limit: int = MAX_CONTROL_FRAME) -> bytes:
 
 
 def told_frame(message: msgspec.Struct) -> bytes:
-    """What a worker tells the serving process, as it goes on the wire, read once as its reader will read it: a field of
-    another type than it is declared would end the channel there. Raises what :func:`frame` raises, and
+    """Encode what a worker tells the serving process, and read it once as its reader will: a field of another type than
+    is declared would end the channel there. Raises what :func:`frame` raises, and
     :class:`msgspec.ValidationError` for such a field. Measured: 0.4 µs, and 0.15 for each delta of text."""
     data = frame(message)
     _told.decode(memoryview(data)[4:])

@@ -1,4 +1,4 @@
-"""What a request may say in a field ``language``: a code, an English name, or nothing.
+"""Values of a request's field ``language``: a code, an English name, or nothing.
 
 Clients write the same language in many ways (``en``, ``EN``, ``en-US``, ``en_US``, ``English``), and leave the choice
 to the model by an empty text or ``auto`` as often as by leaving the field out. Surfaces and stages read the field with

@@ -39,7 +39,7 @@ class Candidate(Protocol):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What its engine said when it had loaded."""
+        """The facts that its engine told when it had loaded."""
         ...
 
 

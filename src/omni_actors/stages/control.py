@@ -305,7 +305,7 @@ async def _settled(replica: StageReplica) -> None:
 
 
 def _commands(replica: StageReplica) -> frozenset[str]:
-    """What its engine can be told beside requests, as its worker has said."""
+    """Return the commands that its engine knows, as its worker has told."""
     said = replica.info.get("commands")
     return frozenset(said) if isinstance(said, list) else frozenset()
 

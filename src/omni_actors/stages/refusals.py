@@ -1,4 +1,4 @@
-"""What an operator is told when a command to a replica is refused: what it was, why, and what to do instead.
+"""Refusals of commands to replicas: each names the command, the reason, and what to do instead.
 
 A command that names what there is not is 404, one that the stage's engine never obeys 400, one that does not fit the
 replica's state at this moment 409, and one that its worker did not carry out 503.

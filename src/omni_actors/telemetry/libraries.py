@@ -1,4 +1,4 @@
-"""What libraries would write to the console by themselves goes through the log: their warnings, and their loggers'
+"""Lines that libraries would write to the console by themselves go through the log: their warnings, and their loggers'
 lines."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a stage gave for one request, and whether two runs gave the same."""
+"""The output of a stage for one request, and whether two runs gave the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Outcome:
     error: ErrorInfo | None = None
 
     def difference(self, other: Outcome) -> str:
-        """What the other one has otherwise, in a sentence; empty if they say the same. How output is cut into pieces
+        """Say in a sentence what the other one has otherwise; empty if they say the same. How output is cut into pieces
         makes no difference."""
         if (self.error is None) != (other.error is None):
             return f"one run failed ({(self.error or other.error)}), the other did not"

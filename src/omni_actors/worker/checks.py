@@ -25,7 +25,7 @@ class OutputError(ValueError):
 
 
 class WarmUpError(OutputError):
-    """What a model has just loaded computes no numbers: its weights are damaged, or not made for this type."""
+    """A model that was just loaded computes no numbers: its weights are damaged, or not made for this type."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} of the warm-up are not finite")

@@ -13,8 +13,8 @@ from omni_actors.worker.checks import OutputError, WarmUpError
 
 
 def why_not_loaded(hello: Hello, error: Exception) -> ErrorInfo:
-    """What the operator is told of an exception while loading. Where the stage's weights turn out to be damaged it
-    names their folder, the files and the command that repairs them, since an exception about them seldom does."""
+    """Return what the operator is told of an exception while loading. Where the stage's weights turn out to be damaged
+    it names their folder, the files and the command that repairs them, since an exception about them seldom does."""
     if isinstance(error, OmniError):
         info = error.info
     else:

@@ -65,8 +65,8 @@ class Source:
     marks: deque[tuple[int, int]] = field(default_factory=deque)
 
     def take(self, payload: Payload | None, end: bool) -> Sequence[Payload]:
-        """What the bridge makes of a chunk. Raises what the bridge raises, and :class:`WrongReturn` for anything but
-        payloads of the kind that the port takes."""
+        """Return what the bridge makes of a chunk. Raises what the bridge raises, and :class:`WrongReturn` for anything
+        but payloads of the kind that the port takes."""
         bridge, wanted = self.bridge, self.edge.port_kind
         items = sequence_of(bridge, "feed", bridge.feed(payload, end), "a list of Payload")
         for item in items:

@@ -73,7 +73,7 @@ def bridge_named(dotted: str) -> Callable[[], Bridge]:
 
 
 def thing_named(dotted: str, role: str) -> Any:
-    """What is called ``dotted``. Raises :class:`OmniError` when it cannot be imported."""
+    """Import and return what is called ``dotted``. Raises :class:`OmniError` when it cannot be imported."""
     try:
         return pkgutil.resolve_name(dotted)
     except Exception as error:

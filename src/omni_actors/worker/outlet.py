@@ -283,7 +283,7 @@ class Outlet:
             self.departures.drop(held)
 
     def _refuse(self, key: int, call: str, problem: tuple[str, str]) -> None:
-        """What the engine said of this request is wrong: the request fails at the end of the step."""
+        """Note that the engine said something wrong of this request: the request fails at the end of the step."""
         self._wrong.setdefault(key, OutputError(self._named(call, problem)))
 
     def _named(self, call: str, problem: tuple[str, str]) -> str:
@@ -310,7 +310,7 @@ class Outlet:
 
 
 def _misdirected(payload: Payload, job: Job) -> tuple[str, str] | None:
-    """What is wrong with a payload's kind for the edges that it goes to."""
+    """Say what is wrong with a payload's kind for the edges that it goes to."""
     for route in job.routes:
         edge = route.edge
         if payload.kind != edge.kind and edge.kind not in ANY_KIND:

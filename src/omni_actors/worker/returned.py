@@ -35,7 +35,7 @@ def wrong(owner: object, method: str, got: str, expected: str) -> WrongReturn:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in a word or two: its type, or ``None``."""
+    """Return the type of a value in a word or two."""
     if value is None:
         return "None"
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
@@ -67,7 +67,7 @@ def flag_of(owner: object, method: str, value: Any, meaning: str) -> bool:
 
 
 def facts_of(owner: object, facts: Any, method: str = "load") -> dict[str, Any]:
-    """What loading says to the serving process, if it is a dict by name of what can be sent."""
+    """Return what loading tells the serving process, if it is a dict by name of what can be sent."""
     if not isinstance(facts, dict):
         raise wrong(owner, method, kind_of(facts), "a dict of what the serving process should know")
     for name, value in facts.items():
@@ -87,7 +87,7 @@ _WHOLE = frozenset({"kv_blocks", "block_size", "max_model_len", "sample_rate", "
 
 
 def counters_of(owner: object, found: Any) -> dict[str, float]:
-    """What ``counters`` returned, if it is a dict of numbers by name."""
+    """Return the result of ``counters``, if it is a dict of numbers by name."""
     if not isinstance(found, dict):
         raise wrong(owner, "counters", kind_of(found), "a dict of numbers by name")
     for name, value in found.items():
@@ -97,7 +97,7 @@ def counters_of(owner: object, found: Any) -> dict[str, float]:
 
 
 def usage_problem(usage: Any) -> tuple[str, str] | None:
-    """What is wrong with a usage, as (got, expected)."""
+    """Say what is wrong with a usage, as (got, expected)."""
     if type(usage) is not Usage:
         return kind_of(usage), "Usage"
     prompt, cached, written = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
@@ -119,14 +119,14 @@ def usage_problem(usage: Any) -> tuple[str, str] | None:
 
 
 def text_problem(text: Any, key: int) -> tuple[str, str] | None:
-    """What is wrong with a delta of text for request ``key``, as (got, expected)."""
+    """Say what is wrong with a delta of text for request ``key``, as (got, expected)."""
     if (problem := struct_problem(text, TextDelta)) is not None:
         return problem
     return None if text.key == key else ("text of another request", _OWN_KEY)
 
 
 def media_problem(media: Any, key: int) -> tuple[str, str] | None:
-    """What is wrong with a piece of media for request ``key``, as (got, expected)."""
+    """Say what is wrong with a piece of media for request ``key``, as (got, expected)."""
     if not isinstance(media, MediaChunk):
         return kind_of(media), "MediaChunk"
     if not isinstance(media.data, bytes):
@@ -150,7 +150,7 @@ _OWN_KEY = "the key of the request's Work"
 
 
 def payload_problem(payload: Any) -> tuple[str, str] | None:
-    """What is wrong with a payload, beside its tensors, as (got, expected)."""
+    """Say what is wrong with a payload, beside its tensors, as (got, expected)."""
     if not isinstance(payload, Payload):
         return kind_of(payload), "Payload"
     if type(payload.kind) is not str:
@@ -168,7 +168,7 @@ _META = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def struct_problem(value: Any, kind: type[msgspec.Struct]) -> tuple[str, str] | None:
-    """What is wrong with a struct that is to go on the wire, as (got, expected): whatever its reader would refuse.
+    """Say what is wrong with a struct that is to go on the wire, as (got, expected): whatever its reader would refuse.
     Measured: 0.4 µs for a right one."""
     if not isinstance(value, kind):
         return kind_of(value), kind.__name__

@@ -33,7 +33,7 @@ log = logging.getLogger("omni_actors.serve")
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file says, as JSON."""
+    """The content of the file, as JSON."""
 
     key: str
     urls: list[str]

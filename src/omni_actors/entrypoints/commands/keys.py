@@ -1,4 +1,4 @@
-"""What the commands that take keys check of them."""
+"""Checks of the keys that commands take."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Target:
 
     @property
     def root(self) -> str:
-        """What stands before paths beside the API's, such as ``/admin``: the base without the API's ``/v1``."""
+        """The base of paths beside the API's, such as ``/admin``: :attr:`base` without the API's ``/v1``."""
         return self.base.removesuffix("/v1")
 
     def __str__(self) -> str:

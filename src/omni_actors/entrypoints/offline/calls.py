@@ -52,7 +52,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Call(ABC):
-    """What a program asked for."""
+    """One call of a verb, with its arguments."""
 
     terms: Terms
 

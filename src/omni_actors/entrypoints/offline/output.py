@@ -1,4 +1,4 @@
-"""What a request made: :class:`Output`, and how it is collected from a request's events."""
+"""The output of a request: :class:`Output`, and how it is collected from a request's events."""
 
 from __future__ import annotations
 

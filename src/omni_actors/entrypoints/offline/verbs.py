@@ -32,7 +32,7 @@ L = TypeVar("L", covariant=True)
 
 
 class Verbs(ABC, Generic[R]):
-    """What a program can ask of a deployment. Each verb is one request.
+    """The verbs by which a program asks a deployment. Each is one request.
 
     Every verb takes ``deadline_s`` (seconds for the whole request, decoding of media included; by default the
     deployment's ``limits.deadline_s``), ``priority`` (a whole number, the lower the earlier) and ``id`` (a label for

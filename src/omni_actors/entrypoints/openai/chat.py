@@ -96,8 +96,8 @@ async def create(services: Services, call: Call) -> Reply:
 
 
 def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str, ...], spoken: bool) -> Request:
-    """What is asked of the orchestrator, without the media; ``media`` are their modalities in order. Raises 400 for
-    what the model or this server cannot do."""
+    """Return the request for the orchestrator, without its media; ``media`` are their modalities in order. Raises 400
+    for what the model or this server cannot do."""
     inputs = ("text", *sorted(set(media))) if media else ("text",)
     # A spoken answer has its transcript beside it, so the text is wanted in either case.
     outputs = ("text", "audio") if spoken else ("text",)

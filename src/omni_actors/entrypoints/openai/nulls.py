@@ -77,8 +77,8 @@ class _Cleaner:
 
 @functools.cache
 def _shape(kinds: Kinds) -> tuple[dict[str, Kinds], frozenset[str]]:
-    """Of an object that may be any of these structs: its fields that hold structs in turn, and those in which null
-    means something."""
+    """Return the fields that hold structs in turn, and the fields in which null means something, of an object that may
+    be any of these structs."""
     inner: dict[str, Kinds] = {}
     kept = set()
     for field in (field for kind in kinds for field in msgspec.structs.fields(kind)):

@@ -153,7 +153,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 
 
 async def describe(services: Services, call: Call) -> Reply:
-    """What this deployment serves."""
+    """Describe the routes that this deployment serves."""
     return Reply(document(frozenset(services.plan.tasks)))
 
 

@@ -1,4 +1,4 @@
-"""What an answer has used so far, for clients that want the usage on each chunk of a stream."""
+"""The usage of an answer so far, for clients that want it on each chunk of a stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tally:
             counts[index] = max(counts[index], delta.usage.completion_tokens)
 
     def of(self, index: int = 0) -> Usage:
-        """What the prompt and this choice have used by now."""
+        """Return the usage of the prompt and of this choice by now."""
         return Usage(
             prompt_tokens=self._prompt.prompt_tokens,
             cached_tokens=self._prompt.cached_tokens,

@@ -1,4 +1,4 @@
-"""What becomes of a handler's failure: an error of HTTP, or of WebSocket, where its answer has not begun."""
+"""Answers by handlers: a handler's failure becomes an error of HTTP, or of WebSocket, where no answer has begun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a deploy file may set on a stage that reads chats."""
+"""Options that a deploy file may set on a stage that reads chats."""
 
 from __future__ import annotations
 

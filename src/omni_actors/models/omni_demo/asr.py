@@ -68,7 +68,7 @@ class Clip:
 
     @property
     def heard(self) -> Samples:
-        """What of a short clip is decoded."""
+        """The part of a short clip that is decoded."""
         return self.samples if self.part is None else self.part.cut(self.samples)
 
     def timed(self, transcript: Transcript, part: Condensed, after: float = 0.0) -> list[Segment]:

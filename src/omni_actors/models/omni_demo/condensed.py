@@ -36,7 +36,7 @@ SCAN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Condensed:
-    """What is left of a part of a clip: ``ranges`` of its samples, in order, apart from each other.
+    """A part of a clip without its long pauses: ``ranges`` of its samples, in order, apart from each other.
 
     ``end`` is the sample of the clip up to which it was condensed.
     """

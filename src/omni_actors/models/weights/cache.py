@@ -62,7 +62,7 @@ def state(weights: Weights) -> State:
 
 
 def damage(weights: Weights, *, whole: bool = False) -> list[Damage]:
-    """What is wrong with the weights' files: see :func:`~omni_actors.pipelines.intact.damage_of`.
+    """Return the damage of the weights' files: see :func:`~omni_actors.pipelines.intact.damage_of`.
 
     A folder that an earlier version of this package has made has no record. It gets one here, if its files are whole
     by their own formats.

@@ -1,4 +1,5 @@
-"""What the caches of weights hold, and how parts of it are removed: this package's own cache, and the hub client's."""
+"""The content of the caches of weights, and how parts of it are removed: this package's own cache, and the hub
+client's."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def disk_size(folders: Iterable[Path]) -> int:
 
 
 def find(name: str, revision: str | None = None) -> Held:
-    """What a cache holds under a name. Raises :class:`OmniError` (404) when it is nothing."""
+    """Find what a cache holds under a name. Raises :class:`OmniError` (404) when it is nothing."""
     if PUBLIC_NAME.fullmatch(name) and repository_folder(name).is_dir():
         return _checkpoint(name) if revision is None else _snapshot(name, revision)
     if revision is not None:

@@ -120,7 +120,7 @@ class Choice:
         self.finish_reason = self.finish_reason or reason
 
     def take(self, key: int, usage: Usage | None = None) -> TextDelta:
-        """What there is since the last call, with the usage before it where that is still to be told."""
+        """Take the text since the last call, with the usage of the prompt where that is still to be told."""
         delta = TextDelta(
             key,
             self.sequence.index,

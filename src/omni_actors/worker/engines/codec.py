@@ -192,7 +192,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         self._unsettled = self._missing if self.unsettled is None else self.unsettled
 
     def _checked(self, method: str, samples: Any, rows: int) -> torch.Tensor:
-        """What the decoder made of a batch, if it is samples [rows, n]."""
+        """Return what the decoder made of a batch, if it is samples [rows, n]."""
         if not isinstance(samples, torch.Tensor):
             raise wrong(self, method, kind_of(samples), f"a tensor of samples [{rows}, n]")
         if samples.ndim != 2 or len(samples) != rows:

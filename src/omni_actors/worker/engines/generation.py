@@ -384,7 +384,7 @@ class GenerationEngine(Engine):
     def _remove(self, request: Held) -> None:
         del self._requests[request.work.key]
         self._active.pop(request.work.key, None)
-        self._served = [it for it in self._served if it is not request]  # nor does its state stay
+        self._served = [it for it in self._served if it is not request]
         try:
             if request.lazy is not None and (close := getattr(request.lazy, "close", None)) is not None:
                 close()

@@ -27,7 +27,7 @@ from omni_actors.worker.returned import facts_of, kind_of, payload_problem, text
 
 
 def load_facts(adapter: PromptAdapter, facts: Any) -> dict[str, Any]:
-    """What ``load`` returned, if it is right and the attributes are set that it must set."""
+    """Return the result of ``load``, if it is right and the attributes are set that it must set."""
     name = type(adapter).__name__
     for attribute, kind, expected in _ATTRIBUTES:
         if attribute == "decoder" and not isinstance(adapter, AutoregressiveAdapter):
@@ -51,7 +51,7 @@ _ATTRIBUTES: tuple[tuple[str, Any, str], ...] = (
 
 
 def prompt_of(adapter: PromptAdapter, method: str, prompt: Any) -> PromptInput:
-    """What ``open`` or ``feed`` returned, if it is a part of a prompt."""
+    """Return the result of ``open`` or ``feed``, if it is a part of a prompt."""
     if not isinstance(prompt, PromptInput):
         raise wrong(adapter, method, kind_of(prompt), "PromptInput")
     if type(prompt.tokens) is not list:
@@ -68,14 +68,14 @@ def prompt_of(adapter: PromptAdapter, method: str, prompt: Any) -> PromptInput:
 
 
 def sampling_of(adapter: PromptAdapter, sampling: Any) -> Sampling:
-    """What ``sampling`` returned, if it is sampling parameters."""
+    """Return the result of ``sampling``, if it is sampling parameters."""
     if not isinstance(sampling, Sampling):
         raise wrong(adapter, "sampling", kind_of(sampling), "Sampling")
     return sampling
 
 
 def record_of(adapter: PromptAdapter, data: Any) -> bytes:
-    """What ``record`` returned, if it is bytes."""
+    """Return the result of ``record``, if it is bytes."""
     if type(data) is not bytes:
         raise wrong(adapter, "record", kind_of(data), "bytes")
     return data
@@ -93,7 +93,7 @@ def output_of(adapter: PromptAdapter, release: Release) -> Payload | None:
 
 
 def shown_of(adapter: PromptAdapter, delta: TextDelta) -> TextDelta:
-    """What ``shown`` makes of a delta."""
+    """Call ``shown`` for a delta and return its result, if it is one."""
     shown = adapter.shown(delta)
     if shown is not delta and (problem := text_problem(shown, delta.key)) is not None:
         raise wrong(adapter, "shown", *problem)
@@ -101,7 +101,7 @@ def shown_of(adapter: PromptAdapter, delta: TextDelta) -> TextDelta:
 
 
 def state_of(adapter: AutoregressiveAdapter, key: int) -> State:
-    """What ``export_state`` returned, if it is a state."""
+    """Call ``export_state`` and return its result, if it is a state."""
     state = adapter.export_state(key)
     if not isinstance(state, State):
         raise wrong(adapter, "export_state", kind_of(state), "State")

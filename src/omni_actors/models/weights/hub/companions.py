@@ -13,8 +13,8 @@ from omni_actors.pipelines.weights_files import read_json
 
 
 def codec_of(folder: Path) -> str | None:
-    """What a checkpoint's processor names as its codec: a path in its folder, a path of this machine, or a public name;
-    ``None`` when it names none. Raises OSError or ValueError for files that cannot be read."""
+    """Return the codec that a checkpoint's processor names: a path in its folder, a path of this machine, or a public
+    name; ``None`` when it names none. Raises OSError or ValueError for files that cannot be read."""
     named = _read(folder / "audio_tokenizer_config.json") or _read(folder / "processor_config.json").get(
         "audio_tokenizer"
     )

@@ -27,7 +27,7 @@ class Reporter(Protocol):
     """Is told how far a download is."""
 
     def start(self, name: str, files: int, size: int) -> None:
-        """So many files with so many bytes of a repository are to be fetched."""
+        """The download of ``files`` files with ``size`` bytes in all begins."""
 
     def file(self, name: str, done: int, total: int) -> None:
         """A file has come so far."""

@@ -1,4 +1,4 @@
-"""What an exception of the hub's client means, in words for an operator.
+"""Exceptions of the hub's client in words for an operator.
 
 Runs in :mod:`.child`; only there is the hub's client imported.
 """

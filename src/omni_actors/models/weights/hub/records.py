@@ -1,4 +1,4 @@
-"""What a pull of a public checkpoint has set out to fetch, with sizes and digests.
+"""Records of the files that a pull of a public checkpoint has set out to fetch, with sizes and digests.
 
 A record is written before anything large is fetched, so that a snapshot whose download was cut short is told from a
 whole one, also by a program that may not ask the hub. It lies in this package's own cache directory: the hub client's
