@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import pairwise
 
 import numpy as np
@@ -90,3 +91,15 @@ def test_a_file_in_opposite_phase_is_heard(kind: str) -> None:
     info = q.parse(room.ask(q.Decode(owner="o", data=data, content_type=type_)), q.MediumInfo)
     (samples,) = room.deliver([info.id])
     assert loudness(samples) == pytest.approx(loudness(voice()), rel=0.05)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_channel_without_numbers_does_not_silence_the_others(broken: float) -> None:
+    pcm = np.stack([np.full(RATE, broken, np.float32), voice()], axis=1).astype("<f4").tobytes()
+    header = struct.pack(
+        "<4sI8sIHHIIHH4sI", b"RIFF", 36 + len(pcm), b"WAVEfmt ", 16, 3, 2, RATE, RATE * 8, 8, 32, b"data", len(pcm)
+    )
+    room = Room()
+    info = q.parse(room.ask(q.Decode(owner="o", data=header + pcm)), q.MediumInfo)
+    (samples,) = room.deliver([info.id])
+    assert loudness(samples - samples.mean()) == pytest.approx(loudness(voice()) / 2, rel=0.05)

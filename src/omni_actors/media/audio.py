@@ -262,7 +262,8 @@ def heard(frame: Any) -> Float32:
 
 def _scale(array: npt.NDArray[Any]) -> Float32:
     if array.dtype.kind == "f":
-        return array.astype(np.float32, copy=False)
+        # Before anything is mixed: one channel's NaN would silence the others.
+        return np.nan_to_num(array.astype(np.float32, copy=False), nan=0.0, posinf=1.0, neginf=-1.0)
     if array.dtype.kind == "u":
         return (array.astype(np.float32) - 128.0) / np.float32(128.0)
     return array.astype(np.float32) / np.float32(-float(np.iinfo(array.dtype).min))
