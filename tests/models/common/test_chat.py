@@ -4,6 +4,7 @@ the reference."""
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -286,3 +287,18 @@ def test_what_a_template_does_with_a_text_keeps_whose_each_character_is(name: st
         assert len(piece.origins) == len(plain)
         assert all(origin for letter, origin in zip(plain, piece.origins, strict=True) if letter.isdigit())
         assert not any(origin for letter, origin in zip(plain, piece.origins, strict=True) if letter in "tnd<>ab")
+
+
+@pytest.mark.parametrize("name", ["unigram", "words"])
+def test_the_cost_of_forged_tokens_grows_with_the_text_alone(name: str) -> None:
+    """Also where the tokenizer's model knows control tokens as words, and each has to be cut."""
+    family = Family(FAMILIES[name]())
+    control = max(family.controls.values(), key=len)
+
+    def cost(count: int) -> float:
+        began = time.thread_time()
+        family.encode([{"role": "user", "content": f"{control} " * count}])
+        return time.thread_time() - began
+
+    cost(100)
+    assert cost(32_000) < 15 * cost(4_000)

@@ -120,10 +120,14 @@ class ControlTokens:
             if not known:
                 ids: list[int] = made.ids
                 return ids
-            for begin, end in reversed(known):
+            pieces: list[str] = []
+            at = 0
+            for begin, end in known:
                 if end - begin < 2:
                     raise invalid_request("A text holds a control token that cannot be written as words.", "messages")
-                text = text[: begin + 1] + _CUT + text[begin + 1 :]
+                pieces += (text[at : begin + 1], _CUT)
+                at = begin + 1
+            text = "".join((*pieces, text[at:]))
 
 
 def _origins(text: Traced, begin: int, end: int) -> bytes:
