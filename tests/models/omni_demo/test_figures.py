@@ -54,11 +54,27 @@ from omni_actors.protocol.errors import OmniError
         # Plain numbers and ranges.
         ("1,005, 1005, 10-20, 3-0, +5, 21st", "1,005, 1005, 10-20, 3-0, +5, 21st"),
         ("10 000 and 1\u202f234", "10,000 and 1,234"),
+        ("It has 1,000. Or 2,345,007.", "It has 1,000. Or 2,345,007."),
+        (
+            "1,000,000.5, 1,000,000.50 and 1,00,000.50",
+            "1,000,000.5, 1,000,000 point five zero and 1,00,000 point five zero",
+        ),
+        ("0,123.5", "zero one two three point five"),
         ("½ and 1½", "1/2 and 1 and 1/2"),
     ],
 )
 def test_figures_are_read_as_what_they_are(written: str, spoken: str) -> None:
     assert speakable(written) == spoken
+
+
+@given(st.integers(1_000, 999_999_999_999), st.sampled_from([".", ",", "?", "!", ")", "...", " km.", "%.", " -", ""]))
+def test_a_number_in_groups_stays_one_whatever_follows_it(number: int, mark: str) -> None:
+    assert f"{number:,}" in speakable(f"It has {number:,}{mark}")
+
+
+@given(st.text("0123456789.,:/-+()$ xe", max_size=40))
+def test_no_row_of_figures_fails(text: str) -> None:
+    assert set(speakable(text)) <= ALPHABET
 
 
 @pytest.mark.parametrize(

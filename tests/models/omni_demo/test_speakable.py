@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,3 +66,11 @@ def test_any_text_gives_one_line_of_something_or_nothing(text: str) -> None:
     spoken = speakable(text)
     assert spoken == " ".join(spoken.split())
     assert not spoken or any(character.isalnum() for character in spoken)
+
+
+def test_letters_that_are_left_out_leave_no_rows_of_spaces() -> None:
+    """One of these is eighteen letters, each of which is left out."""
+    assert speakable("a " + "\ufdfa" * 220 + " b") == "a b"
+    began = time.thread_time()
+    speakable("\ufdfa" * 2_000)
+    assert time.thread_time() - began < 1.0

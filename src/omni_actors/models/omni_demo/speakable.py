@@ -129,7 +129,7 @@ def speakable(sentence: str) -> str:
     for pattern, replacement in _SIGNS:
         text = pattern.sub(replacement, text)
     text = _THIN_SPACES.sub(lambda match: re.sub(r"\s", ",", match[0]), _POWER.sub(_spell_power, text))
-    text = readable(text)
+    text = " ".join(readable(text).split())  # the patterns below take long for the spaces that letters may leave
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     text = _URL.sub(_spell_url, text)
