@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,19 +59,32 @@ def command(python: Path, environment: dict[str, str], *arguments: str) -> subpr
     return subprocess.run(said, cwd=python.parent, env=kept | environment, capture_output=True, text=True)
 
 
+def test_the_installed_wheel_passes_the_conformance_kit(python: Path, tmp_path: Path) -> None:
+    """By the example's own test, copied to where nothing but the installed package can be imported."""
+    for name in ("conftest.py", "test_conformance.py"):
+        shutil.copy(ROOT / "examples" / "pipeline_plugin" / "tests" / name, tmp_path)
+    where = "import omni_tones; print(omni_tones.__file__)"
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    place = subprocess.run([python, "-c", where], cwd=tmp_path, env=kept, capture_output=True, text=True, check=True)
+    assert Path(place.stdout.strip()).is_relative_to(python.parents[1])
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:anyio", "-p", "no:schemathesis"]
+    done = subprocess.run([*command, "test_conformance.py"], cwd=tmp_path, env=kept, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
 def test_broken_plugins_are_one_line_each_and_other_folders_are_planned(
-    python: Path, environment: dict[str, str], tmp_path: Path
+    python: Path, environment: dict[str, str], tiny_model: Callable[[str], Path]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ASRForConditionalGeneration"]}))
+    folder = tiny_model("qwen3-asr")
     for _ in range(2):  # the second time by what was found the first time
-        done = command(python, environment, "explain", str(tmp_path), "--json")
+        done = command(python, environment, "explain", str(folder), "--json")
         lines = done.stderr.splitlines()
         for index, (kind, words) in enumerate(KINDS.items()):
             (line,) = [it for it in lines if f"'odd{index}'" in it]
             assert f"pipeline plugin 'odd{index}' of odd{index}-hardware 1.0" in line, kind
             assert words in line
-        if done.returncode == 0:
-            assert json.loads(done.stdout)["pipeline"] == "qwen3-asr"
+        assert json.loads(done.stdout)["pipeline"] == "qwen3-asr"
     refused = command(python, environment, "explain", "odd0")
     assert refused.returncode != 0
     assert "pipeline plugin 'odd0' of odd0-hardware 1.0" in refused.stderr + refused.stdout

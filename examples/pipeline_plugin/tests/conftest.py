@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 SOURCES = str(Path(__file__).parents[1] / "src")
-sys.path.insert(0, SOURCES)
+INSTALLED = importlib.util.find_spec("omni_tones") is not None
+if not INSTALLED:
+    sys.path.insert(0, SOURCES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,4 +23,6 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers can import the package, too."""
+    if INSTALLED:
+        return
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH")))))

@@ -234,16 +234,23 @@ def test_a_long_text_is_heard_while_it_is_said(server: Server, served: Served) -
     assert np.abs(heard - expected).max() <= 1
 
 
-def test_what_cannot_be_is_the_clients_mistake(server: Server, whole: Whole) -> None:
+def test_what_cannot_be_is_the_clients_mistake(server: Server) -> None:
     line = Given("image", np.zeros((1, 900, 3), np.uint8))
     for asked, param in (
         (body(picture(line), TEXT), "messages"),
-        (body({"type": "text", "text": f"see {whole.tokenizer.image_token}"}), "messages"),
         (body(TEXT, modalities=["text", "audio"], audio={"voice": "nobody", "format": "wav"}), "audio.voice"),
     ):
         status, answer = server.post("/v1/chat/completions", asked)
         assert (status, answer["error"]["param"]) == (400, param), answer
     assert ask(server, TEXT)["usage"]["completion_tokens"] == TOKENS
+
+
+def test_a_media_token_in_a_text_is_text_and_takes_no_picture(server: Server, whole: Whole) -> None:
+    """Beside a picture too: the picture stays where its part stands."""
+    written = {"type": "text", "text": f"see {whole.tokenizer.image_token}"}
+    noise = Given("image", np.random.default_rng(0).integers(0, 255, (56, 56, 3), np.uint8))
+    for content in ((written,), (written, picture(noise))):
+        assert ask(server, *content)["usage"]["completion_tokens"] == TOKENS
 
 
 def test_completion_goes_on_with_a_text(server: Server) -> None:
