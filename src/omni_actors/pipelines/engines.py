@@ -21,11 +21,11 @@ from omni_actors.pipelines.declaration import Stage
 from omni_actors.pipelines.disaggregate import ROLE
 from omni_actors.pipelines.extensions import ENGINES
 from omni_actors.pipelines.limits import options_of, with_engine_options
+from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import Origin, PlanError, stage_path
 from omni_actors.pipelines.schema import option_leaf
 from omni_actors.pipelines.settings import DECLARED, Settings
 from omni_actors.pipelines.strategy import VLLM
-from omni_actors.pipelines.validate import nearest
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.versions import ALIASES
 

@@ -13,10 +13,11 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+from omni_actors.pipelines import class_check
+from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import PlanError
-from omni_actors.pipelines.validate import nearest
 from omni_actors.platforms.platform import VLLM_ENGINE, OmniPlatform
-from omni_actors.plugins import OWN, class_check, installed
+from omni_actors.plugins import OWN, installed
 from omni_actors.plugins.contract import CONTRACT
 from omni_actors.plugins.probe import Judged, Kind, PluginReport, brought_by, probe
 

@@ -27,6 +27,7 @@ from omni_actors.pipelines.limits import (
     limits_of,
     with_engine_options,
 )
+from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.overlay import (
     Override,
     Setting,
@@ -58,7 +59,7 @@ from omni_actors.pipelines.strategy import VLLM, Strategy
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.template import template_override
 from omni_actors.pipelines.threads import share_threads, shared_cores
-from omni_actors.pipelines.validate import check_declaration, check_tasks, nearest
+from omni_actors.pipelines.validate import check_declaration, check_tasks
 from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.platforms.select import load, select
 from omni_actors.telemetry.opt_out import OPT_OUT

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omni_actors.pipelines.declaration import Parameter, Pipeline
-from omni_actors.pipelines.validate import nearest
+from omni_actors.pipelines.nearest import nearest
 from omni_actors.protocol.errors import invalid_request
 
 SECTION = "parameters"

@@ -9,8 +9,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Task
+from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import PlanError
-from omni_actors.pipelines.validate import nearest
 from omni_actors.protocol.errors import OmniError
 
 _VALUES = ("voices", "languages", "sample_rate", "speech_fields", "task_types", "tasks")

@@ -19,8 +19,8 @@ import msgspec
 
 from omni_actors.pipelines import plugin_check
 from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import PlanError
-from omni_actors.pipelines.validate import nearest
 from omni_actors.plugins import OWN, installed
 from omni_actors.plugins.probe import Judged, Kind, PluginReport, brought_by, probe
 

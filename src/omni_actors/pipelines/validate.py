@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.pipelines.nearest import nearest
+from omni_actors.pipelines.parameters import parameter_faults
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan, PlanError
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES, subgraph
 from omni_actors.protocol.errors import OmniError
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown name: the nearest known one, or all of them."""
-    known = sorted(known)
-    close = get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean '{close[0]}'?"
-    return f"known: {', '.join(known)}" if known else "none is known"
 
 
 def check_declaration(pipeline: Pipeline) -> None:
@@ -88,8 +80,6 @@ def _faults(pipeline: Pipeline) -> Iterator[str]:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
             yield f"its edges make a cycle: {' → '.join(error.args[1])}"
-    from omni_actors.pipelines.parameters import parameter_faults  # which needs `nearest`
-
     yield from parameter_faults(pipeline)
     if not pipeline.tasks:
         yield "it has no task, so nothing can be asked of it"

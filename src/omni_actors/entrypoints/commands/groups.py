@@ -15,7 +15,7 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not context.resilient_parsing and not name.startswith("-") and self.get_command(context, name) is None:
-            from omni_actors.pipelines.validate import nearest
+            from omni_actors.pipelines.nearest import nearest
 
             raise click.UsageError(f"No such command '{name}'; {nearest(name, self.list_commands(context))}", context)
         return super().resolve_command(context, args)

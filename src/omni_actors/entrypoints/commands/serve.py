@@ -21,7 +21,7 @@ from omni_actors.entrypoints.commands.keys import checked_keys
 from omni_actors.entrypoints.commands.target import host_option, one_door
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server.limits import Limits
-from omni_actors.pipelines.validate import nearest
+from omni_actors.pipelines.nearest import nearest
 from omni_actors.telemetry import logs
 
 

@@ -194,7 +194,7 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
     encoder: AudioEncoder | None = None
     base64 = sse.Base64()
     encoded: list[bytes] = []
-    shape = _silence(services)
+    shape = _silence(services) if answer.spoken else (0, 0)
     usage: dict[str, Any] | None = None
 
     def keep(delta: TextDelta) -> bool:
