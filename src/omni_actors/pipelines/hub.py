@@ -21,6 +21,8 @@ PUBLIC_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 REVISION = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 """Names of branches, tags and commits."""
 
+_COMMIT = re.compile(r"\w[\w.-]*")
+
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Where the hub's client keeps snapshots, by the variables that it reads itself."""
@@ -37,14 +39,14 @@ def repository_folder(checkpoint: str, environment: Mapping[str, str] = os.envir
 
 def snapshot_folder(checkpoint: str, environment: Mapping[str, str] = os.environ, revision: str | None = None) -> Path:
     """The folder of a checkpoint's snapshot: of the branch main, or of ``revision`` (a branch, tag or commit). When it
-    is not there, the path that says what is missing."""
+    is not there, the path that says what is missing. A reference that holds no commit's name counts as missing."""
     own = repository_folder(checkpoint, environment)
     revision = revision or BRANCH
     try:
-        commit = (own / "refs" / revision).read_text(encoding="utf-8").strip() or revision
+        commit = (own / "refs" / revision).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
-        commit = revision
-    return own / "snapshots" / commit
+        commit = ""
+    return own / "snapshots" / (commit if _COMMIT.fullmatch(commit) else revision)
 
 
 def checkpoint_of(folder: Path) -> tuple[str, str | None] | None:

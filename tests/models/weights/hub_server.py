@@ -49,6 +49,10 @@ class Hub:
     asked: list[str] = field(default_factory=list)
     ranges: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     agents: set[str] = field(default_factory=set)
+    commit: str | None = None
+    """What is said to be every repository's commit."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """What is said to be a file's digest, by path."""
 
     def __post_init__(self) -> None:
         hub = self
@@ -101,14 +105,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._fail(404, "", "there is no such route")
 
     def _revision(self, repo: Repo, commit: str, match: re.Match[str]) -> None:
-        self._json({"id": match["name"], "sha": commit, "siblings": [], "gated": "auto" if repo.gated else False})
+        sha = self.hub.commit or commit
+        self._json({"id": match["name"], "sha": sha, "siblings": [], "gated": "auto" if repo.gated else False})
 
     def _tree(self, repo: Repo, commit: str, match: re.Match[str]) -> None:
         listed: list[dict[str, Any]] = []
         for path, content in repo.at(commit).items():
             entry = {"type": "file", "path": path, "size": len(content), "oid": blob_of(content)}
             if len(content) >= LARGE:
-                sha256 = hashlib.sha256(content).hexdigest()
+                sha256 = self.hub.digests.get(path) or hashlib.sha256(content).hexdigest()
                 entry |= {"lfs": {"oid": sha256, "size": len(content), "pointerSize": 130}}
             listed.append(entry)
         self._json(listed)

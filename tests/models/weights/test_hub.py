@@ -203,6 +203,33 @@ def test_what_was_damaged_on_the_disk_is_fetched_anew(hub: Hub) -> None:
 
 
 @pytest.mark.deadline(60)
+def test_a_hub_that_lies_reaches_no_file_outside_of_its_folder(hub: Hub, tmp_path: Path) -> None:
+    """What it calls digests and commits become names of files and folders."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    digest = os.path.relpath(mine, repository_folder(NAME) / "blobs")
+    hub.digests["model-1.safetensors"] = digest
+    with pytest.raises(OmniError, match="which is none"):
+        download(NAME, Kept())
+    hub.digests.clear()
+    hub.commit = os.path.relpath(tmp_path / "elsewhere", repository_folder(NAME) / "snapshots")
+    with pytest.raises(OmniError, match="which is no commit"):
+        download(NAME, Kept())
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_damaged_file_that_a_link_leads_to_elsewhere_is_left_there(hub: Hub, tmp_path: Path) -> None:
+    pointer = download(NAME, Kept()) / "model-1.safetensors"
+    mine = tmp_path / "mine.safetensors"
+    mine.write_bytes(b"mine")
+    pointer.unlink()
+    pointer.symlink_to(mine)
+    download(NAME, Kept())
+    assert mine.read_bytes() == b"mine"
+    assert pointer.read_bytes() == NEEDED["model-1.safetensors"]
+
+
 def test_a_hub_that_breaks_off_for_good_is_said_and_what_came_is_kept(hub: Hub) -> None:
     hub.cut["model-1.safetensors"] = [100_000, 0, 0, 0, 0, 0, 0, 0]
     with pytest.raises(OmniError, match="cannot be reached, or broke off") as caught:

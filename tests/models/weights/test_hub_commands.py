@@ -118,6 +118,18 @@ def test_rm_of_a_revision_keeps_what_others_share(pulled: Hub) -> None:
     assert len(list((repository_folder(NAME) / "blobs").iterdir())) == len(set(NEEDED.values()))
 
 
+@pytest.mark.parametrize("path", ["..", "../..", "../../..", "/", "."])
+def test_rm_of_a_revision_that_is_a_path_removes_nothing(pulled: Hub, path: str) -> None:
+    (cache_folder().parent / "mine").write_text("mine")
+    refused = models("rm", "--yes", NAME, "--revision", path)
+    assert refused.exit_code == 1
+    assert "no name of a revision" in refused.output
+    (repository_folder(NAME) / "refs" / "main").write_text("../../..")
+    assert models("rm", "--yes", NAME, "--revision", "main").exit_code == 1
+    assert (cache_folder().parent / "mine").exists()
+    assert (repository_folder(NAME) / "blobs").exists()
+
+
 def test_refusals(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is of public checkpoints" in models("pull", "demo", "--revision", "v1").output
     assert "There are: demo" in models("pull", "demo/nothing").output.replace("there are", "There are")

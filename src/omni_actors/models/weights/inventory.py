@@ -13,7 +13,7 @@ from pathlib import Path
 from omni_actors.models.weights.cache import cache_root, demo_folder, folder_of, locked
 from omni_actors.models.weights.catalogue import DEMO
 from omni_actors.models.weights.hub.records import is_whole, records_folder, unfetched
-from omni_actors.pipelines.hub import PUBLIC_NAME, cache_folder, repository_folder, snapshot_folder
+from omni_actors.pipelines.hub import PUBLIC_NAME, REVISION, cache_folder, repository_folder, snapshot_folder
 from omni_actors.pipelines.intact import damage_of
 from omni_actors.protocol.errors import OmniError, not_found
 
@@ -70,6 +70,8 @@ def disk_size(folders: Iterable[Path]) -> int:
 
 def find(name: str, revision: str | None = None) -> Held:
     """Find what a cache holds under a name. Raises :class:`OmniError` (404) when it is nothing."""
+    if revision is not None and not REVISION.fullmatch(revision):
+        raise not_found(f"'{revision}' is no name of a revision.")
     if PUBLIC_NAME.fullmatch(name) and repository_folder(name).is_dir():
         return _checkpoint(name) if revision is None else _snapshot(name, revision)
     if revision is not None:
@@ -88,7 +90,8 @@ def remove(one: Held) -> None:
     :class:`OmniError` for what does not lie in a cache."""
     roots = [cache_root().resolve(), cache_folder().resolve()]
     for folder in one.folders:
-        if not any(root in folder.parent.resolve().joinpath(folder.name).parents for root in roots):
+        place = folder.parent.resolve() / folder.name
+        if folder.name in ("", "..") or not any(root in place.parents for root in roots):
             raise OmniError(not_found(f"{folder} lies outside of the caches.").info)
     with locked(lambda: None):
         for folder in one.folders:

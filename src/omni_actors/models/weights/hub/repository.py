@@ -47,6 +47,7 @@ REPORT_S = 0.2
 """Seconds between two reports of one file."""
 
 _COMMIT = re.compile("[0-9a-f]{40}")
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Tell(Protocol):
@@ -76,7 +77,10 @@ class Listed:
         path = PurePosixPath(file.path)
         if path.is_absolute() or ".." in path.parts:
             raise Refused("unsound", f"The hub lists a file called '{file.path}'.")
-        return cls(file.path, file.size, file.blob_id if file.lfs is None else file.lfs.sha256)
+        digest = file.blob_id if file.lfs is None else file.lfs.sha256
+        if not _DIGEST.fullmatch(digest):  # it becomes a file's name
+            raise Refused("unsound", f"The hub lists '{file.path}' with the digest {digest!r}, which is none.")
+        return cls(file.path, file.size, digest)
 
     def hashed(self) -> Any:
         """An object that makes this kind of digest."""
@@ -116,6 +120,8 @@ class Repository:
         """Ask the hub what there is, and fetch the small files. Returns the snapshot's folder."""
         api = HfApi(library_name="omni-actors", library_version=__version__)
         self._commit = str(api.model_info(self.name, revision=self.revision).sha)
+        if not _COMMIT.fullmatch(self._commit):  # it becomes a folder's name
+            raise Refused("unsound", f"The hub says that '{self.name}' is at {self._commit!r}, which is no commit.")
         tree = api.list_repo_tree(self.name, revision=self._commit, recursive=True)
         self._listed = {file.path: Listed.of(file) for file in tree if isinstance(file, RepoFile)}
         self._snapshot = self._folder / "snapshots" / self._commit
@@ -152,7 +158,9 @@ class Repository:
         for one in damage_of(self._snapshot, whole=self._check):
             if one.path.is_symlink() or one.path.exists():
                 self._tell("damaged", text=str(one))
-                one.path.resolve().unlink(missing_ok=True)
+                content = one.path.resolve()
+                if content.parent == (self._folder / "blobs").resolve():  # what else a link leads to is not ours
+                    content.unlink(missing_ok=True)
                 one.path.unlink(missing_ok=True)
         for listed in self._listed.values():
             blob = self._blob(listed)
