@@ -93,6 +93,12 @@ def test_a_transcription() -> None:
     request = build_request(DEMO, Invocation(audio=True, task="transcription", language="en"), CLIP)
     assert (request.inputs, request.outputs) == (("audio",), ("text",))
     assert request.params == {"transcription": Transcription(language="en")}
+    request = build_request(DEMO, Invocation(audio=True, task="transcription", max_tokens=3), CLIP)
+    assert request.params == {"transcription": Transcription(max_tokens=3)}
+    given = Invocation(audio=True, task="transcription", params={"transcription": {"max_tokens": 0}})
+    with pytest.raises(OmniError, match="max_tokens") as wrong:
+        build_request(DEMO, given, CLIP)
+    assert wrong.value.info.status == 400
 
 
 def test_a_completion_takes_its_prompt_as_it_is() -> None:

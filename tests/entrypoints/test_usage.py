@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.entrypoints.test_guard import error_of
 from tests.media.room import wav
 
 from omni_actors.entrypoints.openai.tally import Tally
+from omni_actors.protocol.params import Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta, Usage
 
 COMPLETIONS = "/v1/completions"
@@ -146,6 +148,52 @@ async def test_a_transcription_has_vllms_twins_of_these_fields() -> None:
         assert error_of(whole, 400)["param"] == "stream_continuous_usage_stats"
         off = {"stream_include_usage": "False", "stream_continuous_usage_stats": "False"}
         assert (await server.client.post(HEAR, data=off, files=file)).json()["text"] == "ab"
+
+
+VLLM_BENCH = {
+    "model": "assistant",
+    "temperature": "0.0",
+    "max_completion_tokens": "128",
+    "stream": "True",
+    "language": "en",
+    "stream_include_usage": "True",
+    "stream_continuous_usage_stats": "True",
+}
+"""The whole form of ``vllm bench serve --backend openai-audio``."""
+
+
+async def test_a_load_generators_whole_form_is_served_and_its_bound_asked_for() -> None:
+    file = {"file": ("a.wav", wav(SPEECH))}
+    async with served() as server:
+        response = await server.client.post(HEAR, data=VLLM_BENCH, files=file)
+        assert response.status_code == 200, response.text
+        *deltas, done = events_of(response.text)
+        assert all(it["usage"] for it in deltas)
+        assert done["usage"]["output_tokens"] == 9
+        assert server.orchestrator.requests[0].params["transcription"] == Transcription(language="en", max_tokens=128)
+
+
+@pytest.mark.parametrize("path", [HEAR, "/v1/audio/translations"])
+async def test_a_transcripts_bound_in_forms_and_in_json(path: str) -> None:
+    file = {"file": ("a.wav", wav(SPEECH))}
+    audio = {"data": base64.b64encode(wav(SPEECH)).decode(), "format": "wav"}
+    async with served() as server:
+        for value, asked in (("3", 3), ("", None)):
+            form = await server.client.post(path, data={"max_completion_tokens": value}, files=file)
+            json = await server.post(path, {"input_audio": audio, "max_completion_tokens": asked})
+            assert (form.status_code, json.status_code) == (200, 200), (form.text, json.text)
+            for request in server.orchestrator.requests[-2:]:
+                assert request.params["transcription"].max_tokens == asked
+        count = len(server.orchestrator.requests)
+        for bad in ("0", "-1", "1.5", "many", str(2**60)):
+            form = await server.client.post(path, data={"max_completion_tokens": bad}, files=file)
+            assert error_of(form, 400)["param"] == "max_completion_tokens"
+        for wrong in (0, -1, 1.5, True, "3", 2**60):
+            json = await server.post(path, {"input_audio": audio, "max_completion_tokens": wrong})
+            assert error_of(json, 400)["param"] == "max_completion_tokens"
+        unknown = await server.client.post(path, data={"max_tokens": "3"}, files=file)
+        assert error_of(unknown, 400)["param"] == "max_tokens"
+        assert len(server.orchestrator.requests) == count
 
 
 def test_an_attempt_that_goes_on_counts_no_token_twice() -> None:

@@ -88,10 +88,13 @@ class Asked:
 class Hearing:
     """Tower and decoder of one family's checkpoint. ``wire`` stands for the edge between them."""
 
-    def __init__(self, family: str, folder: Path, wire: Callable[[Payload], Payload] = lambda payload: payload) -> None:
+    def __init__(
+        self, family: str, folder: Path, wire: Callable[[Payload], Payload] = lambda payload: payload, **options: Any
+    ) -> None:
         self.tower = resolve_name(f"{family}.encoder:Encoder")(hello(folder, "encoder", f"{family}.encoder:Encoder"))
         self.tower.load(lambda text, fraction: None)
-        told = hello(folder, "listener", f"{family}.listener:Decoder", kv_memory_mib=64, max_tokens=24)
+        options = {"kv_memory_mib": 64, "max_tokens": 24, **options}
+        told = hello(folder, "listener", f"{family}.listener:Decoder", **options)
         self.decoder = resolve_name(told.adapter)(told)
         self.decoder.load(lambda text, fraction: None)
         self.engine = AutoregressiveEngine(told)
@@ -143,6 +146,29 @@ class Hearing:
         pair.assert_idle()
         assert not pair.out.errors
         return [pair.out.answers[key][0].token_ids for key in range(len(requests))]
+
+
+def check_bounded(hearing: Hearing, clips: Sequence[Samples], asked: Transcription, other: Hearing) -> None:
+    """Requests with limits of their own, together and with prompt and answer on two engines, each get the first tokens
+    of the unbounded answer, a usage of as many, and the reason ``length``."""
+    whole = hearing.run([Asked([samples], asked) for samples in clips])
+    limits = [1 + 5 * key for key in range(len(clips))]
+    expected = [whole.tokens[key][:limit] for key, limit in enumerate(limits)]
+    assert [len(tokens) for tokens in expected] == [min(limit, 24) for limit in limits]
+    assert any(len(whole.tokens[key]) > len(tokens) for key, tokens in enumerate(expected))
+    bounded = [
+        Asked([samples], msgspec.structs.replace(asked, max_tokens=limit))
+        for samples, limit in zip(clips, limits, strict=True)
+        if limit <= 24
+    ]
+    said = hearing.run(bounded)
+    assert not said.errors
+    for key in range(len(bounded)):
+        assert said.tokens[key] == expected[key]
+        assert said.usage[key].completion_tokens == limits[key]
+        assert said.reasons[key] == "length"
+        assert whole.texts[key].startswith(said.texts[key].rstrip("\ufffd"))
+    assert other.run_in_halves(bounded, hearing) == expected[: len(bounded)]
 
 
 def check_every_cut(run: Callable[[Prefix | None], Said]) -> list[TextDelta]:

@@ -67,6 +67,18 @@ def check_transcriptions(server: Server, language: str) -> None:
     assert counts[0] < counts[-1]
     assert len({event["usage"]["input_tokens"] for event in events}) == 1
 
+    # The whole form of vllm bench serve --backend openai-audio.
+    model = server.get("/v1/models")[1]["data"][0]["id"]
+    form = {"model": model, "temperature": "0.0", "stream": "true", "max_completion_tokens": "7", **counted}
+    status, body = transcribe(server, wave(), language=language, **form)
+    assert status == 200, body
+    *_, done = [json.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
+    assert done["usage"]["output_tokens"] == 7
+    assert whole["text"].startswith(done["text"].strip().rstrip("\ufffd"))
+    assert len(done["text"]) < len(whole["text"])
+    status, body = transcribe(server, wave(), max_completion_tokens="0")
+    assert (status, json.loads(body)["error"]["param"]) == (400, "max_completion_tokens")
+
     assert json.loads(transcribe(server, wave(seed=1), language=language)[1])["text"] != whole["text"]
 
     status, body = transcribe(server, wave(), language="tlh")

@@ -7,9 +7,10 @@ Field defaults are those of OpenAI's API where it has the field, of vLLM where o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 
 class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -104,7 +105,9 @@ class Speech(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class Transcription(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Section ``transcription``. ``timestamps``: ``none``, ``segment`` or ``word``; ``task``: ``transcribe`` or
-    ``translate``. ``clips`` is the number of audio clips that will arrive on the audio port."""
+    ``translate``. ``clips`` is the number of audio clips that will arrive on the audio port. ``max_tokens`` is the most
+    tokens of a clip's transcript, counted as the stage's usage counts them; ``None`` leaves it to the stage's own
+    bound, and a bound beyond what the model can write is the same as none."""
 
     language: str | None = None
     prompt: str | None = None
@@ -112,6 +115,7 @@ class Transcription(msgspec.Struct, kw_only=True, omit_defaults=True):
     timestamps: str = "none"
     task: str = "transcribe"
     clips: int = 1
+    max_tokens: Annotated[int, Meta(ge=1, le=2**53)] | None = None
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {

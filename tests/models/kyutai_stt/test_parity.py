@@ -143,6 +143,17 @@ def test_text_is_written_while_the_clip_is_still_encoded(folder: Path, reference
     assert 0 in out.usage
 
 
+def test_a_bounded_transcript_is_the_beginning_of_the_unbounded_one(room: Room, reference: Reference) -> None:
+    """An answer that is cut is so in the end; one whose clip is over before its limit is whole."""
+    expected = reference.tokens(CLIPS[0])
+    for limit, reason in ((8, "length"), (len(expected), "stop"), (10**9, "stop")):
+        said = room.run(CLIPS[:1], Transcription(max_tokens=limit))
+        assert said.tokens[0] == expected[:limit]
+        assert said.usage[0].completion_tokens == min(limit, len(expected))
+        assert said.reasons[0] == reason
+    assert not room.decoder.decoder.heard
+
+
 def test_another_clip_is_another_answer(room: Room) -> None:
     one, other = (room.run([sweep(2.0, seed)]).tokens[0] for seed in (10, 11))
     assert len(one) == len(other)
@@ -188,3 +199,7 @@ def test_a_transcription_goes_on_behind_another_attempt(room: Room) -> None:
     said = check_every_cut(lambda prefix: room.run([CLIPS[0]], prefix=prefix))
     assert said[-1].finish_reason == "stop"
     assert len(said) > 8
+    bounded = Transcription(max_tokens=7)
+    cut = check_every_cut(lambda prefix: room.run([CLIPS[0]], bounded, prefix))
+    assert cut[-1].finish_reason == "length"
+    assert sum(len(delta.token_ids) for delta in cut) == 7

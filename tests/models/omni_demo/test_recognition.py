@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from tests.models.omni_demo.room import Stage, hear
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
 from omni_actors.connectors.payload import Payload, pcm_payload
+from omni_actors.models.omni_demo.whisper import Whisper
+from omni_actors.orchestrator.ledger import StageLedger
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Transcription
+from omni_actors.protocol.request import TextDelta
 
 pytestmark = [pytest.mark.weights, pytest.mark.deadline(120)]
 
@@ -80,11 +84,88 @@ def test_segments_lie_in_the_clip_in_order_and_hold_all_of_the_text(
     assert all(-1.0 < segment["avg_logprob"] < 0 and segment["no_speech_prob"] < 0.5 for segment in segments)
 
 
-@pytest.mark.slow
-def test_a_long_reading_is_heard_to_its_end_window_by_window(recogniser: Stage) -> None:
+@pytest.mark.parametrize("timestamps", ["none", "segment"])
+def test_limits_of_their_own_in_one_batch_each_cut_their_transcript_alone(
+    recogniser: Stage, clips: dict[str, Recording], timestamps: str
+) -> None:
+    clip = clips["beckett"]
+    limits = [None, 1, 9]
+    admitted = [
+        recogniser.admit(Transcription(timestamps=timestamps, max_tokens=limit), "audio", [payload(clip)])
+        for limit in limits
+    ]
+    batches = recogniser.engine.counters()["batches_total"]
+    out = recogniser.run()
+    assert recogniser.engine.counters()["batches_total"] - batches == 1
+    found = {delta.key: delta for delta in out.texts}
+    whole = found[admitted[0]]
+    assert whole.finish_reason == "stop"
+    for key, limit in zip(admitted, limits, strict=True):
+        tokens = tokens_of([found[key]])
+        cut = limit is not None
+        assert found[key].finish_reason == ("length" if cut else "stop")
+        assert whole.text.startswith(found[key].text)
+        assert out.done[key].completion_tokens == (limit if cut else out.done[admitted[0]].completion_tokens)
+        if timestamps == "segment":
+            assert tokens == tokens_of([whole])[: len(tokens)]
+            assert limit is None or limit - len(tokens) in (0, 1)  # a timestamp alone is no segment
+    assert found[admitted[2]].text
+
+
+def tokens_of(deltas: Sequence[TextDelta]) -> list[int]:
+    """The tokens of all segments."""
+    segments = [segment for delta in deltas if delta.meta for segment in delta.meta.get("segments", ())]
+    return [token for segment in segments for token in segment["tokens"]]
+
+
+@pytest.fixture(scope="module")
+def tale_heard(recogniser: Stage) -> tuple[str, list[TextDelta]]:
     tale = whole_tale()
     assert tale.seconds > 40
-    text, deltas = hear(recogniser, tale.samples, tale.rate, timestamps="segment")
+    return hear(recogniser, tale.samples, tale.rate, timestamps="segment")
+
+
+@pytest.mark.slow
+def test_a_limit_counts_over_all_windows_of_a_clip(
+    recogniser: Stage, tale_heard: tuple[str, list[TextDelta]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding ends there: no window is heard that could not say anything more."""
+    text, deltas = tale_heard
+    whole, first = tokens_of(deltas), len(tokens_of(deltas[:1]))
+    assert deltas[-1].usage is not None
+    assert deltas[-1].usage.completion_tokens == len(whole)
+    windows: list[float] = []
+    encode = Whisper._encode
+
+    def counted(whisper: Whisper, features: torch.Tensor, window_s: float) -> torch.Tensor:
+        windows.append(window_s)
+        return encode(whisper, features, window_s)
+
+    monkeypatch.setattr(Whisper, "_encode", counted)
+    tale = whole_tale()
+    for limit, heard in ((20, 1), (first + 10, 2)):
+        windows.clear()
+        said, found = hear(recogniser, tale.samples, tale.rate, timestamps="segment", max_tokens=limit)
+        assert tokens_of(found) == whole[:limit]
+        assert found[-1].usage is not None
+        assert found[-1].usage.completion_tokens == limit
+        assert [delta.finish_reason for delta in found] == [*[None] * (heard - 1), "length"]
+        assert len(windows) == heard
+        assert text.startswith(said)
+        times = [segment["end"] for delta in found for segment in (delta.meta or {})["segments"]]
+        assert times == sorted(times)
+        assert times[-1] <= tale.seconds
+    # An attempt that begins anew, because the worker died between the windows, goes on to the same bound.
+    ledger = StageLedger("replay")
+    told = [ledger.text(found[0])]
+    ledger.again()
+    told += [ledger.text(delta) for delta in found]
+    assert [delta for delta in told if delta is not None] == found
+
+
+@pytest.mark.slow
+def test_a_long_reading_is_heard_to_its_end_window_by_window(tale_heard: tuple[str, list[TextDelta]]) -> None:
+    text, deltas = tale_heard
     assert len(deltas) == 2
     assert [delta.finish_reason for delta in deltas] == [None, "stop"]
     counts = [0 if delta.usage is None else delta.usage.completion_tokens for delta in deltas]

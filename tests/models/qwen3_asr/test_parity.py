@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import AutoProcessor, Qwen3ASRForConditionalGeneration
 
 from omni_actors.connectors.payload import Payload
@@ -15,7 +16,7 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Prompt, Transcription
 from omni_actors.worker.engine import Work
 
-from ..listening import Asked, Hearing, Said, Samples, check_every_cut, noise
+from ..listening import Asked, Hearing, Said, Samples, check_bounded, check_every_cut, noise
 
 FAMILY = "omni_actors.models.qwen3_asr"
 TOKENS = 24
@@ -93,6 +94,19 @@ def test_prompts_that_another_engine_computed_go_on_the_same(hearing: Hearing, f
     requests = [Asked([samples], asked) for samples, asked in CASES]
     said = hearing.run(requests)
     assert Hearing(FAMILY, folder).run_in_halves(requests, hearing) == [said.tokens[key] for key in range(len(CASES))]
+
+
+def test_a_bounded_transcript_is_the_beginning_of_the_unbounded_one(hearing: Hearing, folder: Path) -> None:
+    asked = Transcription(language="en")
+    check_bounded(hearing, [samples for samples, _ in CASES], asked, Hearing(FAMILY, folder))
+
+
+def test_a_bound_beyond_the_context_is_what_the_context_leaves(folder: Path) -> None:
+    hearing = Hearing(FAMILY, folder, max_model_len=60)
+    said = hearing.run([Asked([noise(0.3, 1)], Transcription(language="en", max_tokens=10**9))])
+    assert not said.errors
+    assert said.usage[0].prompt_tokens + said.usage[0].completion_tokens == 60
+    assert said.reasons[0] == "length"
 
 
 def test_features_in_a_wrong_place_change_the_answer(folder: Path, reference: Reference) -> None:
@@ -180,3 +194,7 @@ def test_a_transcription_goes_on_behind_another_attempt(hearing: Hearing, case: 
     samples, asked = case
     said = check_every_cut(lambda prefix: hearing.run([Asked([samples], asked)], prefix))
     assert len(said) > 8
+    bounded = replace(asked, max_tokens=9)
+    cut = check_every_cut(lambda prefix: hearing.run([Asked([samples], bounded)], prefix))
+    assert [token for delta in cut for token in delta.token_ids] == [t for it in said for t in it.token_ids][:9]
+    assert cut[-1].finish_reason == "length"

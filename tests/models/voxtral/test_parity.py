@@ -15,7 +15,7 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Prompt, Transcription
 
-from ..listening import Asked, Hearing, Samples, noise
+from ..listening import Asked, Hearing, Samples, check_bounded, check_every_cut, noise
 
 FAMILY = "omni_actors.models.voxtral"
 TOKENS = 24
@@ -163,6 +163,10 @@ def test_prompts_that_another_engine_computed_go_on_the_same(hearing: Hearing, f
     assert Hearing(FAMILY, folder).run_in_halves(requests, hearing) == [said.tokens[key] for key in range(len(CASES))]
 
 
+def test_a_bounded_transcript_is_the_beginning_of_the_unbounded_one(hearing: Hearing, folder: Path) -> None:
+    check_bounded(hearing, [ONE, TWO, noise(2.0, 5)], Transcription(language="en"), Hearing(FAMILY, folder))
+
+
 def test_another_clip_at_the_same_place_is_another_answer(hearing: Hearing) -> None:
     """The prompts are the same tokens; what was computed for the first clip is not taken for the second's."""
     section = chat(user(CLIP, TEXT))
@@ -214,3 +218,10 @@ def test_what_it_cannot_do_is_refused(
     hearing.engine.abort(0)
     assert refused.value.info.status == 400
     assert refused.value.info.param == param
+
+
+def test_a_bounded_transcription_goes_on_behind_another_attempt(hearing: Hearing) -> None:
+    bounded = Transcription(language="en", max_tokens=9)
+    said = check_every_cut(lambda prefix: hearing.run([Asked([ONE], bounded)], prefix))
+    assert sum(len(delta.token_ids) for delta in said) == 9
+    assert said[-1].finish_reason == "length"

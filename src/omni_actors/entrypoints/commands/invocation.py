@@ -93,7 +93,9 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
             speech.max_tokens, speech.temperature = it.max_tokens, it.temperature
         params["speech"] = speech
     if "transcription" in sections:
-        params["transcription"] = Transcription(language=it.language)
+        # Where a stage samples an answer too, it is that answer that the option bounds.
+        most = None if "sampling" in sections else it.max_tokens
+        params["transcription"] = Transcription(language=it.language, max_tokens=most)
     for name, given in it.params.items():
         params[name] = _section(it, name, params.get(name), given)
     return Request(task=task.name, inputs=inputs, outputs=outputs, params=params, media=media)
@@ -144,7 +146,7 @@ def _check_read(it: Invocation, plan: Plan, task: Task, sections: set[str]) -> N
     chosen = "sampling" in sections
     read = {
         "system": "prompt" in sections,
-        "max_tokens": chosen or "max_tokens" in spoken,
+        "max_tokens": chosen or "max_tokens" in spoken or "transcription" in sections,
         "temperature": chosen or "temperature" in spoken,
         "seed": chosen or "seed" in spoken,
         "voice": "voice" in spoken,

@@ -200,6 +200,7 @@ class TranscriptionCall(Call):
     temperature: float
     timestamps: Timestamps
     translate: bool
+    max_tokens: int | None
 
     async def request(self, plan: Plan, media: MediaService, kept: list[MediaRef]) -> Request:
         task = "translation" if self.translate else "transcription"
@@ -217,6 +218,7 @@ class TranscriptionCall(Call):
                 temperature=self.temperature,
                 timestamps=self.timestamps,
                 task="translate" if self.translate else "transcribe",
+                max_tokens=self.max_tokens,
             ),
             Transcription,
         )

@@ -150,6 +150,7 @@ class Verbs(ABC, Generic[R]):
         temperature: float = 0.0,
         timestamps: Timestamps = "none",
         translate: bool = False,
+        max_tokens: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
         id: str | None = None,
@@ -163,12 +164,15 @@ class Verbs(ABC, Generic[R]):
             temperature: 0 takes the likeliest words.
             timestamps: ``segment`` or ``word`` gives times in ``Output.segments`` and ``Output.words``.
             translate: Write English, whatever is spoken.
+            max_tokens: Most tokens of the transcript, at least 1; by default the model's own bound.
             deadline_s: Seconds for the whole request.
             priority: The lower, the earlier the request is admitted.
             id: A label for the logs.
         """
         terms = Terms(deadline_s, priority, id)
-        return self._ask(TranscriptionCall(terms, audio, language, prompt, temperature, timestamps, translate))
+        return self._ask(
+            TranscriptionCall(terms, audio, language, prompt, temperature, timestamps, translate, max_tokens)
+        )
 
     def run(self, request: Request) -> R:
         """Make a request that was put together by hand, for tasks and sections that the other verbs do not know."""

@@ -14,7 +14,7 @@ from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.bodies import Body, bring_media, foresee_any, read_json
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode, list_fields
 from omni_actors.entrypoints.openai.forms import read_form
-from omni_actors.entrypoints.openai.schemas import ClipPart, Priority, Seconds
+from omni_actors.entrypoints.openai.schemas import ClipPart, Count, Priority, Seconds
 from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
 from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.entrypoints.openai.unread import keep_read
@@ -40,6 +40,8 @@ class TranslationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     prompt: str | None = None
     response_format: Format | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_completion_tokens: Count | None = None
+    """vLLM's: most tokens of the transcript."""
     timeout: Seconds | None = None
     priority: Priority | None = None
     input_audio: ClipPart | None = None
@@ -130,6 +132,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
                 temperature=body.temperature or 0.0,
                 timestamps="word" if "word" in granularities else "segment" if timed else "none",
                 task="translate" if task == "translation" else "transcribe",
+                max_tokens=body.max_completion_tokens,
             )
         },
         id=call.context.id,

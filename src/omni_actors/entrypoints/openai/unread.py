@@ -22,6 +22,7 @@ _SENT_AS: dict[tuple[str, str], tuple[str, ...]] = {
     ("speech", "reference"): ("ref_audio",),
     ("speech", "x_vector_only"): ("x_vector_only_mode",),
     ("speech", "initial_chunk_frames"): ("initial_codec_chunk_frames",),
+    ("transcription", "max_tokens"): ("max_completion_tokens",),
     ("transcription", "timestamps"): ("timestamp_granularities", "response_format"),
 }
 """Section and field → the fields of bodies that set it, where they have other names."""

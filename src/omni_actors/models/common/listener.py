@@ -164,7 +164,10 @@ class Listener(AutoregressiveAdapter):
             self.decoder.requests[key] = Features(places, features)
         request.features = {}
         continued = isinstance(asked, Prompt) and asked.messages is None
-        return PromptInput(expanded, root=root_of(media), continued=continued, complete=True)
+        most = None if isinstance(asked, Prompt) else asked.max_tokens
+        if most is not None:  # as many as the context leaves; that it leaves none is the engine's to say
+            most = max(1, min(most, self.max_model_len - len(expanded)))
+        return PromptInput(expanded, root=root_of(media), continued=continued, complete=True, max_tokens=most)
 
     def _in_order(self, prompt: Prompt, media: Sequence[Medium]) -> list[Medium]:
         """The prompt's clips in the order in which it names them. Raises 400 when it does not name each once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 
 MAX_TOKENS = 4096
-"""Of an answer whose request names no limit, as a transcription cannot: some twenty minutes of speech."""
+"""Most tokens of an answer whose request names no limit: some twenty minutes of speech."""
 
 
 def listening_pipeline(

@@ -85,8 +85,11 @@ class FrameDecoder:
 
 @dataclass(slots=True)
 class _Request:
-    """``known`` counts the positions whose codes have come, ``computed`` those that were a step's input."""
+    """``max_tokens`` is the most tokens that were asked for, ``cut`` says that the clip has more. ``known`` counts the
+    positions whose codes have come, ``computed`` those that were a step's input."""
 
+    max_tokens: int | None
+    cut: bool = False
     known: int = 0
     computed: int = 0
 
@@ -145,7 +148,7 @@ class Decoder(AutoregressiveAdapter):
         if asked.prompt:
             raise invalid_request("This model takes no prompt.", param="prompt")
         check_transcription(asked, PIPELINE.languages)
-        self._requests[work.key] = _Request()
+        self._requests[work.key] = _Request(asked.max_tokens)
         return PromptInput()
 
     def sampling(self, work: Work) -> Sampling:
@@ -166,8 +169,10 @@ class Decoder(AutoregressiveAdapter):
         frames: int = payload.meta["frames"]
         heard[key] = self._codes.new_zeros(frames, self._codes.shape[1])
         self._hear(key, torch.cat([self._begin, codes]))
+        most = frames if request.max_tokens is None else min(frames, request.max_tokens)
+        request.cut = most < frames
         # What was heard is not among the prompt's tokens, and no two clips are the same.
-        return PromptInput([self._bos], reuse=False, complete=True, max_tokens=frames)
+        return PromptInput([self._bos], reuse=False, complete=True, max_tokens=most)
 
     def _hear(self, key: int, codes: torch.Tensor) -> None:
         """Codes of the next positions; of the last frame nobody reads."""
@@ -188,8 +193,10 @@ class Decoder(AutoregressiveAdapter):
         self._requests[key].computed = len(prefix.tokens[0])
 
     def shown(self, delta: TextDelta) -> TextDelta:
-        """The clip's end is the answer's own end: nothing was cut off."""
-        return msgspec.structs.replace(delta, finish_reason="stop") if delta.finish_reason == "length" else delta
+        """The clip's end is the answer's own end: only an asked limit before it cuts something off."""
+        if delta.finish_reason == "length" and not self._requests[delta.key].cut:
+            return msgspec.structs.replace(delta, finish_reason="stop")
+        return delta
 
     @torch.inference_mode()
     def _embedded(self, codes: torch.Tensor) -> torch.Tensor:

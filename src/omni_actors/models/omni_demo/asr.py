@@ -6,7 +6,8 @@ is decoded in windows, or with times (:mod:`~omni_actors.models.omni_demo.conden
 
 For the client: text deltas whose ``index`` is the clip's place. ``meta`` has ``language``, ``duration`` (of the clip,
 seconds) and, when timestamps are asked for, ``segments`` (those of this delta's text; times from the clip's begin).
-The last delta of a clip has ``finish_reason``. For other stages: one payload per clip, kind ``text``, with ``text`` and
+The last delta of a clip has ``finish_reason``: ``length`` where the section's ``max_tokens`` has cut the clip's
+transcript, else ``stop``. For other stages: one payload per clip, kind ``text``, with ``text`` and
 ``index`` in its metadata.
 """
 
@@ -140,7 +141,9 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
             return [Result(self._windows(first), Usage(audio_input_s=first.seconds))]
         asked = first.request.asked
         windows = [item.heard for item in items]
-        found = self._whisper.transcribe(windows, first.request.prompt, asked.temperature, asked.timestamps != "none")
+        limits = [item.request.asked.max_tokens for item in items]
+        timestamps = asked.timestamps != "none"
+        found = self._whisper.transcribe(windows, first.request.prompt, asked.temperature, timestamps, limits)
         return [self._whole(item, transcript) for item, transcript in zip(items, found, strict=True)]
 
     def _whole(self, clip: Clip, transcript: Transcript) -> Result:
@@ -150,11 +153,12 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
             [] if clip.part is None else _segments(transcript, clip.timed(transcript, clip.part), 0.0, clip.seconds)
         )
         usage = Usage(audio_input_s=clip.seconds, completion_tokens=transcript.tokens)
-        return Result([_piece(clip, text, text, segments, "stop")], usage)
+        return Result([_piece(clip, text, text, segments, _reason(transcript))], usage)
 
     def _windows(self, clip: Clip) -> Iterator[Piece]:
         """A long clip, a window at a time: each begins where the last complete segment of the one before ended."""
         asked = clip.request.asked
+        left = asked.max_tokens
         said, ended_s = "", 0.0
         start, total = 0, len(clip.samples)
         while True:
@@ -167,10 +171,11 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
             if part.ranges:
                 prompt = () if said else clip.request.prompt
                 window = part.cut(clip.samples)
-                transcript = self._whisper.transcribe([window], prompt, asked.temperature, timestamps=True)[0]
+                transcript = self._whisper.transcribe([window], prompt, asked.temperature, True, [left])[0]
+                left = None if left is None else left - transcript.kept
             start = max(start + 1, part.place(transcript.advance_s))
             # What the window says behind its last complete segment is said again by the next one, if there is one.
-            ended = start >= total
+            ended = start >= total or transcript.cut
             text = "".join(segment.text for segment in transcript.segments)
             text = text.strip() if not said else text.rstrip()
             said += text
@@ -179,10 +184,15 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
                 timed = clip.timed(transcript, part, ended_s)
                 ended_s = timed[-1].end if timed else ended_s
                 segments = _segments(transcript, timed, offset, clip.seconds)
-                piece = _piece(clip, text, said if ended else None, segments, "stop" if ended else None)
-            yield replace(piece, usage=Usage(completion_tokens=transcript.tokens))
+                piece = _piece(clip, text, said if ended else None, segments, _reason(transcript) if ended else None)
+            yield replace(piece, usage=Usage(completion_tokens=transcript.kept))
             if ended:
                 return
+
+
+def _reason(transcript: Transcript) -> str:
+    """Why a clip's text ends with this transcript."""
+    return "length" if transcript.cut else "stop"
 
 
 def _piece(

@@ -53,12 +53,18 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What one window says. ``advance_s`` is how far the next window begins behind this one (at most 30 s)."""
+    """What one window says. ``advance_s`` is how far the next window begins behind this one (at most 30 s).
+
+    ``tokens`` counts the tokens of ``text``, ``kept`` those of them that the next window does not say again. ``cut``
+    says that the transcript has as many tokens as were asked for, and ends there.
+    """
 
     text: str
     segments: list[Segment]
     advance_s: float
     tokens: int = 0
+    kept: int = 0
+    cut: bool = False
     temperature: float = 0.0
     avg_logprob: float = 0.0
     compression_ratio: float = 0.0
@@ -67,11 +73,13 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A decoded row: its tokens without the prompt and the end, the sum of their log-probabilities (the end's too)."""
+    """A decoded row: its tokens without the prompt and the end, the sum of their log-probabilities (the end's too).
+    ``cut`` says that it reached the limit that was asked for."""
 
     tokens: list[int]
     logprob: float
     no_speech: float
+    cut: bool
 
 
 class Whisper:
@@ -125,35 +133,49 @@ class Whisper:
             first = self.model.model.decoder(input_ids=torch.tensor([[self._start]]), encoder_hidden_states=encoded)
             if not self.model.proj_out(first.last_hidden_state).isfinite().all():
                 raise WarmUpError("logits")
-        self.transcribe([silence], (), 0.0, False)
+        self.transcribe([silence], (), 0.0, False, [None])
 
     def transcribe(
-        self, windows: Sequence[Samples], prompt: tuple[int, ...], temperature: float, timestamps: bool
+        self,
+        windows: Sequence[Samples],
+        prompt: tuple[int, ...],
+        temperature: float,
+        timestamps: bool,
+        limits: Sequence[int | None],
     ) -> list[Transcript]:
         """Transcribe clips of at most 30 s (float32 [n], 16 kHz) as one batch, in the longest one's window.
 
         When the greedy text repeats itself or is a guess, the clip is heard again by itself: in a window of 30 s, then
         at higher temperatures with fixed seeds. With a ``temperature`` nothing is tried again.
+
+        ``limits`` holds, for each clip, the most tokens to decode (at least 1), or ``None``; timestamps are tokens too.
+        A clip's own limit changes nothing for the others of the batch.
         """
         with torch.inference_mode():
             features = self._extractor(list(windows), sampling_rate=RATE, return_tensors="pt").input_features
             heard_s = max(self.window_s(window, prompt, timestamps) for window in windows)
-            rows = self._decode(self._encode(features, heard_s), prompt, temperature, timestamps)
+            rows = self._decode(self._encode(features, heard_s), prompt, temperature, timestamps, limits)
             found = []
-            for index, (row, window) in enumerate(zip(rows, windows, strict=True)):
+            for index, (row, window, limit) in enumerate(zip(rows, windows, limits, strict=True)):
                 seconds = len(window) / RATE
                 best = self._read(row, seconds, temperature, timestamps)
                 if temperature == 0.0 and _doubtful(best):
-                    best = self._again(features[index : index + 1], prompt, seconds, timestamps, heard_s)
+                    best = self._again(features[index : index + 1], prompt, seconds, timestamps, heard_s, limit)
                 found.append(best)
         return found
 
     def _again(
-        self, features: torch.Tensor, prompt: tuple[int, ...], seconds: float, timestamps: bool, heard_s: float
+        self,
+        features: torch.Tensor,
+        prompt: tuple[int, ...],
+        seconds: float,
+        timestamps: bool,
+        heard_s: float,
+        limit: int | None,
     ) -> Transcript:
         encoded = self._encode(features, WINDOW_S)
         for temperature in RETRY_TEMPERATURES if heard_s == WINDOW_S else (0.0, *RETRY_TEMPERATURES):
-            row = self._decode(encoded, prompt, temperature, timestamps)[0]
+            row = self._decode(encoded, prompt, temperature, timestamps, [limit])[0]
             found = self._read(row, seconds, temperature, timestamps)
             if not _doubtful(found):
                 break
@@ -177,9 +199,14 @@ class Whisper:
         return normed
 
     def _decode(
-        self, encoded: torch.Tensor, prompt: tuple[int, ...], temperature: float, timestamps: bool
+        self,
+        encoded: torch.Tensor,
+        prompt: tuple[int, ...],
+        temperature: float,
+        timestamps: bool,
+        limits: Sequence[int | None],
     ) -> list[_Row]:
-        """Decode every row of ``encoded`` [rows, frames, width]."""
+        """Decode every row of ``encoded`` [rows, frames, width], each to its own limit."""
         rows = encoded.shape[0]
         start = [self._previous, *prompt, self._start] if prompt else [self._start]
         initial = start if timestamps else [*start, self._no_timestamps]
@@ -191,7 +218,9 @@ class Whisper:
         logprobs = torch.zeros(rows)
         no_speech = torch.zeros(rows)
         done = torch.zeros(rows, dtype=torch.bool)
-        for step in range(min(self._max_new_tokens, self._context - len(initial))):
+        most = min(self._max_new_tokens, self._context - len(initial))
+        bounds = torch.tensor([most if limit is None else min(most, limit) for limit in limits])
+        for step in range(int(bounds.max())):
             output = self.model.model.decoder(
                 input_ids=fed, encoder_hidden_states=encoded, past_key_values=cache, use_cache=True
             )
@@ -210,55 +239,64 @@ class Whisper:
             logprobs += torch.where(done, 0.0, logs.gather(1, chosen[:, None])[:, 0])
             tokens = torch.cat([tokens, chosen[:, None]], 1)
             fed = chosen[:, None]
-            done |= chosen == self._end
+            done |= (chosen == self._end) | (step + 1 >= bounds)
             if bool(done.all()):
                 break
         found = []
-        for index in range(rows):
+        for index, limit in enumerate(limits):
             said = tokens[index, len(initial) :].tolist()
             said = said[: said.index(self._end)] if self._end in said else said
-            found.append(_Row(said, float(logprobs[index]), float(no_speech[index])))
+            found.append(_Row(said, float(logprobs[index]), float(no_speech[index]), len(said) == limit))
         return found
 
     def _read(self, row: _Row, seconds: float, temperature: float, timestamps: bool) -> Transcript:
-        segments, advance = self._segments(row.tokens, seconds) if timestamps else ([], WINDOW_S)
+        tokens, cut = len(row.tokens), row.cut
+        segments, advance, kept = self._segments(row.tokens, seconds, cut=cut) if timestamps else ([], WINDOW_S, tokens)
         text = self._text(row.tokens)
-        average = row.logprob / (len(row.tokens) + 1)
+        average = row.logprob / (tokens if cut else tokens + 1)
         if row.no_speech > NO_SPEECH and average < GUESS_LOGPROB:
-            text, segments, advance = "", [], WINDOW_S
+            text, segments, advance, tokens, kept, cut = "", [], WINDOW_S, 0, 0, False
         encoded = text.encode()
         return Transcript(
             text=text,
             segments=segments or [Segment(0.0, seconds, text, row.tokens)] if text else [],
             advance_s=advance,
-            tokens=len(row.tokens),
+            tokens=tokens,
+            kept=kept,
+            cut=cut,
             temperature=temperature,
             avg_logprob=average,
             compression_ratio=len(encoded) / len(zlib.compress(encoded)) if encoded else 0.0,
             no_speech_prob=row.no_speech,
         )
 
-    def _segments(self, tokens: list[int], seconds: float) -> tuple[list[Segment], float]:
-        """Cut at pairs of timestamps; what follows the last pair is left to the next window, if there is one."""
+    def _segments(self, tokens: list[int], seconds: float, *, cut: bool) -> tuple[list[Segment], float, int]:
+        """Segments, how far the next window begins behind this one, and how many tokens lie before that.
+
+        Segments end at pairs of timestamps. What follows the last pair is left to the next window; after tokens that
+        are ``cut`` there is none, so it is a segment to the end of the window.
+        """
         stamped = [token >= self._first_stamp for token in tokens]
         ends_open = stamped[-2:] == [False, True]  # the window's last words end inside it
         cuts = [i for i in range(1, len(tokens)) if stamped[i - 1] and stamped[i]]
-        if not cuts:
+        if not cuts and not cut:
             last = next((t for t, is_stamp in zip(tokens[::-1], stamped[::-1], strict=True) if is_stamp), 0)
             end = (last - self._first_stamp) * STAMP_S
             text = self._text(tokens)
-            return ([Segment(0.0, end if end > 0 else seconds, text, tokens)] if text.strip() else []), WINDOW_S
+            segments = [Segment(0.0, end if end > 0 else seconds, text, tokens)] if text.strip() else []
+            return segments, WINDOW_S, len(tokens)
         segments = []
         begin = 0
-        for cut in [*cuts, len(tokens)] if ends_open else cuts:
-            part = tokens[begin:cut]
+        for place in [*cuts, len(tokens)] if ends_open or cut else cuts:
+            part = tokens[begin:place]
             text = self._text(part)
             if text.strip():
-                start, end = ((t - self._first_stamp) * STAMP_S for t in (part[0], part[-1]))
+                start = (part[0] - self._first_stamp) * STAMP_S
+                end = (part[-1] - self._first_stamp) * STAMP_S if part[-1] >= self._first_stamp else seconds
                 segments.append(Segment(start, end, text, part))
-            begin = cut
-        advance = WINDOW_S if ends_open else (tokens[cuts[-1] - 1] - self._first_stamp) * STAMP_S
-        return segments, advance if advance > 0 else WINDOW_S
+            begin = place
+        advance = WINDOW_S if ends_open or cut else (tokens[cuts[-1] - 1] - self._first_stamp) * STAMP_S
+        return segments, advance if advance > 0 else WINDOW_S, begin
 
     def _text(self, tokens: list[int]) -> str:
         words = [token for token in tokens if token < self._end]
@@ -277,4 +315,6 @@ def _choose(logs: torch.Tensor, temperature: float, generators: list[torch.Gener
 def _doubtful(transcript: Transcript) -> bool:
     if not transcript.text:
         return False
-    return transcript.compression_ratio > LOOP_COMPRESSION or transcript.avg_logprob < GUESS_LOGPROB
+    # The mean of the first few tokens says little of the transcript that they were cut from.
+    guessed = transcript.avg_logprob < GUESS_LOGPROB and not transcript.cut
+    return guessed or transcript.compression_ratio > LOOP_COMPRESSION

@@ -43,7 +43,7 @@ class Decoder(Listener):
         self._heads[work.key] = _head(work)
 
     def shown(self, delta: TextDelta) -> TextDelta:
-        text, language = self._heads[delta.key].push(delta.text, delta.finish_reason is not None)
+        text, language = self._heads[delta.key].push(delta.text, delta.finish_reason)
         meta = delta.meta if language is None else {**(delta.meta or {}), "language": language}
         return msgspec.structs.replace(delta, text=text, meta=meta)
 
@@ -81,8 +81,9 @@ class Head:
         self._language = asked
         self._held: str | None = "" if asked is None else None
 
-    def push(self, text: str, last: bool) -> tuple[str, str | None]:
-        """What of the transcript is certain now, and the language's code once it is known (at the first text)."""
+    def push(self, text: str, finish_reason: str | None) -> tuple[str, str | None]:
+        """What of the transcript is certain now, and the language's code once it is known (at the first text). The
+        answer is over when it has a ``finish_reason``; a head that a limit (``length``) has cut is no transcript."""
         if self._held is None:
             language, self._language = self._language, None
             return text, language
@@ -91,7 +92,8 @@ class Head:
         if mark:
             self._held = None
             return rest, self._code(head)
-        if last or len(held) > LONGEST_HEAD or held[: len(HEAD)] != HEAD[: len(held)]:
+        named = held[: len(HEAD)] == HEAD[: len(held)]
+        if finish_reason == "stop" or len(held) > LONGEST_HEAD or not named:
             self._held = None
             return held, None
         return "", None

@@ -41,13 +41,15 @@ PAYLOAD_BYTES = 64 << 20
 @dataclass(frozen=True, slots=True)
 class Handover:
     """What a computed prompt leaves beside the cache. ``logits`` is float32 [1, vocabulary], ``hidden`` [1, width]
-    where the decoder gives it. ``cached`` counts the prompt's tokens that the first engine found in its cache."""
+    where the decoder gives it. ``cached`` counts the prompt's tokens that the first engine found in its cache. ``most``
+    is the adapter's own bound on the answer."""
 
     tokens: list[int]
     logits: torch.Tensor
     hidden: torch.Tensor | None
     cached: int
     continued: bool
+    most: int | None
     prompt_logprobs: list[TokenLogprob]
     state: State
 
@@ -57,7 +59,8 @@ class Handover:
 
     @property
     def meta(self) -> dict[str, Any]:
-        return {"handover": {"cached": self.cached, "continued": self.continued, "state": self.state.facts}}
+        facts = {"cached": self.cached, "continued": self.continued, "most": self.most, "state": self.state.facts}
+        return {"handover": facts}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What of it is more than a frame should carry beside a payload's tensors, as such."""
@@ -84,6 +87,7 @@ class Handover:
             hidden=tensor_of(payload, "hidden") if "hidden" in payload.tensors else None,
             cached=meta["cached"],
             continued=meta["continued"],
+            most=meta["most"],
             prompt_logprobs=[] if scores is None else msgspec.msgpack.decode(scores.tobytes(), type=list[TokenLogprob]),
             state=State(meta["state"], {name.removeprefix("state."): tensor_of(payload, name) for name in names}),
         )
@@ -135,6 +139,7 @@ class Exports:
             None if output.hidden is None else output.hidden[row : row + 1].clone(),
             first.cached or 0,
             request.continued,
+            request.most,
             request.prompt_logprobs,
             state,
         )
@@ -289,7 +294,8 @@ class Imports:
             request, first = coming.request, coming.request.first
             first.tokens, first.prompt_len, first.sealed = last.tokens, len(last.tokens), True
             first.cached, first.reached = last.cached, first.computed
-            request.continued, request.prompt_logprobs = last.continued, last.prompt_logprobs
+            request.continued, request.most = last.continued, last.most
+            request.prompt_logprobs = last.prompt_logprobs
             yield request, last
 
     def remove(self, key: int) -> None:
