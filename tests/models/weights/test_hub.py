@@ -219,6 +219,16 @@ def test_a_hub_that_lies_reaches_no_file_outside_of_its_folder(hub: Hub, tmp_pat
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_file_that_does_not_end_fills_no_disk(hub: Hub) -> None:
+    hub.wrong["model-1.safetensors"] = NEEDED["model-1.safetensors"] + bytes(4 << 20)
+    with pytest.raises(OmniError, match="came with more than its"):
+        download(NAME, Kept())
+    assert sum(path.stat().st_size for path in repository_folder(NAME).rglob("*.incomplete")) < 600_000
+    hub.wrong.clear()
+    download(NAME, Kept())
+    assert is_whole(snapshot_folder(NAME))
+
+
 def test_a_damaged_file_that_a_link_leads_to_elsewhere_is_left_there(hub: Hub, tmp_path: Path) -> None:
     pointer = download(NAME, Kept()) / "model-1.safetensors"
     mine = tmp_path / "mine.safetensors"

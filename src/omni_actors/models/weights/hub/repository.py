@@ -278,6 +278,9 @@ class Repository:
             for piece in response.iter_bytes():
                 if stop.is_set():
                     raise InterruptedError("another file could not be fetched")
+                if growing.done + len(piece) > listed.size:  # room was found for that much alone
+                    growing.begin_anew()
+                    raise Refused("damaged", f"'{listed.name}' came with more than its {listed.size:,} bytes.")
                 growing.write(piece)
         if growing.done != listed.size:
             raise Refused("damaged", f"'{listed.name}' came with {growing.done:,} bytes instead of {listed.size:,}.")
