@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from omni_actors.worker.compiled import FOLDERS
+
 
 class Server:
     """The serving process and what it says."""
@@ -90,7 +92,8 @@ def serving(
     start_s: float = 90,
 ) -> Iterator[Server]:
     """Start a server, wait until every stage is ready, and stop it as an operator would. ``python`` is that of another
-    environment, ``environment`` what it gets on top of this process's."""
+    environment, ``environment`` what it gets on top of this process's (without the variables that torch sets
+    in a process which uses it)."""
     port = free_port()
     log = tmp / "server.log"
     with log.open("wb") as out:
@@ -99,7 +102,7 @@ def serving(
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=tmp,  # not the repository: only what is installed may be used
-            env=os.environ | dict(environment or {}),
+            env={name: it for name, it in os.environ.items() if name not in FOLDERS} | dict(environment or {}),
         )
     server = Server(process, port, log)
     try:

@@ -180,10 +180,10 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a prompt is a number": (lambda it: it.generate([42]), "messages"),
     "a request is a text": (lambda it: it.run("x"), "request"),
     "inputs is a text": (lambda it: it.run(Request(task="chat", inputs="text")), "inputs"),  # type: ignore[arg-type]
-    "an unknown section": (lambda it: it.run(Request(task="chat", params={"prmpt": Prompt(text="x")})), "params.prmpt"),
+    "an unknown section": (lambda it: it.run(Request(task="chat", params={"stubb": {"text": "x"}})), "params.stubb"),
     "a section that no stage reads": (
-        lambda it: it.run(Request(task="chat", params={"transcription": Transcription()})),
-        "params.transcription",
+        lambda it: it.run(Request(task="chat", params={"transcription": Transcription(language="en")})),
+        "language",
     ),
     "a section of another type": (
         lambda it: it.run(Request(task="chat", params={"prompt": {"text": "x"}})),

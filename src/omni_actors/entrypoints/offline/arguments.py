@@ -14,6 +14,7 @@ from omni_actors.entrypoints.openai.sampling import sampling_of
 from omni_actors.entrypoints.openai.schemas import SamplingFields
 from omni_actors.pipelines.overlay import Override
 from omni_actors.pipelines.plan import Plan
+from omni_actors.pipelines.sections import check_sections
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import SECTIONS, Sampling
@@ -130,8 +131,8 @@ def check_request(plan: Plan, request: object) -> Request:
     """Check a request that a program put together by hand, and return it.
 
     Raises:
-        OmniError: Status 400, ``param`` is the field: a wrong type, a section that no stage of this request reads, or a
-            section's field of another type.
+        OmniError: Status 400, ``param`` is the field: a field of another type, or one that no stage of this request
+            reads.
     """
     if not isinstance(request, Request):
         raise _wrong("request", "a Request", request)
@@ -154,17 +155,10 @@ def check_request(plan: Plan, request: object) -> Request:
         raise _wrong("tenant", "a text", request.tenant)
     if not isinstance(request.params, Mapping):
         raise _wrong("params", "a mapping of section names to sections", request.params)
-    read = subgraph(plan, request.task, request.inputs, request.outputs).sections
+    needed = subgraph(plan, request.task, request.inputs, request.outputs)
+    check_sections(needed, request.params)
     for name, value in request.params.items():
-        if name not in read:
-            known = ", ".join(sorted(map(str, read))) or "none"
-            raise invalid_request(
-                f"No stage of this request reads the section '{name}'; they read: {known}.",
-                f"params.{name}",
-                "unknown_parameter",
-            )
-        kind = SECTIONS.get(name)
-        if kind is not None:
+        if (kind := SECTIONS.get(name)) is not None:
             if not isinstance(value, kind):
                 raise _wrong(f"params.{name}", f"a {kind.__name__}", value)
             section(value, kind)
