@@ -67,8 +67,9 @@ def test_the_installed_wheel_passes_the_conformance_kit(python: Path, tmp_path: 
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     place = subprocess.run([python, "-c", where], cwd=tmp_path, env=kept, capture_output=True, text=True, check=True)
     assert Path(place.stdout.strip()).is_relative_to(python.parents[1])
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:anyio", "-p", "no:schemathesis"]
-    done = subprocess.run([*command, "test_conformance.py"], cwd=tmp_path, env=kept, capture_output=True, text=True)
+    plain = ["-p", "no:cacheprovider", "-p", "no:anyio", "-p", "no:schemathesis"]
+    said = [str(python), "-m", "pytest", "-q", *plain, "test_conformance.py"]
+    done = subprocess.run(said, cwd=tmp_path, env=kept, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 
