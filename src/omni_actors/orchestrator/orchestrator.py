@@ -25,6 +25,7 @@ from omni_actors.media.questions import begins
 from omni_actors.orchestrator.admission import Admission, Load
 from omni_actors.orchestrator.binding import bind, bind_whole
 from omni_actors.orchestrator.deadlines import Deadlines, Patience
+from omni_actors.orchestrator.known import check_known
 from omni_actors.orchestrator.record import RequestStream
 from omni_actors.orchestrator.recovery import Recovery
 from omni_actors.orchestrator.submission import sections_of, submits_of
@@ -131,6 +132,13 @@ class Orchestrator:
                 return
             raise
         self.admission.foresee(outline, graph, or_later=or_later)
+        if not or_later:
+            for part in graph.parts:
+                check_known(outline, self._facts(part.stage.name), part.sections)
+
+    def _facts(self, stage: str) -> Mapping[str, Any]:
+        """What a worker of a stage has told of its model when it was ready; nothing before the first one was."""
+        return next((replica.info for replica in self.pools[stage].replicas if replica.info), {})
 
     async def _admit(self, record: RequestStream) -> RequestStream:
         """Wait until the request may run, and begin. No checkpoint where it may at once."""

@@ -245,6 +245,24 @@ def test_what_cannot_be_is_the_clients_mistake(server: Server) -> None:
     assert ask(server, TEXT)["usage"]["completion_tokens"] == TOKENS
 
 
+def test_what_only_the_model_knows_is_said_before_a_url_is_fetched(server: Server) -> None:
+    """Nothing can be fetched from there: who looked the name up first would say that."""
+    part = {"type": "image_url", "image_url": {"url": "http://localhost:9/picture.png"}}
+    for more, param in (
+        ({"max_tokens": 1_000_000_000}, "messages"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({"stop_token_ids": [99_999_999]}, "stop_token_ids"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({}, "messages[0].content[0].image_url.url"),
+    ):
+        status, answer = server.post("/v1/chat/completions", {**body(part, TEXT), **more})
+        assert (status, answer["error"]["param"]) == (400, param), answer
+    long = {"type": "text", "text": "word " * 200_000}
+    status, answer = server.post("/v1/chat/completions", body(part, long))
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded"), answer
+
+
 def test_a_media_token_in_a_text_is_text_and_takes_no_picture(server: Server, whole: Whole) -> None:
     """Beside a picture too: the picture stays where its part stands."""
     written = {"type": "text", "text": f"see {whole.tokenizer.image_token}"}

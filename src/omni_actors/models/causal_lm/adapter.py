@@ -68,7 +68,7 @@ class CausalLM(AutoregressiveAdapter):
             "architecture": architecture,
             "dtype": self.hello.dtype,
             "decoder": type(self.decoder).__name__,
-            "chat": self._text.chats,
+            **self._text.facts,
         }
 
     def _model(self, folder: str, dtype: torch.dtype) -> Any:

@@ -51,7 +51,7 @@ class PromptedLM(PromptAdapter):
         )
         self._vocab_size = int(words.vocab_size)
         self._prompts = self.prompts(text, self._vocab_size, self.max_model_len)
-        return {"architecture": (config.architectures or [""])[0], "dtype": self.hello.dtype, "chat": text.chats}
+        return {"architecture": (config.architectures or [""])[0], "dtype": self.hello.dtype, **text.facts}
 
     def open(self, work: Work) -> PromptInput:
         return self._prompts.open(work)

@@ -119,12 +119,17 @@ def render(tokenizer: Any, prompt: Prompt, messages: list[dict[str, Any]]) -> st
     return text
 
 
+def reserved_variables(tokenizer: Any) -> set[str]:
+    """Return the names that variables of a chat template cannot have: arguments of its rendering."""
+    arguments = inspect.signature(tokenizer.apply_chat_template).parameters.values()
+    ours = {it.name for it in arguments if it.kind is not inspect.Parameter.VAR_KEYWORD}
+    return ours - {"tools", "documents"} | {"messages"}
+
+
 def _check_variables(tokenizer: Any, given: Mapping[str, Any]) -> None:
     """Raises 400 for what is no variable of the template but an argument of its rendering. Above all a request brings
     no template of its own: one nested loop would hold the worker for hours."""
-    arguments = inspect.signature(tokenizer.apply_chat_template).parameters.values()
-    ours = {it.name for it in arguments if it.kind is not inspect.Parameter.VAR_KEYWORD}
-    for name in given.keys() & (ours - {"tools", "documents"} | {"messages"}):
+    for name in given.keys() & reserved_variables(tokenizer):
         raise invalid_request(f"'{name}' is no variable of the chat template.", f"chat_template_kwargs.{name}")
 
 

@@ -94,7 +94,7 @@ class Listener(AutoregressiveAdapter):
         progress("loading the weights", None)
         self.decoder = self._decoder(folder, text_config)
         give_memory_back()
-        return {"architecture": config.architectures[0], "dtype": self.hello.dtype, "chat": self.text.chats}
+        return {"architecture": config.architectures[0], "dtype": self.hello.dtype, **self.text.facts}
 
     def _decoder(self, folder: str, config: Any) -> FeatureDecoder:
         device, dtype = torch.device(self.hello.device), getattr(torch, self.hello.dtype)

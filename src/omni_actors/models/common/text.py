@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
-from omni_actors.models.common.chat import Chat, check_templates, read_template
+from omni_actors.models.common.chat import Chat, check_templates, read_template, reserved_variables
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
 from omni_actors.worker.engines.detokenize import Vocabulary
@@ -47,7 +47,18 @@ class Text:
 
     @property
     def chats(self) -> bool:
+        """Whether there is a chat template."""
         return self.tokenizer.chat_template is not None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the serving process is told, so that it can refuse a chat before its media are decoded: see
+        :func:`~omni_actors.orchestrator.known.check_known`."""
+        return {
+            "chat": self.chats,
+            "longest_token": self._longest,
+            "reserved_variables": sorted(reserved_variables(self.tokenizer)),
+        }
 
     def check_length(self, length: int, most: int, param: str) -> None:
         """Raises 400 for a text of so many characters that could not fit into ``most`` tokens if it were all longest

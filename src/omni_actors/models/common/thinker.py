@@ -125,7 +125,7 @@ class Thinker(AutoregressiveAdapter):
         progress("loading the weights", None)
         self.decoder = self.build(config, torch.device(self.hello.device), getattr(torch, self.hello.dtype))
         give_memory_back()
-        return {"architecture": config.architectures[0], "dtype": self.hello.dtype, "chat": self.text.chats}
+        return {"architecture": config.architectures[0], "dtype": self.hello.dtype, **self.text.facts}
 
     # ---- requests
 

@@ -69,6 +69,7 @@ class AutoregressiveEngine(PromptEngine):
         self._record(progress)
         return {
             "max_model_len": self._max_len,
+            "vocab_size": self._adapter.vocab_size,
             "kv_blocks": self._pool.total,
             "block_size": self._pool.block_size,
             **info,

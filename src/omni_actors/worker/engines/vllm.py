@@ -67,6 +67,7 @@ class VllmEngine(PromptEngine):
         self._warm_up()
         return {
             "max_model_len": self._max_len,
+            "vocab_size": self._adapter.vocab_size,
             "kv_blocks": self._core.kv_blocks,
             "block_size": self._core.block_size,
             "vllm": self._core.version,
