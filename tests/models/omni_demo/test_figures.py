@@ -28,10 +28,10 @@ from omni_actors.protocol.errors import OmniError
         ("00000", "zero zero zero zero zero"),
         ("٠٠٧, ०४२", "zero zero seven, zero four two"),
         # Telephone numbers.
-        ("555-0100", "five five five, zero one zero zero"),
-        ("(555) 010-0042", "five five five, zero one zero, zero zero four two"),
-        ("+44 20 7946 0958", "plus four four, two zero, seven nine four six, zero nine five eight"),
-        ("0800 123 456", "zero eight zero zero, one two three, four five six"),
+        ("555-0100", "five five five; zero one zero zero"),
+        ("(555) 010-0042", "five five five; zero one zero; zero zero four two"),
+        ("+44 20 7946 0958", "plus four four; two zero; seven nine four six; zero nine five eight"),
+        ("0800 123 456", "zero eight zero zero; one two three; four five six"),
         ("+442079460958", "plus four four two zero seven nine four six zero nine five eight"),
         # Numbers that begin with 0, and times and dates that have one.
         ("0.5, 0, 0 degrees, 0%, -0.25", "0.5, 0, 0 degrees, 0%, minus 0.25"),

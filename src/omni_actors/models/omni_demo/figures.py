@@ -121,4 +121,5 @@ def _spelled(digits: str) -> str:
 
 
 def _grouped(text: str) -> str:
-    return ", ".join(map(_spelled, re.findall(r"\d+", text)))
+    """Digits in groups, with the voice's longer pause between: behind a comma a zero too many is heard in a row."""
+    return "; ".join(map(_spelled, re.findall(r"\d+", text)))
