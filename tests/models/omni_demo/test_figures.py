@@ -154,7 +154,7 @@ def test_a_text_of_nothing_else_is_refused(voice: Voice, text: str) -> None:
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize(("written", "spoken"), random.Random(8).sample(TEXTS, 4))
+@pytest.mark.parametrize(("written", "spoken"), random.Random(4).sample(TEXTS, 4))
 def test_numbers_are_heard_by_another_recogniser(voice: Voice, written: str, spoken: str) -> None:
     """A sample of those that pocketsphinx hears well; ``python -m tests.models.omni_demo.hearing`` says all of them."""
     right, heard = hears(voice, Ear(), written, spoken)
