@@ -46,16 +46,19 @@ BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     TranslationRequest: {"input_audio": {"type": "audio", "index": 0}},
 }
 
+OWN = {"model_parameters", "vllm_xargs"}
+
 DATA = {
     ChatRequest: {
+        *OWN,
         *("chat_template_kwargs", "logit_bias", "metadata", "prediction", "prompt_cache_options"),
         *("tools", "tool_choice", "functions", "function_call", "moderation", "reasoning_effort", "verbosity"),
         *("web_search_options", "response_format.json_schema.schema", "structured_outputs.json"),
         *("messages.annotations", "messages.function_call", "messages.parsed", "messages.tool_calls"),
         *("messages.audio.data", "messages.audio.expires_at", "messages.audio.transcript"),
     },
-    CompletionRequest: {"best_of", "suffix", "logit_bias", "structured_outputs.json"},
-    SpeechRequest: {"extra_params", "sample_rate", "speaker_embedding", "word_timestamps"},
+    CompletionRequest: {*OWN, "best_of", "suffix", "logit_bias", "structured_outputs.json"},
+    SpeechRequest: {*OWN, "extra_params", "sample_rate", "speaker_embedding", "word_timestamps"},
     TranscriptionRequest: {"chunking_strategy", "vad_filter"},
     TranslationRequest: set(),
 }
