@@ -12,7 +12,7 @@ import trio
 
 from omni_actors import Omni
 from omni_actors.entrypoints.offline.calls import RequestCall, Terms
-from omni_actors.orchestrator import open_orchestrator
+from omni_actors.orchestrator import RequestStream, open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import INLINE_LIMIT
@@ -251,3 +251,33 @@ async def test_a_stage_that_says_twice_that_it_is_done_is_done_once() -> None:
         for _ in range(3):
             stream.on_done(orchestrator.pools["a"].replicas[0], StageDone(stream.key, Usage()))
         assert stream.state.live
+
+
+async def test_a_block_that_is_left_while_an_event_is_received_ends_the_channel() -> None:
+    """Also at the event before which other tasks get a turn."""
+    async with stub_orchestrator() as orchestrator:
+        for _ in range(10):
+            stream = orchestrator.open(stub("tokens", tokens=80))
+            await stream.__aenter__()
+            while stream.state.live:
+                await trio.sleep(0.005)
+            for _ in range(63):
+                await stream.receive()
+            receiving = trio.Event()
+            ended: list[BaseException] = []
+
+            async def receive(
+                stream: RequestStream = stream, begun: trio.Event = receiving, ended: list[BaseException] = ended
+            ) -> None:
+                begun.set()
+                try:
+                    await stream.receive()
+                except trio.EndOfChannel as end:
+                    ended.append(end)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(receive)
+                await receiving.wait()
+                await stream.__aexit__(None, None, None)
+            with pytest.raises(trio.EndOfChannel):
+                await stream.receive()

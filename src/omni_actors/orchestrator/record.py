@@ -130,6 +130,8 @@ class RequestStream:
                 raise trio.EndOfChannel
         elif self._received % _CHECKPOINT_EVERY == 0:
             await trio.lowlevel.checkpoint()
+            if not self._events:  # the block was left in the meantime
+                raise trio.EndOfChannel
         event = self._events.popleft()
         self._waiting_bytes -= _size(event)
         return event

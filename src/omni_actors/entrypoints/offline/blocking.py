@@ -178,7 +178,10 @@ class PortalStream:
             return []
         with trio.CancelScope(shield=True):  # what has been received is not lost to a cancellation
             while self._stream.waiting:
-                events.append(await self._stream.receive())
+                try:
+                    events.append(await self._stream.receive())
+                except trio.EndOfChannel:  # the block was left in the meantime
+                    break
         return events
 
     async def feed(self, modality: str, kind: str, meta: dict[str, Any] | None, end: bool) -> None:
