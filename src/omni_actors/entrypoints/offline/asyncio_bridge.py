@@ -48,7 +48,7 @@ class AsyncioOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any
 
     @property
     def plan(self) -> Plan:
-        """What is deployed."""
+        """The plan of the deployment."""
         return self._omni.plan
 
     async def _ask(self, call: Call) -> Output:

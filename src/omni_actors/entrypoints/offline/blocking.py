@@ -81,7 +81,7 @@ class Omni(Verbs[Output], Batches[list[Output]]):
 
     @property
     def plan(self) -> Plan:
-        """What is deployed."""
+        """The plan of the deployment."""
         return self._omni.plan
 
     def _ask(self, call: Call) -> Output:

@@ -49,7 +49,7 @@ class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, 
 
     @property
     def plan(self) -> Plan:
-        """What is deployed."""
+        """The plan of the deployment."""
         return self.orchestrator.plan
 
     def open(self, request: Request) -> RequestStream:

@@ -52,7 +52,7 @@ class Text:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the serving process is told, so that it can refuse a chat before its media are decoded: see
+        """Facts for the serving process, by which it can refuse a chat before its media are decoded: see
         :func:`~omni_actors.orchestrator.known.check_known`."""
         return {
             "chat": self.chats,
