@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 
 import numpy as np
 import pytest
 from tests.testing import planted
 
 from omni_actors.author import Payload, text_payload
-from omni_actors.testing import PipelineConformance, Sample, cutting
+from omni_actors.orchestrator import open_orchestrator
+from omni_actors.testing import PipelineConformance, Sample, cutting, served
 from omni_actors.testing.outcome import Outcome
 
 TESTS = (
@@ -56,6 +59,19 @@ def test_what_is_planted_is_found(name: str, test: str, words: str) -> None:
     with pytest.raises(AssertionError) as found:
         getattr(suite(name), test)()
     assert words in str(found.value)
+
+
+async def test_a_worker_that_was_killed_unnoticed_is_waited_for() -> None:
+    """The next sample must not meet a stage without a replica: on a slow machine that was a 503."""
+    async with open_orchestrator(suite("SOUND")._bench().plan) as orchestrator:
+        await orchestrator.wait_ready()
+        (replica,) = orchestrator.pools["first"].replicas
+        assert replica.pid is not None
+        killed = replica.pid
+        os.kill(killed, signal.SIGKILL)
+        await served.wait_restarted(orchestrator, {killed})
+        assert orchestrator.ready
+        assert replica.pid != killed
 
 
 def test_what_is_cut_is_whole_together() -> None:

@@ -20,38 +20,53 @@ START_S = 120.0
 ANSWER_S = 60.0
 
 
-def deaths(plan: Plan, samples: Sequence[Sample], most: int) -> list[str]:
+def deaths(plan: Plan, samples: Sequence[Sample], most: int, *, restart_delay_s: float = 0.05) -> list[str]:
     """Serve each sample whole, and then once for each stage and event after which that stage's worker is killed,
-    ``most`` of them at most: what a client saw otherwise than without a death, in sentences."""
-    quick = replace(plan, limits=replace(plan.limits, restart_delay_s=0.05, restart_delay_max_s=0.2))
+    ``most`` of them at most: what a client saw otherwise than without a death, in sentences.
+
+    A worker that was killed is started again after ``restart_delay_s`` seconds.
+    """
+    limits = replace(plan.limits, restart_delay_s=restart_delay_s, restart_delay_max_s=4 * restart_delay_s)
+    quick = replace(plan, limits=limits)
     return trio.run(_deaths, quick, list(samples), most)
 
 
 async def _deaths(plan: Plan, samples: list[Sample], most: int) -> list[str]:
     found: list[str] = []
+    killed: set[int] = set()
     async with open_orchestrator(plan) as orchestrator:
         with trio.fail_after(START_S):
             await orchestrator.wait_ready()
         for number, sample in enumerate(samples):
-            whole, events = await _ask(orchestrator, sample, None, -1)
+            await wait_restarted(orchestrator, killed)
+            whole, events = await _ask(orchestrator, sample, None, -1, killed)
             if whole.error is not None:
                 found.append(f"sample {number} is not served: {whole.error}")
                 continue
-            again, _ = await _ask(orchestrator, sample, None, -1)
+            again, _ = await _ask(orchestrator, sample, None, -1, killed)
             if difference := whole.difference(again):
                 found.append(f"sample {number}, served twice: {difference}")
             places = sorted({round(i * max(0, events - 1) / max(1, most - 1)) for i in range(min(most, events))})
             for stage in orchestrator.pools:
                 for place in places:
-                    with trio.fail_after(START_S):
-                        await orchestrator.wait_ready()
-                    after, _ = await _ask(orchestrator, sample, stage, place)
+                    await wait_restarted(orchestrator, killed)
+                    after, _ = await _ask(orchestrator, sample, stage, place, killed)
                     told = f"sample {number}, the worker of stage '{stage}' killed after {place + 1} of {events} events"
                     if after.error is not None and _may_end(plan, after):
                         continue
                     if difference := whole.difference(after):
                         found.append(f"{told}: {difference}")
     return found
+
+
+async def wait_restarted(orchestrator: Orchestrator, killed: set[int]) -> None:
+    """Wait until every stage has a live replica, none of which is a worker that was killed: the orchestrator may not
+    have noticed a death yet when the answer that it did not disturb is whole."""
+    with trio.fail_after(START_S):
+        while not orchestrator.ready or any(
+            replica.pid in killed for pool in orchestrator.pools.values() for replica in pool.replicas
+        ):
+            await orchestrator.changed.park()
 
 
 def _may_end(plan: Plan, after: Outcome) -> bool:
@@ -61,8 +76,13 @@ def _may_end(plan: Plan, after: Outcome) -> bool:
     return none and after.error.status == 503
 
 
-async def _ask(orchestrator: Orchestrator, sample: Sample, stage: str | None, place: int) -> tuple[Outcome, int]:
-    """What the client gets; after event ``place`` the worker of ``stage`` is killed."""
+async def _ask(
+    orchestrator: Orchestrator, sample: Sample, stage: str | None, place: int, killed: set[int]
+) -> tuple[Outcome, int]:
+    """Ask for a sample as a client does, and kill the worker of ``stage`` after event ``place``.
+
+    Returns what the client got and how many events that were. The killed process's id is added to ``killed``.
+    """
     outcome, events = Outcome(), 0
     try:
         with trio.fail_after(ANSWER_S):
@@ -78,6 +98,7 @@ async def _ask(orchestrator: Orchestrator, sample: Sample, stage: str | None, pl
                     if stage is not None and events == place + 1:
                         (replica, *_) = orchestrator.pools[stage].replicas
                         if replica.pid is not None:
+                            killed.add(replica.pid)
                             os.kill(replica.pid, signal.SIGKILL)
     except OmniError as error:
         outcome.error = error.info

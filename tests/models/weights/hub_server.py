@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[first : first + cuts.pop(0)])
             self.wfile.flush()
             if path in self.hub.hold:
-                self.hub.hold[path].wait(20)
+                self.hub.hold[path].wait()
             self.close_connection = True
             self.connection.shutdown(2)
             return

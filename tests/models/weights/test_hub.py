@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,10 +152,10 @@ download({NAME!r}, Lines(lambda text: print(text, flush=True)))
             if "model-2.safetensors" in line:
                 break
         partial = repository_folder(NAME) / "blobs" / f"{blob_name('model-1.safetensors')}.incomplete"
-        for _ in range(1000):
-            if partial.exists() and partial.stat().st_size == 120_000:
-                break
-            threading.Event().wait(0.01)
+        deadline = time.monotonic() + 60
+        while not (partial.exists() and partial.stat().st_size == 120_000):
+            assert time.monotonic() < deadline, "what has come is not on the disk"
+            time.sleep(0.01)
         killed.send_signal(signal.SIGKILL)  # its child ends with it
     stuck.set()
     assert not is_whole(snapshot_folder(NAME))

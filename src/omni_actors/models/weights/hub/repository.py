@@ -299,6 +299,7 @@ class _Growing:
 
     def write(self, piece: bytes) -> None:
         self._file.write(piece)
+        self._file.flush()  # what has come is kept, also when this process is killed now
         self._count(piece)
 
     def begin_anew(self) -> None:
