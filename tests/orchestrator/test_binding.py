@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.pipelines.builders import may, needs, plan_of, stage
 
 from omni_actors.orchestrator.orchestrator import Orchestrator
-from omni_actors.orchestrator.record import RequestStream
+from omni_actors.orchestrator.request import RequestStream
 from omni_actors.pipelines.declaration import Edge, Pipeline, Task
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import Request

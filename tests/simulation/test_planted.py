@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from omni_actors.orchestrator import record
+from omni_actors.orchestrator import request
 from omni_actors.orchestrator.admission import Admission
 from omni_actors.orchestrator.ledger import StageLedger
-from omni_actors.orchestrator.record import RequestStream
+from omni_actors.orchestrator.request import RequestStream
 from omni_actors.protocol.request import Completed
 from omni_actors.protocol.states import RequestState
 from omni_actors.stages.replica import StageReplica
@@ -66,7 +66,7 @@ PLANTED: dict[str, tuple[Patch, str]] = {
         lambda patch: patch.setattr(Route, "ready", property(lambda self: True)),
         "more chunks under way than",
     ),
-    "an unbounded queue": (lambda patch: patch.setattr(record, "_size", lambda event: 0), "bytes wait for a client"),
+    "an unbounded queue": (lambda patch: patch.setattr(request, "_size", lambda event: 0), "bytes wait for a client"),
     "a leaked seat": (_losing(Admission, "leave", 10), "admission counts"),
     "a prefix that is forgotten": (
         lambda patch: patch.setattr(StageLedger, "again", lambda self: (None, 0)),

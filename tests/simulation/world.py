@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from omni_actors.orchestrator import Orchestrator, RequestStream
-from omni_actors.orchestrator.record import _size
+from omni_actors.orchestrator.request import _size
 from omni_actors.pipelines.plan import DeploymentLimits
 
 from .deployments import plan_of

@@ -1,6 +1,6 @@
 """Admission, the request record and its advancement, drain."""
 
 from omni_actors.orchestrator.orchestrator import Orchestrator, StartupError, open_orchestrator
-from omni_actors.orchestrator.record import RequestStream
+from omni_actors.orchestrator.request import RequestStream
 
 __all__ = ["Orchestrator", "RequestStream", "StartupError", "open_orchestrator"]

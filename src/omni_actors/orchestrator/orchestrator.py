@@ -26,8 +26,8 @@ from omni_actors.orchestrator.admission import Admission, Load
 from omni_actors.orchestrator.binding import bind, bind_whole
 from omni_actors.orchestrator.deadlines import Deadlines, Patience
 from omni_actors.orchestrator.known import check_known
-from omni_actors.orchestrator.record import RequestStream
 from omni_actors.orchestrator.recovery import Recovery
+from omni_actors.orchestrator.request import RequestStream
 from omni_actors.orchestrator.submission import sections_of, submits_of
 from omni_actors.orchestrator.wiring import Wiring
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan

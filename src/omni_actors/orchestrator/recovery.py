@@ -28,7 +28,7 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError, not_resumable, poi
 from omni_actors.protocol.frames import Feed
 
 if TYPE_CHECKING:
-    from omni_actors.orchestrator.record import RequestStream
+    from omni_actors.orchestrator.request import RequestStream
     from omni_actors.pipelines.plan import DeploymentLimits
     from omni_actors.stages.pool import StagePool
     from omni_actors.stages.replica import StageReplica

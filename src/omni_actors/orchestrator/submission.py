@@ -19,7 +19,7 @@ from omni_actors.protocol.request import Request
 from omni_actors.stages.replica import StageReplica
 
 if TYPE_CHECKING:
-    from omni_actors.orchestrator.record import RequestStream
+    from omni_actors.orchestrator.request import RequestStream
 
 
 def sections_of(request: Request, declared: Sequence[Parameter] = ()) -> dict[str, msgspec.Raw]:
