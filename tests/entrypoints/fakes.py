@@ -21,15 +21,14 @@ from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
-from omni_actors.orchestrator.admission import Admission, Load
-from omni_actors.orchestrator.recovery import Recovery
+from omni_actors.orchestrator.admission import Admission
 from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta, TokenLogprob, Usage
+from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, WorkerExit
 from omni_actors.stages.control import Control
-from omni_actors.stages.lives import End
 
 RATE = 24_000
 WORDS = ["Paris", " is", " the", " capital", " of", " France", "."]
@@ -107,8 +106,8 @@ class Stage:
     down_s: float | None = None
     attempt_s: float | None = None
     next_s: float | None = None
-    ends: dict[str, int] = field(default_factory=dict)
-    last_end: End | None = None
+    exits: dict[str, int] = field(default_factory=dict)
+    last_exit: WorkerExit | None = None
     unlinked: tuple[str, ...] = ()
 
 
@@ -132,7 +131,6 @@ class FakeOrchestrator:
         self.admission = Admission(self.plan)
         for stage in self.plan.stages:
             self.admission.stage(stage.name, 1, coming=False)
-        self.recovery = Recovery(self.plan.limits, {}, lambda record, places: None, lambda: None)
 
     def foresee(self, outline: Request, *, or_later: bool) -> None:
         """By an admission that scripts know nothing of; a test fills it."""
@@ -169,11 +167,16 @@ class FakeOrchestrator:
     def health(self) -> dict[str, Stage]:
         return self.stages
 
-    def load(self) -> Load:
+    def load(self) -> AdmissionLoad:
         running = dict.fromkeys(self.plan.tasks, 0)
         for request in self.active:
             running[request.task] += 1
-        return Load(running, dict.fromkeys(self.plan.tasks, 0), 0, dict.fromkeys(self.stages, 0), {"queue_full": 3})
+        return AdmissionLoad(
+            running, dict.fromkeys(self.plan.tasks, 0), 0, dict.fromkeys(self.stages, 0), {"queue_full": 3}
+        )
+
+    def resumes(self) -> ResumeCounts:
+        return ResumeCounts(dict.fromkeys(self.stages, 0), 0, 0, 0, 0.0)
 
     async def counters(self) -> dict[str, list[dict[str, float]]]:
         return {"llm": [{"running": float(self.running), "kv.blocks": 7.0, "steps_total": 3.0}]}

@@ -14,7 +14,7 @@ from tests.entrypoints.fakes import FakeOrchestrator, message, served
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.probes import public
 from omni_actors.protocol.errors import ErrorInfo, overloaded
-from omni_actors.stages.lives import End
+from omni_actors.protocol.status import WorkerExit
 from omni_actors.telemetry import logs
 from omni_actors.version import __version__
 
@@ -39,7 +39,7 @@ async def test_health_says_since_when_why_and_until_when_without_giving_paths_aw
         stage = server.orchestrator.stages["llm"]
         stage.live, stage.restarts, stage.progress = 0, 3, "starting"
         stage.down_s, stage.attempt_s, stage.next_s = 12.5, 4.0, 9.2
-        stage.last_end = End("start", error, trio.current_time() - 1, 0.0, None, 0)
+        stage.last_exit = WorkerExit("start", error, trio.current_time() - 1, 0.0, None, 0)
         response = await server.get("/health")
         assert (response.status_code, response.headers["retry-after"]) == (503, "10")
         shown = response.json()["stages"]["llm"]

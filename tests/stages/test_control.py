@@ -74,7 +74,7 @@ async def test_a_drained_replica_stays_so_over_a_death() -> None:
         await until(lambda: replica.live and replica.incarnation == 2)
         assert status_of(orchestrator, "b").state == "drained"
         orchestrator.control.undrain("b", 0)
-        assert status_of(orchestrator, "b").last_end is not None
+        assert status_of(orchestrator, "b").last_exit is not None
 
 
 async def test_a_replica_is_replaced_when_it_is_empty_without_a_pause_or_a_failure() -> None:
@@ -94,8 +94,8 @@ async def test_a_replica_is_replaced_when_it_is_empty_without_a_pause_or_a_failu
         it = status_of(orchestrator, "b", replica.index)
         assert (it.state, it.failures, it.restarts) == ("ready", 0, 1)
         assert it.pid != before
-        assert it.last_end is not None
-        assert (it.last_end.cause, it.last_end.served) == ("replaced", 1)
+        assert it.last_exit is not None
+        assert (it.last_exit.cause, it.last_end.served) == ("replaced", 1)
         assert not pool.replacing
 
 
@@ -157,8 +157,8 @@ async def test_a_new_worker_that_does_not_start_is_said_and_the_rest_is_left_alo
         assert (health.live, health.replacing) == (0, False)
         assert health.next_s is not None
         assert health.next_s > 3
-        assert health.last_end is not None
-        assert health.last_end.cause == "start"
+        assert health.last_exit is not None
+        assert health.last_exit.cause == "start"
 
 
 async def test_a_start_without_a_free_descriptor_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:

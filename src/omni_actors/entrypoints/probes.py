@@ -73,10 +73,10 @@ async def metrics(services: Services, call: Call) -> Reply:
     replicas = {name: (state.live, state.wanted) for name, state in stages.items()}
     fetches = services.media.fetches if services.media is not None else None
     states = {name: Counter(state.states) for name, state in stages.items()}
-    ends = {name: state.ends for name, state in stages.items()}
+    ends = {name: state.exits for name, state in stages.items()}
     orchestrator = services.orchestrator
     body = services.metrics.render(
-        counters, replicas, fetches, states, ends, orchestrator.load(), orchestrator.recovery
+        counters, replicas, fetches, states, ends, orchestrator.load(), orchestrator.resumes()
     )
     return Reply(body, [("content-type", CONTENT_TYPE)])
 
@@ -113,7 +113,7 @@ def _shown(state: StageState) -> dict[str, Any]:
         shown["next_attempt_s"] = round(state.attempt_s, 3)
     if state.next_s is not None:
         shown["ready_in_s"] = round(state.next_s, 3)
-    if (end := state.last_end) is not None:
+    if (end := state.last_exit) is not None:
         ago_s = round(trio.current_time() - end.at, 3)
         shown["last_end"] = {"cause": end.cause, "message": public(end.error.message), "ago_s": ago_s}
     if state.unlinked:

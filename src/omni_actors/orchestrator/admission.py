@@ -14,7 +14,7 @@ free, so that traffic which needs only one of them cannot keep it out for ever.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -26,22 +26,10 @@ from omni_actors.pipelines.plan import DeploymentLimits, Plan
 from omni_actors.pipelines.subgraph import Key, StagePart, Subgraph
 from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, overloaded, stage_unavailable
 from omni_actors.protocol.request import Request
+from omni_actors.protocol.status import AdmissionLoad
 
 RETRY_AFTER_S = (1.0, 60.0)
 """What a computed ``Retry-After`` is kept within."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What an operator may want to know. ``running`` (admitted and not released) and ``waiting``: task → requests;
-    ``stages``: stage → requests in it, or that will be; ``refused``: reason → count. ``waiting_bytes`` is about what
-    the waiting ones hold."""
-
-    running: Mapping[str, int]
-    waiting: Mapping[str, int]
-    waiting_bytes: int
-    stages: Mapping[str, int]
-    refused: Mapping[str, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -210,14 +198,14 @@ class Admission:
         for waiter in list(self._line):
             self._turn_away(waiter, error, "draining")
 
-    def load(self) -> Load:
+    def load(self) -> AdmissionLoad:
         running = dict.fromkeys(self._tasks, 0)
         for shape in self._shapes.values():
             running[shape.task] += shape.running
         waiting = dict.fromkeys(self._tasks, 0)
         for waiter in self._line:
             waiting[waiter.shape.task] += 1
-        return Load(
+        return AdmissionLoad(
             running=running,
             waiting=waiting,
             waiting_bytes=self._line.size,

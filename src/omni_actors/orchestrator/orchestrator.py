@@ -22,7 +22,7 @@ from omni_actors.actors.process import Launcher, open_launcher
 from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.supervisor import Supervisor, open_supervisor
 from omni_actors.media.questions import begins
-from omni_actors.orchestrator.admission import Admission, Load
+from omni_actors.orchestrator.admission import Admission
 from omni_actors.orchestrator.binding import bind, bind_whole
 from omni_actors.orchestrator.deadlines import Deadlines, Patience
 from omni_actors.orchestrator.known import check_known
@@ -42,9 +42,10 @@ from omni_actors.protocol.errors import (
 )
 from omni_actors.protocol.frames import Unlinked
 from omni_actors.protocol.request import Request
+from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, StageHealth
 from omni_actors.stages.control import Control
 from omni_actors.stages.lives import restarts
-from omni_actors.stages.pool import StageHealth, StagePool
+from omni_actors.stages.pool import StagePool
 from omni_actors.stages.replica import StageReplica
 
 log = logging.getLogger("omni_actors.orchestrator")
@@ -305,9 +306,13 @@ class Orchestrator:
                 return
             await self.changed.park()
 
-    def load(self) -> Load:
+    def load(self) -> AdmissionLoad:
         """What is admitted, waits, and was refused."""
         return self.admission.load()
+
+    def resumes(self) -> ResumeCounts:
+        """Return what became of requests whose worker died."""
+        return self.recovery.counts()
 
     async def counters(self) -> dict[str, list[dict[str, float]]]:
         """The engines' counters, per stage and replica; a replica that cannot answer gives an empty mapping."""

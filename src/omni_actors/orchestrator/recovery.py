@@ -26,6 +26,7 @@ import trio
 from omni_actors.orchestrator.deadlines import Deadlines
 from omni_actors.protocol.errors import ErrorInfo, OmniError, not_resumable, poison
 from omni_actors.protocol.frames import Feed
+from omni_actors.protocol.status import ResumeCounts
 
 if TYPE_CHECKING:
     from omni_actors.orchestrator.request import RequestStream
@@ -129,6 +130,10 @@ class Recovery:
     def waiting(self) -> int:
         """Requests between two attempts."""
         return len(self._waiting) + len(self._accused)
+
+    def counts(self) -> ResumeCounts:
+        """Return what became of requests whose worker died."""
+        return ResumeCounts(dict(self.resumed), self.poisoned, self.waiting, self.pauses, self.paused_s)
 
     # ---- what happens
 

@@ -20,8 +20,8 @@ import trio
 from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.states import ReplicaState
+from omni_actors.protocol.status import ExitCause
 from omni_actors.stages import refusals
-from omni_actors.stages.lives import Cause
 from omni_actors.stages.pool import StagePool
 from omni_actors.stages.replica import StageReplica
 
@@ -32,7 +32,7 @@ log = logging.getLogger("omni_actors.stages")
 class LastEnd:
     """How the last life that ended came to its end."""
 
-    cause: Cause
+    cause: ExitCause
     message: str
     ago_s: float
     ready_s: float | None

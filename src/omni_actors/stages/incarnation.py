@@ -15,9 +15,9 @@ from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import Fatal, Step, Unlinked
 from omni_actors.protocol.liveness import VARIABLE
 from omni_actors.protocol.states import ReplicaState
+from omni_actors.protocol.status import ExitCause
 from omni_actors.stages.channel import Channel
 from omni_actors.stages.liveness import Page, Watch
-from omni_actors.stages.lives import Cause
 
 if TYPE_CHECKING:
     from omni_actors.stages.replica import StageReplica
@@ -110,7 +110,7 @@ class Incarnation(Actor[Never]):
         """Read the channel until its end, and say how the worker ended."""
         replica = self._replica
         reader = up_reader()
-        cause: Cause = "crash"
+        cause: ExitCause = "crash"
         try:
             while self._last_word is None and (data := await channel.receive()):
                 for message in reader.feed(data):
@@ -155,7 +155,7 @@ class Incarnation(Actor[Never]):
         replica.ended("stuck", error)
         raise WorkerEnded(error, await self._end("stuck", error))
 
-    async def _end(self, cause: Cause | None, error: ErrorInfo | None) -> Death | None:
+    async def _end(self, cause: ExitCause | None, error: ErrorInfo | None) -> Death | None:
         """Make sure that the worker is gone; idempotent. ``None`` if not even SIGKILL helped."""
         replica = self._replica
         death = None

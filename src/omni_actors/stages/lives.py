@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
 
 import msgspec
 import trio
@@ -13,29 +12,10 @@ import trio
 from omni_actors.actors.supervisor import Restarts
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.protocol.errors import ErrorInfo
-
-Cause = Literal["start", "crash", "stuck", "protocol", "unreleased", "killed", "replaced"]
-"""Why a life ended: it did not become ready (``start``), ended by itself (``crash``), stood still although it had work
-(``stuck``), spoke nonsense (``protocol``), did not let go of a request that was over (``unreleased``); or an operator
-had it ``killed`` or ``replaced``."""
-
-CAUSES: tuple[Cause, ...] = get_args(Cause)
+from omni_actors.protocol.status import ExitCause, WorkerExit
 
 UNKNOWN_START_S = 5.0
 """How long a start is expected to take before there was one."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a life ended. ``at`` is trio's time, ``wall`` seconds since the epoch. ``ready_s`` is how long it had been
-    ready, ``None`` if it never was; ``served`` how many requests it had got."""
-
-    cause: Cause
-    error: ErrorInfo
-    at: float
-    wall: float
-    ready_s: float | None
-    served: int
 
 
 @dataclass(slots=True)
@@ -52,9 +32,9 @@ class Lives:
     """Since when it has not been ready."""
     start_s: float | None = None
     """How long the last successful start took."""
-    last: End | None = None
+    last: WorkerExit | None = None
     """How the last life that ended came to its end."""
-    ends: Counter[Cause] = field(default_factory=Counter)
+    ends: Counter[ExitCause] = field(default_factory=Counter)
 
     def begin(self) -> None:
         self.born = trio.current_time()
@@ -68,13 +48,13 @@ class Lives:
         self.start_s = self.ready - self.born
         self.down_since = None
 
-    def end(self, cause: Cause | None, error: ErrorInfo | None) -> None:
+    def end(self, cause: ExitCause | None, error: ErrorInfo | None) -> None:
         """``None`` as cause: the deployment ends, which is nothing to remember."""
         now = trio.current_time()
         if cause is not None:
             ready_s = None if self.ready is None else now - self.ready
             known = error or ErrorInfo(message="ended by command")
-            self.last = End(cause, known, now, time.time(), ready_s, self.served)
+            self.last = WorkerExit(cause, known, now, time.time(), ready_s, self.served)
             self.ends[cause] += 1
         if self.ready is not None:
             self.down_since = now

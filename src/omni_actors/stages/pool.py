@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import trio
 
 from omni_actors.pipelines.plan import StagePlan
-from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_unavailable
+from omni_actors.protocol.errors import OmniError, stage_unavailable
 from omni_actors.protocol.request import Request
+from omni_actors.protocol.status import EXIT_CAUSES, StageHealth
 from omni_actors.stages.balancers import balancer_for
-from omni_actors.stages.lives import CAUSES, Cause, End
 from omni_actors.stages.replica import StageReplica
 
 _MAX_AFFINITIES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class StageHealth:
-    """What ``/health`` says about a stage."""
-
-    stage: str
-    live: int
-    wanted: int
-    states: tuple[str, ...]
-    restarts: int
-    progress: str
-    last_error: ErrorInfo | None
-    replacing: bool = False
-    """Whether a replica is being replaced by command: new requests wait for it if no other one is live."""
-    down_s: float | None = None
-    """For how long no replica has been ready; ``None`` if one is."""
-    attempt_s: float | None = None
-    """Seconds until the next life of one begins; ``None`` if one is ready or starting."""
-    next_s: float | None = None
-    """Seconds until one is likely to be."""
-    ends: Mapping[Cause, int] = field(default_factory=dict)
-    """Lives that ended, by cause."""
-    last_end: End | None = None
-    """How the last life that ended came to its end."""
-    unlinked: tuple[str, ...] = ()
-    """Neighbour stages that live, and that no live replica of this one has a link to."""
 
 
 class StagePool:
@@ -127,10 +99,10 @@ class StagePool:
         """``unlinked`` are the neighbours that it lacks links to."""
         replicas, now = self.replicas, trio.current_time()
         live = sum(replica.live and not replica.drained for replica in replicas)
-        ends = dict.fromkeys(CAUSES, 0)
+        exits = dict.fromkeys(EXIT_CAUSES, 0)
         for replica in replicas:
             for cause, count in replica.lives.ends.items():
-                ends[cause] += count
+                exits[cause] += count
         lasts = [replica.lives.last for replica in replicas if replica.lives.last is not None]
         downs = [replica.lives.down_since for replica in replicas if replica.lives.down_since is not None]
         return StageHealth(
@@ -145,8 +117,8 @@ class StagePool:
             down_s=None if live else now - max(downs, default=now),
             attempt_s=None if live else min((r.pause_s for r in replicas if not r.live), default=0.0) or None,
             next_s=None if live else self.expected_s(),
-            ends=ends,
-            last_end=max(lasts, key=lambda end: end.at, default=None),
+            exits=exits,
+            last_exit=max(lasts, key=lambda end: end.at, default=None),
             unlinked=unlinked,
         )
 

@@ -44,10 +44,11 @@ from omni_actors.protocol.frames import (
 )
 from omni_actors.protocol.request import MediaChunk, StageDone, TextDelta
 from omni_actors.protocol.states import ReplicaState, advance
+from omni_actors.protocol.status import ExitCause
 from omni_actors.stages.channel import Channel
 from omni_actors.stages.incarnation import Incarnation
 from omni_actors.stages.liveness import Watch
-from omni_actors.stages.lives import Cause, Lives, restarts
+from omni_actors.stages.lives import Lives, restarts
 from omni_actors.stages.questions import Questions
 
 log = logging.getLogger("omni_actors.stages")
@@ -107,7 +108,7 @@ class StageReplica:
         """Whether its worker is being ended for another one to begin."""
         self.awaited = False
         """Whether its worker was ended for another one, which is not ready yet and has not failed to become so."""
-        self.sentence: tuple[Cause, ErrorInfo] | None = None
+        self.sentence: tuple[ExitCause, ErrorInfo] | None = None
         """Why its worker is being killed, if it is."""
         self.watch: Watch | None = None
         self.actor: ActorRef[Never] | None = None
@@ -278,7 +279,7 @@ class StageReplica:
             self.drained = False
             await self.stop()
 
-    def kill(self, cause: Cause | None = None, why: str = "") -> None:
+    def kill(self, cause: ExitCause | None = None, why: str = "") -> None:
         """End this life now, as a crash: another one begins. ``cause`` and ``why`` are kept as the reason, if its
         worker itself has none."""
         if self._child is not None:
@@ -292,7 +293,7 @@ class StageReplica:
         self.pid = child.pid
         channel.send(frame(self.plan.hello(self.stage.name, self.index, self.incarnation, log_level=self._log_level)))
 
-    def ended(self, cause: Cause | None, error: ErrorInfo | None) -> None:
+    def ended(self, cause: ExitCause | None, error: ErrorInfo | None) -> None:
         """This life is over: tell everybody who waits for it. Idempotent. No ``cause``: with the whole deployment."""
         if self.state is ReplicaState.DEAD:
             return

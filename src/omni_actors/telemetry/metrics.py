@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
 from omni_actors.protocol.request import Usage
+from omni_actors.protocol.status import AdmissionLoad, ResumeCounts
 from omni_actors.telemetry.series import Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -30,38 +31,6 @@ class HttpRecord(Protocol):
 
     route: str
     status: int
-
-
-class Resumes(Protocol):
-    """What became of requests whose worker died. ``pauses`` and ``paused_s``: how many went on, and after how long all
-    together."""
-
-    resumed: dict[str, int]
-    poisoned: int
-    pauses: int
-    paused_s: float
-
-    @property
-    def waiting(self) -> int: ...
-
-
-class Load(Protocol):
-    """What admission says of itself: requests by task, by stage, and by reason."""
-
-    @property
-    def running(self) -> Mapping[str, int]: ...
-
-    @property
-    def waiting(self) -> Mapping[str, int]: ...
-
-    @property
-    def waiting_bytes(self) -> int: ...
-
-    @property
-    def stages(self) -> Mapping[str, int]: ...
-
-    @property
-    def refused(self) -> Mapping[str, int]: ...
 
 
 class Metrics:
@@ -149,8 +118,8 @@ class Metrics:
         fetches: Mapping[str, int] | None = None,
         states: Mapping[str, Mapping[str, int]] | None = None,
         ends: Mapping[str, Mapping[str, int]] | None = None,
-        load: Load | None = None,
-        resumes: Resumes | None = None,
+        load: AdmissionLoad | None = None,
+        resumes: ResumeCounts | None = None,
     ) -> bytes:
         """The exposition. ``counters``: stage → counters of each replica; ``replicas``: stage → (live, wanted);
         ``fetches``: outcome → fetches of clients' URLs, and their ``bytes``; ``states``: stage → state → replicas;
@@ -247,7 +216,7 @@ def _labelled(
     return made
 
 
-def _resume_families(resumes: Resumes) -> list[Metric]:
+def _resume_families(resumes: ResumeCounts) -> list[Metric]:
     resumed = _labelled(
         CounterMetricFamily,
         "requests_resumed",
@@ -269,7 +238,7 @@ def _resume_families(resumes: Resumes) -> list[Metric]:
     return [resumed, poison, waiting, pause]
 
 
-def _load_families(load: Load) -> list[Metric]:
+def _load_families(load: AdmissionLoad) -> list[Metric]:
     running = _labelled(
         GaugeMetricFamily,
         "num_requests_running",
