@@ -16,7 +16,7 @@ from tests.media.room import Room, tone
 from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.entrypoints.app import build_app
-from omni_actors.entrypoints.guard import PROBES
+from omni_actors.entrypoints.middleware import PROBES
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService

@@ -24,8 +24,8 @@ from tests.media.room import tone, wav
 
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, marks
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
+from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
-from omni_actors.entrypoints.openai.voicing import SpeechRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(300)]
 

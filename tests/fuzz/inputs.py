@@ -20,10 +20,10 @@ from omni_actors.entrypoints.openai.fields import convert, decode
 from omni_actors.entrypoints.openai.forms import read_form
 from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
+from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
-from omni_actors.entrypoints.openai.voicing import SpeechRequest
-from omni_actors.entrypoints.sayable import check_text
 from omni_actors.entrypoints.services import SpokenHistory
+from omni_actors.entrypoints.tts_input import check_tts_input
 from omni_actors.media import bodies
 from omni_actors.media.limits import Limits
 from omni_actors.protocol.errors import OmniError
@@ -51,7 +51,7 @@ def _json(data: bytes) -> None:
         if isinstance(body, ChatRequest):
             prompt_messages(body.messages, (), SpokenHistory(1.0))
         elif isinstance(body, SpeechRequest):
-            check_text(body.input)
+            check_tts_input(body.input)
 
 
 def _json_seeds() -> list[bytes]:

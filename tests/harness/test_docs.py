@@ -16,8 +16,8 @@ from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.cli import cli
 from omni_actors.entrypoints.openai.fields import accepted_no_ops
 from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest, CompletionRequest
+from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
-from omni_actors.entrypoints.openai.voicing import SpeechRequest
 from omni_actors.entrypoints.server import Limits
 from omni_actors.entrypoints.server.server import Reason
 from omni_actors.media.stage import STAGE as MEDIA

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.test_docs import rows
 
 from omni_actors.entrypoints.openai.fields import Refused, marks
-from omni_actors.entrypoints.openai.voicing import SpeechRequest
+from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.models.tiny import FAMILIES
 from omni_actors.pipelines.registry import Registry
 

@@ -15,7 +15,7 @@ from tests.entrypoints.test_guard import error_of
 from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, marks
 from omni_actors.entrypoints.openai.schemas import ChatRequest
-from omni_actors.entrypoints.openai.voicing import SpeechRequest
+from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "vllm_omni.md").read_text()
 VERDICTS = {"alike", "OpenAI's form", "more", "refused", "not served"}

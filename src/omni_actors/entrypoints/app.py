@@ -1,4 +1,4 @@
-"""The application: its routes, behind the guard.
+"""The application: its routes, behind the middleware.
 
 Those of :data:`ROUTES` are answered directly on their exchange. Quart, on trio, has the rest: what an embedder
 registers there, paths with placeholders, HEAD and OPTIONS, unknown paths and wrong methods.
@@ -21,13 +21,13 @@ from werkzeug.exceptions import BadHost, HTTPException
 
 from omni_actors.entrypoints import probes
 from omni_actors.entrypoints.admin import replicas
-from omni_actors.entrypoints.asgi import AsgiExchange, Message, Receive, Send
-from omni_actors.entrypoints.guard import Guard, Guarded, new_context, normal_path, refusal
+from omni_actors.entrypoints.from_asgi import AsgiExchange, Message, Receive, Send
 from omni_actors.entrypoints.http import JSON, Call, Exchange, Opened, Reply, RequestContext
+from omni_actors.entrypoints.middleware import GuardedExchange, Middleware, new_context, normal_path, refusal
 from omni_actors.entrypoints.openai import chat, completions, models, openapi, speech, sse, transcriptions
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.entrypoints.server.asgi import Adapter
+from omni_actors.entrypoints.server.to_asgi import Adapter
 from omni_actors.entrypoints.server.websocket import WebSocket
 from omni_actors.entrypoints.services import Orchestration, Services
 from omni_actors.media.client import MediaService
@@ -48,7 +48,7 @@ CONTEXT = "omni_actors.request"
 """Key of the :class:`RequestContext` in the ASGI scope of what goes through Quart."""
 
 GUARDED = "omni_actors.exchange"
-"""Key of the :class:`Guarded` exchange there; a WebSocket has none."""
+"""Key of the :class:`GuardedExchange` exchange there; a WebSocket has none."""
 
 OPENED = "omni_actors.opened"
 """Key of what the call has opened there."""
@@ -85,7 +85,7 @@ def build_app(
 
 
 class Application:
-    """Routes behind the guard. Served by :meth:`http` on this project's server, and as ASGI by any other.
+    """Routes behind the middleware. Served by :meth:`http` on this project's server, and as ASGI by any other.
 
     A handler runs in its request's own task; the client's leaving cancels it, and with it what it opened. All that is
     closed, in the same task, once its answer is sent.
@@ -94,12 +94,12 @@ class Application:
     def __init__(self, services: Services, routes: Iterable[Route], sockets: Iterable[SocketRoute] = ()) -> None:
         self.services = services
         self.quart = _App(__name__, static_folder=None)
-        """Where an embedder registers routes of its own. They stand behind the guard like the others."""
+        """Where an embedder registers routes of its own. They stand behind the middleware like the others."""
         self.quart.config.update(RESPONSE_TIMEOUT=None, BODY_TIMEOUT=None, MAX_CONTENT_LENGTH=None)
         self.quart.register_error_handler(Exception, _render)
         self._direct: dict[tuple[str, str], Handler] = {}
         self._sockets = dict(sockets)
-        self._guard = Guard(services.options, services.plan.limits, services.metrics)
+        self._middleware = Middleware(services.options, services.plan.limits, services.metrics)
         for method, path, handler in routes:
             self.quart.add_url_rule(path, f"{method} {path}", _view(services, handler), methods=[method])
             if "<" not in path:
@@ -107,7 +107,7 @@ class Application:
 
     def http(self, exchange: Exchange) -> Awaitable[None]:
         """Answer one request."""
-        return self._guard.run(exchange, self._answer)
+        return self._middleware.run(exchange, self._answer)
 
     async def websocket(self, socket: WebSocket) -> None:
         """Serve one WebSocket."""
@@ -115,7 +115,7 @@ class Application:
         context.user = socket.user
         token = current_request.set(context.id)
         try:
-            info = self._guard.admit(path, dict(reversed(socket.headers)), context)
+            info = self._middleware.admit(path, dict(reversed(socket.headers)), context)
             if info is not None:
                 await socket.reject(*refusal(info))
             elif (handler := self._sockets.get(path)) is not None:
@@ -139,14 +139,14 @@ class Application:
         else:
             await self._asgi_websocket(scope, receive, send)
 
-    def _answer(self, exchange: Guarded) -> Awaitable[None]:
+    def _answer(self, exchange: GuardedExchange) -> Awaitable[None]:
         handler = self._direct.get((exchange.method, exchange.path))
         if handler is None:
             return self._through_quart(exchange)
         exchange.context.route = exchange.path
         return _direct(self.services, exchange, handler)
 
-    async def _through_quart(self, exchange: Guarded) -> None:
+    async def _through_quart(self, exchange: GuardedExchange) -> None:
         async def app(scope: Message, receive: Receive, send: Send) -> None:
             scope[CONTEXT], scope[GUARDED] = exchange.context, exchange
             await self.quart.asgi_app(scope, receive, send)  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ class Application:
         headers = {name.lower(): value for name, value in reversed(scope["headers"])}
         token = current_request.set(context.id)
         try:
-            info = self._guard.admit(path, headers, context)
+            info = self._middleware.admit(path, headers, context)
             if info is None:
                 scope["path"], scope[CONTEXT] = path, context
                 await self.quart.asgi_app(scope, receive, send)  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ async def _refuse_websocket(scope: Message, receive: Receive, send: Send, info: 
 _JSON = [(name.encode(), value.encode()) for name, value in JSON]
 
 
-async def _direct(services: Services, exchange: Guarded, handler: Handler) -> None:
+async def _direct(services: Services, exchange: GuardedExchange, handler: Handler) -> None:
     """Answer by a handler, without anything between it and the exchange."""
     async with Opened() as opened:
         try:
@@ -279,7 +279,7 @@ class _SocketConnection(TrioASGIWebsocketConnection):
 class _Body(Body):
     """A request's body, read from the exchange when it is asked for: its sender is held back by a slow reader."""
 
-    def __init__(self, exchange: Guarded) -> None:
+    def __init__(self, exchange: GuardedExchange) -> None:
         self._exchange = exchange
 
     async def __anext__(self) -> bytes:
@@ -314,7 +314,7 @@ class _App(QuartTrio):
 def _view(services: Services, handler: Handler) -> Callable[..., Awaitable[Response]]:
     async def view(**values: str) -> Response:
         scope = cast(dict[str, Any], request.scope)
-        exchange: Guarded = scope[GUARDED]
+        exchange: GuardedExchange = scope[GUARDED]
         exchange.context.route = request.url_rule.rule if request.url_rule is not None else "unmatched"
         call = Call(exchange.context, exchange.fields, exchange, scope[OPENED], _never)
         return _response(await handler(services, call, **values), exchange.context.id)

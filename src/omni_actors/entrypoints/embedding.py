@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from omni_actors.entrypoints.app import Application, build_app
-from omni_actors.entrypoints.guard import PROBES
+from omni_actors.entrypoints.middleware import PROBES
 from omni_actors.entrypoints.offline import AsyncOmni
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.serve import cannot_listen, tls_of, warn_of_open_doors

@@ -119,8 +119,11 @@ class Body(Protocol):
 
 @dataclass(slots=True)
 class RequestContext:
-    """What the guard knows of a request. ``label`` is the caller's ``X-Request-Id``, echoed as it came; ``id`` is ours,
-    unique whatever callers send, and ends with the label so that logs can be searched by it."""
+    """The facts that the middleware knows of a request.
+
+    ``label`` is the caller's ``X-Request-Id``, echoed unchanged. ``id`` is the server's own: unique whatever callers
+    send, and it ends with the label, so that logs can be searched by the label.
+    """
 
     id: str
     label: str | None
@@ -224,7 +227,7 @@ class Call:
 
     async def read(self, limit: int) -> tuple[bytes, bool]:
         """The body until it ends or is over ``limit`` bytes, and whether it has ended; :meth:`rest` gives what follows.
-        The guard has bounded its whole size and the client's silence."""
+        The middleware has bounded its whole size and the client's silence."""
         if self.body.received:
             data = await self.body.receive()
             return data, len(data) <= limit

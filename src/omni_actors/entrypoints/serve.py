@@ -19,8 +19,8 @@ import trio
 from omni_actors.entrypoints.admin import keyfile
 from omni_actors.entrypoints.admin.access import is_loopback
 from omni_actors.entrypoints.app import build_app
-from omni_actors.entrypoints.guard import PROBES
 from omni_actors.entrypoints.loading import show_loading
+from omni_actors.entrypoints.middleware import PROBES
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.entrypoints.server.listeners import tls_context

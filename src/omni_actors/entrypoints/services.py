@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.entrypoints.shared import Shared
+from omni_actors.entrypoints.single_flight import SingleFlight
 from omni_actors.media.client import MediaService
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES, Subgraph, subgraph
@@ -162,7 +162,7 @@ class Services:
     """Names of the LoRA adapters."""
     model_names: tuple[str, ...] = field(init=False)
     """Every name that a request may give as its model."""
-    counters: Shared[Mapping[str, list[dict[str, Any]]]] = field(init=False)
+    counters: SingleFlight[Mapping[str, list[dict[str, Any]]]] = field(init=False)
     """The workers' own. Everybody may read them: that asks each worker at most one question at a time."""
 
     def __post_init__(self) -> None:
@@ -171,7 +171,7 @@ class Services:
         }
         self.history = SpokenHistory(self.options.audio_history_s)
         self.adapters = self.plan.adapters
-        self.counters = Shared(lambda: self.orchestrator.counters())
+        self.counters = SingleFlight(lambda: self.orchestrator.counters())
         self.model_names = (self.plan.served_model_name, *self.options.model_aliases, *self.adapters)
 
     def model(self, name: str | None, *, adapted: bool = True) -> str:

@@ -16,7 +16,7 @@ from tests.entrypoints.fakes import Server, served
 from omni_actors.entrypoints.admin.access import is_admin, is_loopback
 from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.cli import cli
-from omni_actors.entrypoints.guard import Guard, new_context, normal_path
+from omni_actors.entrypoints.middleware import Middleware, new_context, normal_path
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.telemetry.metrics import Metrics
@@ -157,7 +157,7 @@ async def test_no_spelling_of_a_path_goes_around_it(kind: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("path", ["/admin/own", "/admin"])
 async def test_a_websocket_under_admin_is_under_the_same_rule(path: str) -> None:
-    guard = Guard(KEYED, DeploymentLimits(), Metrics())
+    guard = Middleware(KEYED, DeploymentLimits(), Metrics())
 
     def admitted(key: str | None) -> int:
         headers = {} if key is None else {b"authorization": f"Bearer {key}".encode()}

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.nulls import MAX_OBJECTS
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
+from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest, TranslationRequest
-from omni_actors.entrypoints.openai.voicing import SpeechRequest
 from omni_actors.protocol.errors import OmniError
 
 BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {

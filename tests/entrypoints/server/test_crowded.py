@@ -13,7 +13,7 @@ import trio
 from tests.entrypoints.server.door import App, Door, Watched, echo, forever, opened, request, until, until_end
 
 from omni_actors.entrypoints.server import Exchange, Limits, connection
-from omni_actors.entrypoints.server.door import Door as FrontDoor
+from omni_actors.entrypoints.server.acceptor import Acceptor
 
 PROBES = {"/live"}
 ONCE = request("/", None, "Connection: close")
@@ -259,7 +259,7 @@ async def test_without_reserved_connections_the_next_waits_at_the_door() -> None
     ],
 )
 def test_a_client_may_have_a_part_of_the_connections(limits: Limits, most: int, counted: dict[str, str | None]) -> None:
-    door = FrontDoor(SimpleNamespace(limits=limits), None)  # type: ignore[arg-type]
+    door = Acceptor(SimpleNamespace(limits=limits), None)  # type: ignore[arg-type]
     assert door._most_of_one == most
     assert {host: door._client(host) for host in counted} == counted
 

@@ -32,9 +32,8 @@ from tests.entrypoints.server.door import (
     until_end,
 )
 
-from omni_actors.entrypoints import addresses
-from omni_actors.entrypoints.server import Exchange, Limits, hypercorn, serve
-from omni_actors.entrypoints.server.door import RESERVED, _most
+from omni_actors.entrypoints.server import Exchange, Limits, addresses, hypercorn, serve
+from omni_actors.entrypoints.server.acceptor import RESERVED, _most
 from omni_actors.entrypoints.server.listeners import INHERITED
 
 ONCE = request("/", None, "Connection: close")

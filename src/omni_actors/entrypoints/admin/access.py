@@ -13,10 +13,10 @@ import os
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from omni_actors.entrypoints.addresses import plain
 from omni_actors.entrypoints.http import RequestContext
 from omni_actors.entrypoints.keys import Keys, bearer
 from omni_actors.entrypoints.openai.errors import http_error
+from omni_actors.entrypoints.server.addresses import plain
 from omni_actors.protocol.errors import ErrorInfo
 
 ROOT = "/admin"
@@ -43,7 +43,7 @@ _FETCH_SITE = b"sec-fetch-site"
 
 
 def is_admin(path: str) -> bool:
-    """Whether a path, as the guard normalises it, is an admin route's."""
+    """Whether a path, as the middleware normalises it, is an admin route's."""
     return path == ROOT or path.startswith(f"{ROOT}/")
 
 

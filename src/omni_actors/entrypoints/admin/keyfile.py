@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from omni_actors.entrypoints.addresses import plain
+from omni_actors.entrypoints.server.addresses import plain
 from omni_actors.entrypoints.server.transport import peer_user
 from omni_actors.models.weights.cache import cache_root
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from omni_actors.entrypoints.addresses import authority
+from omni_actors.entrypoints.server.addresses import authority
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omni_actors.entrypoints.addresses import ABSENT, Address, bind, resolve
+from omni_actors.entrypoints.server.addresses import ABSENT, Address, bind, resolve
 from omni_actors.platforms.cpu.platform import usable_cores, usable_memory
 from omni_actors.platforms.platform import Finding, Verdict
 

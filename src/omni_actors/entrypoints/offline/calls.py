@@ -15,7 +15,7 @@ import trio
 
 from omni_actors.entrypoints.offline.arguments import check_request, is_number, sampling_for, section
 from omni_actors.entrypoints.offline.prompts import ChatPrompt, Messages
-from omni_actors.entrypoints.sayable import check_text
+from omni_actors.entrypoints.tts_input import check_tts_input
 from omni_actors.media.client import MediaService
 from omni_actors.media.questions import How
 from omni_actors.pipelines.plan import Plan
@@ -174,7 +174,7 @@ class SpeechCall(Call):
     async def request(self, plan: Plan, media: MediaService, kept: list[MediaRef]) -> Request:
         inputs = ("text",) if self.reference is None else ("text", "audio")
         subgraph(plan, "speech", inputs, ("audio",))
-        check_text(self.text, "text", most=plan.input_limit("speech", "text"))
+        check_tts_input(self.text, "text", most=plan.input_limit("speech", "text"))
         own = [name for name in Speech.__struct_fields__ if name not in ("text", "voice", "speed", "reference")]
         for name in self.fields:
             if name not in own:

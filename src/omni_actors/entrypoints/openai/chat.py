@@ -21,9 +21,9 @@ from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.parameters import own_parameters
 from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of, used
 from omni_actors.entrypoints.openai.schemas import ChatRequest, MediaKwargs
+from omni_actors.entrypoints.openai.speech_request import resolve_voice, set_fields
 from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.entrypoints.openai.unread import keep_read
-from omni_actors.entrypoints.openai.voicing import set_fields, voice_of
 from omni_actors.entrypoints.services import Events, Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.media.limits import PIECE
@@ -155,7 +155,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
         params["transcription"] = Transcription(clips=media.count("audio"))
     if spoken:
         own = body.audio.voice if body.audio is not None else None
-        voice = voice_of(services, {"audio.voice": own, "voice": body.voice, "speaker": body.speaker})
+        voice = resolve_voice(services, {"audio.voice": own, "voice": body.voice, "speaker": body.speaker})
         params["speech"] = speech = Speech(voice=voice, seed=body.seed or 0)
         set_fields(services, speech, {"language": body.language, "instructions": body.instructions})
     request = Request(

@@ -15,7 +15,7 @@ import msgspec
 
 from omni_actors.entrypoints.admin.replicas import Command
 from omni_actors.entrypoints.http import Call, Reply
-from omni_actors.entrypoints.openai import schemas, transcriptions, voicing
+from omni_actors.entrypoints.openai import schemas, speech_request, transcriptions
 from omni_actors.entrypoints.openai.audio import CONTENT_TYPES
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, list_fields, marks
 from omni_actors.entrypoints.services import Services
@@ -118,7 +118,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Speech of a text",
         {**dict.fromkeys((*CONTENT_TYPES.values(), "audio/pcm"), _TEXT), SSE: _ANY},
         _WORK,
-        {JSON: _ref(voicing.SpeechRequest)},
+        {JSON: _ref(speech_request.SpeechRequest)},
         task="speech",
     ),
     ("POST", "/v1/audio/transcriptions"): Operation(
@@ -200,9 +200,9 @@ def _content(by_type: dict[str, Schema]) -> Schema:
 
 def _components() -> dict[str, Schema]:
     listens = (transcriptions.TranscriptionRequest, transcriptions.TranslationRequest)
-    kinds = (schemas.ChatRequest, schemas.CompletionRequest, voicing.SpeechRequest, *listens, Command)
+    kinds = (schemas.ChatRequest, schemas.CompletionRequest, speech_request.SpeechRequest, *listens, Command)
     _, made = msgspec.json.schema_components(kinds, ref_template=_REF)
-    structs = [it for room in (schemas, voicing, transcriptions) for it in vars(room).values() if _is_struct(it)]
+    structs = [it for room in (schemas, speech_request, transcriptions) for it in vars(room).values() if _is_struct(it)]
     for kind in structs:
         if kind.__name__ in made:
             _mark(kind, made[kind.__name__]["properties"])

@@ -10,10 +10,10 @@ from omni_actors.entrypoints.openai import audio, sse
 from omni_actors.entrypoints.openai.bodies import bring_media, read_json
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.parameters import own_parameters
+from omni_actors.entrypoints.openai.speech_request import TASK, SpeechRequest, has_reference, may_clone, speech_section
 from omni_actors.entrypoints.openai.unread import keep_read
-from omni_actors.entrypoints.openai.voicing import TASK, SpeechRequest, has_reference, may_clone, speech_of
-from omni_actors.entrypoints.sayable import check_text
 from omni_actors.entrypoints.services import Events, Services
+from omni_actors.entrypoints.tts_input import check_tts_input
 from omni_actors.media.client import AudioEncoder
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Completed, MediaChunk, Request
@@ -29,7 +29,7 @@ async def create(services: Services, call: Call) -> Reply:
     body = decode(read.json, SpeechRequest)
     services.model(body.model, adapted=False)
     services.task(TASK, inputs=("text",), outputs=("audio",))
-    check_text(body.input, most=services.plan.input_limit(TASK, "text"))
+    check_tts_input(body.input, most=services.plan.input_limit(TASK, "text"))
     if body.stream is False and body.stream_format == "sse":
         raise invalid_request("'stream': false and 'stream_format': 'sse' contradict each other.", "stream")
     cloned = has_reference(services, body, read.modalities)
@@ -39,7 +39,7 @@ async def create(services: Services, call: Call) -> Reply:
         inputs=inputs,
         outputs=("audio",),
         params={
-            "speech": speech_of(services, body),
+            "speech": speech_section(services, body),
             **own_parameters(services, body, TASK, inputs, ("audio",)),
         },
         id=call.context.id,

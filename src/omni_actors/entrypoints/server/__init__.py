@@ -1,4 +1,4 @@
-"""The front door: an HTTP/1.1 and WebSocket server on trio, under the application and beside it.
+"""A generic server: an HTTP/1.1 and WebSocket server on trio, under the application and beside it.
 
 One task per connection, whose failure is its own. A request is an :class:`Exchange` to whoever answers it: a direct
 route, or the ASGI application behind an adapter. Its handler is cancelled when its client leaves: closes its end (a
@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 import trio
 
 from omni_actors.entrypoints.server import listeners
-from omni_actors.entrypoints.server.asgi import Adapter, ASGIApp
-from omni_actors.entrypoints.server.departures import Departures
-from omni_actors.entrypoints.server.door import Door
+from omni_actors.entrypoints.server.acceptor import Acceptor
+from omni_actors.entrypoints.server.disconnects import DisconnectWatcher
 from omni_actors.entrypoints.server.http1 import Exchange
 from omni_actors.entrypoints.server.limits import Limits
 from omni_actors.entrypoints.server.server import Application, Server
+from omni_actors.entrypoints.server.to_asgi import Adapter, ASGIApp
 from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
 from omni_actors.telemetry.metrics import Metrics
 
@@ -53,30 +53,30 @@ async def serve(
     Raises ``OSError`` when one of the addresses cannot be bound, with it as ``filename``: nothing listens then.
     """
     opened = await listeners.listen([hosts] if isinstance(hosts, str) else hosts, port, unix_path)
-    departures = Departures()
+    disconnects = DisconnectWatcher()
     try:
         adapter = Adapter(app)
         answers = app if isinstance(app, Application) else adapter
-        server = Server(answers, limits or Limits(), metrics or Metrics(), departures, tls, frozenset(probes))
+        server = Server(answers, limits or Limits(), metrics or Metrics(), disconnects, tls, frozenset(probes))
         async with adapter.lifespan(), trio.open_nursery() as watching:
-            watching.start_soon(departures.run)
+            watching.start_soon(disconnects.run)
             watching.start_soon(server.sweep)
             async with trio.open_nursery() as connections:
-                door = Door(server, connections)
+                acceptor = Acceptor(server, connections)
                 async with trio.open_nursery() as accepting:
-                    accepting.start_soon(door.place)
+                    accepting.start_soon(acceptor.place)
                     for listener in opened:
-                        accepting.start_soon(door.accept, listener)
+                        accepting.start_soon(acceptor.accept, listener)
                     task_status.started([listeners.url_of(listener, tls) for listener in opened])
                     await (trio.sleep_forever if shutdown is None else shutdown)()
                     accepting.cancel_scope.cancel()
                 server.drain()
                 for listener in opened:
-                    door.sweep(listener)
+                    acceptor.sweep(listener)
                     listeners.close(listener)
                 connections.cancel_scope.deadline = trio.current_time() + grace_s
             watching.cancel_scope.cancel()
     finally:
         for listener in opened:
             listeners.close(listener)
-        departures.close()
+        disconnects.close()

@@ -7,10 +7,10 @@ import math
 
 import trio
 
-from omni_actors.entrypoints.pace import Pace
-from omni_actors.entrypoints.server.answers import DRAINING, answer, serve_socket
+from omni_actors.entrypoints.server.dispatch import DRAINING, answer, serve_socket
 from omni_actors.entrypoints.server.handshake import shake_hands
 from omni_actors.entrypoints.server.http1 import Exchange, error_response
+from omni_actors.entrypoints.server.minimum_rate import MinimumRate
 from omni_actors.entrypoints.server.parser import BadRequest, RequestParser
 from omni_actors.entrypoints.server.server import CLOSED_S, Reason, Server
 from omni_actors.entrypoints.server.transport import Stalled, TlsTransport, Transport
@@ -82,7 +82,7 @@ class Connection:
         self._hurried = False
         self._late: Reason = "idle"
         self._lingering: trio.CancelScope | None = None
-        self._pace: Pace | None = None
+        self._pace: MinimumRate | None = None
         self.refusal: BadRequest | None = None
         self._parser = RequestParser(server.limits)
         self._pending = b""
@@ -90,9 +90,9 @@ class Connection:
 
     async def run(self) -> None:
         """Serve the connection until it is over. Raises nothing, cancellation from outside excepted."""
-        departures = self.server.departures
+        disconnects = self.server.disconnects
         try:
-            departures.watch(self.transport.socket, self.depart)
+            disconnects.watch(self.transport.socket, self.depart)
             with self.scope:
                 if not isinstance(self.transport, TlsTransport) or await shake_hands(self, self.transport):
                     await self._requests()
@@ -103,7 +103,7 @@ class Connection:
         finally:
             if self.reason is None:
                 self._cut_short()
-            departures.forget(self.transport.socket)
+            disconnects.forget(self.transport.socket)
             self.close(self.reason or "failed", reset=self._is_cut())
 
     def close(self, reason: Reason, *, reset: bool) -> None:
@@ -285,7 +285,7 @@ class Connection:
 
     async def _more(self) -> bytes:
         """More of the body, which has to come at some pace where connections are taken."""
-        pace = self._pace = self._pace or Pace(self.server.limits.crowded_body_rate, PATIENCE_S)
+        pace = self._pace = self._pace or MinimumRate(self.server.limits.crowded_body_rate, PATIENCE_S)
         self.server.may_shed(trio.current_time() + pace.begin())
         data = await self.transport.receive()
         pace.came(len(data))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from omni_actors.entrypoints.server.answers import DRAINING
+from omni_actors.entrypoints.server.dispatch import DRAINING
 from omni_actors.entrypoints.server.parser import BadRequest
 from omni_actors.entrypoints.server.server import CLOSED_S
 from omni_actors.entrypoints.server.transport import TlsTransport

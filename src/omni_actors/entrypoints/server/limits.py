@@ -1,4 +1,4 @@
-"""What one client may take of the front door: sizes, times and numbers, each with its default."""
+"""What one client may take of the front acceptor: sizes, times and numbers, each with its default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _limit(default: Any, doc: str, *, none: bool = False) -> Any:
 class Limits:
     """Bytes are bytes, ``_s`` are seconds. Raises ``ValueError``, with the name, for what cannot be.
 
-    How large a body may be is the guard's business: it knows who asks for what.
+    How large a body may be is the middleware's business: it knows who asks for what.
     """
 
     request_line_bytes: int = _limit(16 << 10, "Longest target of a request; then 414.")

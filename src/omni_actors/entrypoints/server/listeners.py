@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import trio
 
-from omni_actors.entrypoints import addresses
+from omni_actors.entrypoints.server import addresses
 
 BACKLOG = 1024
 

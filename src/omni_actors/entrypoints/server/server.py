@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import trio
 
-from omni_actors.entrypoints.server.departures import Departures
+from omni_actors.entrypoints.server.disconnects import DisconnectWatcher
 from omni_actors.entrypoints.server.http1 import DateLine, Exchange
 from omni_actors.entrypoints.server.limits import Limits
 from omni_actors.entrypoints.server.websocket import WebSocket
@@ -60,7 +60,7 @@ class Server:
     application: Application
     limits: Limits
     metrics: Metrics
-    departures: Departures
+    disconnects: DisconnectWatcher
     tls: ssl.SSLContext | None = None
     probes: frozenset[str] = frozenset()
     """Paths that are answered also where all places are taken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 
-class Pace:
+class MinimumRate:
     """A least rate, for what is waited for.
 
     It is an allowance of seconds: each second of waiting takes one off, each byte that comes gives ``1 / bytes_per_s``

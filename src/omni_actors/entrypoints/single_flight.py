@@ -11,7 +11,7 @@ import trio
 T = TypeVar("T")
 
 
-class Shared(Generic[T]):
+class SingleFlight(Generic[T]):
     """What is costly to find out, and asked for by anybody: it is found out by one at a time.
 
     Everybody gets an answer whose making began after they asked; all who wait by then have the same one. Raises what

@@ -11,7 +11,7 @@ import trio
 _LEFT = select.EPOLLRDHUP | select.EPOLLONESHOT  # errors and hang-ups are always reported
 
 
-class Departures:
+class DisconnectWatcher:
     """Calls back when the peer of a watched socket closes or resets its connection.
 
     Trio waits for *readable*, and a socket with unread bytes (a pipelined request, a body that nobody wants) is that

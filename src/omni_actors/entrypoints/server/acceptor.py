@@ -44,7 +44,7 @@ _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 log = logging.getLogger("omni_actors.server")
 
 
-class Door:
+class Acceptor:
     """Lets connections in, each in a task of its own, as far as the limits allow.
 
     Beyond :attr:`Limits.connections` some are let in that have no place: they are asked what they want. Probes are
@@ -84,7 +84,7 @@ class Door:
                 await server.freed.park()
 
     def sweep(self, listener: socket.socket) -> None:
-        """Take whoever stands at the door already, once the server drains: they are told so."""
+        """Take whoever waits in the listen queue already, once the server drains: they are told so."""
         for _ in range(BACKLOG):
             try:
                 self._begin(listener, *listener.accept())
@@ -100,7 +100,7 @@ class Door:
         return not self._is_full() or len(server.waiting) < server.limits.connections_reserved
 
     async def _room(self) -> None:
-        """Make room for somebody who stands at the door."""
+        """Make room for somebody who waits in the listen queue."""
         server = self._server
         reserved = server.limits.connections_reserved
         if not reserved and self._is_full():

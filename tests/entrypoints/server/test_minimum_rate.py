@@ -6,17 +6,17 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from omni_actors.entrypoints.pace import Pace
+from omni_actors.entrypoints.server.minimum_rate import MinimumRate
 
 
-async def waited(pace: Pace, seconds: float, size: int) -> None:
+async def waited(pace: MinimumRate, seconds: float, size: int) -> None:
     pace.begin()
     await trio.sleep(seconds)
     pace.came(size)
 
 
 async def test_silence_is_allowed_for_as_long_as_the_patience(autojump_clock: MockClock) -> None:
-    pace = Pace(100, 30)
+    pace = MinimumRate(100, 30)
     assert pace.begin() == 30
     await trio.sleep(29)
     assert pace.waits
@@ -26,7 +26,7 @@ async def test_silence_is_allowed_for_as_long_as_the_patience(autojump_clock: Mo
 
 
 async def test_who_keeps_the_rate_may_go_on_for_ever(autojump_clock: MockClock) -> None:
-    pace = Pace(100, 5)
+    pace = MinimumRate(100, 5)
     for _ in range(1000):
         await waited(pace, 1, 101)
     assert pace.left_s == pytest.approx(5)
@@ -34,7 +34,7 @@ async def test_who_keeps_the_rate_may_go_on_for_ever(autojump_clock: MockClock) 
 
 async def test_who_is_slower_comes_to_an_end_however_fast_it_began(autojump_clock: MockClock) -> None:
     """A fast beginning buys no more than the patience."""
-    pace = Pace(100, 5)
+    pace = MinimumRate(100, 5)
     await waited(pace, 1, 1_000_000)
     seconds = 0
     while pace.left_s > 0:
@@ -44,7 +44,7 @@ async def test_who_is_slower_comes_to_an_end_however_fast_it_began(autojump_cloc
 
 
 async def test_time_in_which_nobody_waits_does_not_count(autojump_clock: MockClock) -> None:
-    pace = Pace(100, 5)
+    pace = MinimumRate(100, 5)
     await waited(pace, 4, 0)
     await trio.sleep(1000)
     assert not pace.waits
@@ -52,7 +52,7 @@ async def test_time_in_which_nobody_waits_does_not_count(autojump_clock: MockClo
 
 
 async def test_without_a_rate_any_byte_is_enough(autojump_clock: MockClock) -> None:
-    pace = Pace(0, 5)
+    pace = MinimumRate(0, 5)
     for _ in range(100):
         await waited(pace, 4.9, 1)
     assert pace.left_s == 5

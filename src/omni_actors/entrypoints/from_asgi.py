@@ -7,8 +7,8 @@ from typing import Any
 
 import trio
 
-from omni_actors.entrypoints.addresses import plain
 from omni_actors.entrypoints.http import Headers
+from omni_actors.entrypoints.server.addresses import plain
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -1,9 +1,8 @@
-"""The one guard before every route, direct or through Quart: path, request id, CORS, keys, limits, and a reply for
-whatever went wrong.
+"""The middleware in front of every route: paths, request ids, CORS, keys, limits, and error replies.
 
-What it decides, it decides of a method, a path and headers (:meth:`Guard.check`, :meth:`Guard.cors`,
-:func:`normal_path`); :meth:`Guard.run` applies that to an exchange, and :class:`Guarded` is the exchange as the routes
-behind it see it.
+:meth:`Middleware.check`, :meth:`Middleware.cors` and :func:`normal_path` decide by method, path and headers alone.
+:meth:`Middleware.run` applies their decisions to an exchange; the routes behind the middleware see that exchange as a
+:class:`GuardedExchange`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from omni_actors.entrypoints.http import Exchange, Headers, RequestContext
 from omni_actors.entrypoints.keys import Keys, bearer
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.entrypoints.pace import Pace
+from omni_actors.entrypoints.server.minimum_rate import MinimumRate
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, invalid_request, too_large
 from omni_actors.protocol.request import MAX_PRIORITY
@@ -60,7 +59,7 @@ def normal_path(path: str) -> str:
     return _SLASHES.sub("/", path).rstrip("/") or "/"
 
 
-class Guard:
+class Middleware:
     """Stands before all routes.
 
     It guarantees that every HTTP request gets exactly one reply with ``X-Request-Id`` and CORS headers (unless its
@@ -76,7 +75,7 @@ class Guard:
         self._keys = Keys(options.api_keys)
         self._admin = AdminAccess(options.admin_keys, self._keys)
 
-    async def run(self, exchange: Exchange, answer: Callable[[Guarded], Awaitable[None]]) -> None:
+    async def run(self, exchange: Exchange, answer: Callable[[GuardedExchange], Awaitable[None]]) -> None:
         """One exchange: refused, or answered by ``answer``. An exception of that is a 500, an :class:`OmniError` its
         own status, if the answer has not begun; one that has begun is left unfinished."""
         headers = dict(reversed(exchange.headers))  # of several of a name the first
@@ -85,7 +84,7 @@ class Guard:
         if not exchange.client:
             context.user = exchange.user
         context.http_version = exchange.http_version
-        guarded = Guarded(self, exchange, context, path, headers)
+        guarded = GuardedExchange(self, exchange, context, path, headers)
         token = current_request.set(context.id)
         self._metrics.http_begun()
         try:
@@ -171,15 +170,15 @@ class Guard:
         return [vary]
 
 
-class Guarded:
-    """An :class:`Exchange` behind the guard: its body is bounded in size and time, its answer carries the id.
+class GuardedExchange:
+    """An :class:`Exchange` behind the middleware: its body is bounded in size and time, its answer carries the id.
 
     ``receive`` raises 413 and 408 (:class:`OmniError`).
     """
 
     __slots__ = (
         "_exchange",
-        "_guard",
+        "_middleware",
         "_pace",
         "_room",
         "context",
@@ -194,7 +193,7 @@ class Guarded:
     )
 
     def __init__(
-        self, guard: Guard, exchange: Exchange, context: RequestContext, path: str, fields: dict[bytes, bytes]
+        self, middleware: Middleware, exchange: Exchange, context: RequestContext, path: str, fields: dict[bytes, bytes]
     ) -> None:
         self.context = context
         self.method = exchange.method
@@ -203,10 +202,10 @@ class Guarded:
         self.headers = exchange.headers
         self.fields = fields
         """The headers by name; of several of a name the first."""
-        self._guard = guard
+        self._middleware = middleware
         self._exchange = exchange
-        self._pace: Pace | None = None
-        self._room = guard.max_body
+        self._pace: MinimumRate | None = None
+        self._room = middleware.max_body
         self.write = exchange.write
         self.write_now = exchange.write_now
         self.finish = exchange.finish
@@ -252,12 +251,12 @@ class Guarded:
             piece = await self._receive_in_time()
         self._room -= len(piece)
         if self._room < 0:
-            raise OmniError(_body_too_large(self._guard.max_body))
+            raise OmniError(_body_too_large(self._middleware.max_body))
         return piece
 
     async def _receive_in_time(self) -> bytes:
-        limits, context = self._guard.options.limits, self.context
-        pace = self._pace = self._pace or Pace(limits.body_rate, limits.body_idle_s)
+        limits, context = self._middleware.options.limits, self.context
+        pace = self._pace = self._pace or MinimumRate(limits.body_rate, limits.body_idle_s)
         left_s = context.started + min(limits.body_s, context.timeout_s) - trio.current_time()
         with trio.move_on_after(max(0.0, min(left_s, pace.begin()))):
             piece = await self._exchange.receive()
@@ -266,7 +265,7 @@ class Guarded:
         slowly = f", or at less than {limits.body_rate} bytes per second" if limits.body_rate else ""
         raise deadline_exceeded(f"The request's body did not arrive in time{slowly}.")
 
-    def __aiter__(self) -> Guarded:
+    def __aiter__(self) -> GuardedExchange:
         """The pieces of the body."""
         return self
 
@@ -293,7 +292,7 @@ class Guarded:
         label = context.label or context.id
         made = [*headers, (b"x-request-id", label.encode("latin-1"))]
         origin = self.fields.get(b"origin")
-        return made if origin is None else made + self._guard.cors(origin)
+        return made if origin is None else made + self._middleware.cors(origin)
 
 
 def new_context() -> RequestContext:

@@ -10,7 +10,7 @@ _SAYABLE = re.compile(r"[^\W_]")
 """A letter or a digit of any script."""
 
 
-def check_text(text: object, param: str = "input", most: float | None = None) -> None:
+def check_tts_input(text: object, param: str = "input", most: float | None = None) -> None:
     """Raises 400 for what is no text, for blank text, punctuation or pictures alone and control characters, and for
     more than ``most`` characters."""
     if not isinstance(text, str):

@@ -102,11 +102,13 @@ def has_reference(services: Services, body: SpeechRequest, modalities: tuple[str
     return True
 
 
-def speech_of(services: Services, body: SpeechRequest) -> Speech:
+def speech_section(services: Services, body: SpeechRequest) -> Speech:
     """The section ``speech``. Raises 400 for what this model does not honour and for what contradicts itself."""
     speech = Speech(
         text=body.input,
-        voice=voice_of(services, {"voice": body.voice, "speaker": body.speaker}, cloned=body.ref_audio is not None),
+        voice=resolve_voice(
+            services, {"voice": body.voice, "speaker": body.speaker}, cloned=body.ref_audio is not None
+        ),
         seed=body.seed or 0,
         reference=body.ref_audio is not None,
     )
@@ -115,7 +117,7 @@ def speech_of(services: Services, body: SpeechRequest) -> Speech:
     return speech
 
 
-def voice_of(services: Services, given: dict[str, str | VoiceId | None], *, cloned: bool = False) -> str:
+def resolve_voice(services: Services, given: dict[str, str | VoiceId | None], *, cloned: bool = False) -> str:
     """The model's own voice; ``given`` are the fields that may name it, by path. Raises 400 for an unknown one and for
     two that differ.
 
