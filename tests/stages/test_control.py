@@ -74,7 +74,7 @@ async def test_a_drained_replica_stays_so_over_a_death() -> None:
         await until(lambda: replica.live and replica.incarnation == 2)
         assert status_of(orchestrator, "b").state == "drained"
         orchestrator.control.undrain("b", 0)
-        assert status_of(orchestrator, "b").last_exit is not None
+        assert status_of(orchestrator, "b").last_end is not None
 
 
 async def test_a_replica_is_replaced_when_it_is_empty_without_a_pause_or_a_failure() -> None:
@@ -94,8 +94,8 @@ async def test_a_replica_is_replaced_when_it_is_empty_without_a_pause_or_a_failu
         it = status_of(orchestrator, "b", replica.index)
         assert (it.state, it.failures, it.restarts) == ("ready", 0, 1)
         assert it.pid != before
-        assert it.last_exit is not None
-        assert (it.last_exit.cause, it.last_end.served) == ("replaced", 1)
+        assert it.last_end is not None
+        assert (it.last_end.cause, it.last_end.served) == ("replaced", 1)
         assert not pool.replacing
 
 
