@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import trio
 from tests.entrypoints.fakes import RATE, SPEECH, TEXT, Server, served
-from tests.media.room import container, strict_wav, tone, wav
+from tests.media.harness import container, strict_wav, tone, wav
 
 VOICES = [
     "alloy",

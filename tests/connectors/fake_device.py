@@ -52,7 +52,7 @@ class Memory:
     lent: dict[bytes, Tensor]
     at: str = "d0"
     sees: frozenset[str] = frozenset({"d0"})
-    room: int = 1 << 30
+    capacity: int = 1 << 30
     opened: list[bytes] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -60,7 +60,7 @@ class Memory:
         return isinstance(tensor, Tensor) and tensor.at == self.at
 
     def export(self, tensor: DeviceTensor) -> bytes:
-        if tensor.nbytes > self.room:
+        if tensor.nbytes > self.capacity:
             raise TransportError("no room")
         handle = f"{id(self)}:{next(self.numbers)}".encode()
         assert isinstance(tensor, Tensor)

@@ -158,7 +158,7 @@ def test_small_tensors_and_those_of_another_device_go_as_any_other(bench: Bench)
 
 def test_a_device_without_room_leaves_it_to_the_host(bench: Bench) -> None:
     two = {name: Tensor(np.ones(size, np.float32)) for name, size in (("a", LARGE), ("b", 2 * LARGE))}
-    bench.ours.room = 4 * LARGE
+    bench.ours.capacity = 4 * LARGE
     assert bench.exports.pack(Payload("x", {}, DeviceTensors(two)), bench.arena, 1) is None
     assert bench.exports.used_bytes == 0
     assert bench.ours.lent == {}

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import trio
 from msgspec.structs import replace as replaced
-from tests.media.room import Room, tone
+from tests.media.harness import MediaHarness, tone
 from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.entrypoints.app import build_app
@@ -217,15 +217,15 @@ class Server:
 
     url: str
     orchestrator: FakeOrchestrator
-    room: Room
+    harness: MediaHarness
     client: httpx.AsyncClient
     stop: trio.Event
 
     async def settled(self) -> None:
         """Wait until nothing of any request is left; fails when something stays."""
         with trio.fail_after(5):
-            while self.orchestrator.running or any(self.room.gauges().values()):
-                self.room.engine.step(self.room)
+            while self.orchestrator.running or any(self.harness.gauges().values()):
+                self.harness.engine.step(self.harness)
                 await trio.sleep(0.005)
 
     async def post(self, path: str, json: Any, **more: Any) -> httpx.Response:
@@ -250,8 +250,8 @@ async def served(
     plan = plan or plan_of(pipeline, *overrides)
     orchestrator = FakeOrchestrator(plan, script)
     settings = plan.media.options if plan.media is not None else {}
-    room = Room(**settings)
-    media = MediaService(room.query, limits=read_limits(settings)) if plan.media is not None else None
+    harness = MediaHarness(**settings)
+    media = MediaService(harness.query, limits=read_limits(settings)) if plan.media is not None else None
     options = options or ServerOptions()
     app = build_app(orchestrator, media, plan, options)
     stop = trio.Event()
@@ -264,7 +264,7 @@ async def served(
         base = urls[0] if options.unix_path is None else "http://localhost"
         transport = httpx.AsyncHTTPTransport(uds=options.unix_path)
         async with httpx.AsyncClient(base_url=base, timeout=20, transport=transport) as client:
-            yield Server(urls[0], orchestrator, room, client, stop)
+            yield Server(urls[0], orchestrator, harness, client, stop)
         stop.set()
         nursery.cancel_scope.cancel()
 

@@ -13,7 +13,7 @@ import trio
 from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, Server, Step, served
 from tests.entrypoints.test_chat import events_of
 from tests.entrypoints.test_guard import error_of
-from tests.media.room import container, silent_video, strict_wav, tone, wav
+from tests.media.harness import container, silent_video, strict_wav, tone, wav
 
 from omni_actors.entrypoints.services import OPENAI_VOICES
 from omni_actors.pipelines.declaration import Port, Task
@@ -307,7 +307,7 @@ async def test_a_clip_that_the_model_finds_too_long_is_not_decoded(large: bool) 
         error = error_of(await server.post(SAY, body), 400)
         assert (error["param"], error["code"]) == ("ref_audio", "audio_too_long")
         assert "longer than 30 s" in error["message"]
-        assert server.room.engine.counters()["decoded_s"] == 0
+        assert server.harness.engine.counters()["decoded_s"] == 0
         assert not server.orchestrator.requests
         await server.settled()
 

@@ -15,7 +15,7 @@ import pytest
 import trio
 from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, TEXT_ONLY, Step, message, served
 from tests.entrypoints.test_guard import error_of, raw
-from tests.media.room import tone, wav
+from tests.media.harness import tone, wav
 
 from omni_actors.entrypoints.openai.fields import accepted_no_ops
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest

@@ -106,7 +106,7 @@ async def post(server: Server, path: str, fields: dict[str, Any], size: str) -> 
 
 def decoded(server: Server) -> float:
     """How many media the process has decoded."""
-    counters = server.room.engine.counters()
+    counters = server.harness.engine.counters()
     return sum(counters[f"{kind}_decoded"] for kind in ("clips", "images", "videos"))
 
 

@@ -70,7 +70,7 @@ async def full(pipeline: Pipeline, *overrides: str, priority: int = 0) -> AsyncI
 
 def decodings(server: Server) -> list[str]:
     """What the media process was asked to decode."""
-    return [what for what in server.room.asked if what in ("decode", "decode_parts")]
+    return [what for what in server.harness.asked if what in ("decode", "decode_parts")]
 
 
 async def metric(server: Server, line: str) -> str | None:
@@ -88,7 +88,7 @@ async def test_a_full_deployment_refuses_before_the_media_process_is_asked(kind:
         error = error_of(response, 429)
         assert "The server is full" in error["message"]
         assert 1 <= int(response.headers["retry-after"]) <= 60
-        assert server.room.asked == []
+        assert server.harness.asked == []
         assert server.orchestrator.requests == []
         assert server.orchestrator.admission.refused == {"queue_full": 1}
         task = {CHAT: "chat", COMPLETE: "completion", HEAR: "transcription", SAY: "speech"}.get(path, "translation")
@@ -106,7 +106,7 @@ async def test_nothing_is_fetched_for_what_is_refused() -> None:
     async with web(ok(PNG)) as third, full(OMNI, "limits.max_queued=1") as server:
         # Here the priority is known when the body has been parsed.
         error_of(await server.post(CHAT, body(said(LONG), image(third.url()), image(), priority=0)), 429)
-        assert set(server.room.asked) - {"blob_open", "blob_append", "discard"} == {"parse_chat"}
+        assert set(server.harness.asked) - {"blob_open", "blob_append", "discard"} == {"parse_chat"}
         await server.settled()
         assert third.asked == other.asked == []
         assert (await server.post(CHAT, body(said(LONG), image(third.url()), priority=-1))).status_code == 200
@@ -139,7 +139,7 @@ async def test_other_refusals_are_known_as_early(kind: str, state: str) -> None:
         status, word = STATES[state]
         assert response.status_code == status
         assert word in response.text
-        assert server.room.asked == []
+        assert server.harness.asked == []
 
 
 @pytest.mark.parametrize("kind", ["image", "form", "clip in JSON", "clone"])
@@ -180,9 +180,9 @@ async def test_a_large_body_is_read_when_it_might_be_urgent_and_not_decoded_when
         error_of(await server.client.post(path, **request), 429)
         assert decodings(server) == []
         await server.settled()
-        asked = len(server.room.asked)
+        asked = len(server.harness.asked)
         error_of(await server.client.post(path, **request, headers={"X-Request-Priority": "0"}), 429)
-        assert len(server.room.asked) == asked
+        assert len(server.harness.asked) == asked
 
 
 @pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])

@@ -19,8 +19,8 @@ import msgspec
 import pytest
 from tests.demo.server import Server, serving
 from tests.entrypoints.test_media import data_url
+from tests.media.harness import tone, wav
 from tests.media.pictures import noise, png, video
-from tests.media.room import tone, wav
 
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, marks
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest

@@ -15,8 +15,8 @@ from PIL import Image
 from tests.entrypoints.fakes import PIPELINE, SPEECH, TEXT, TEXT_ONLY, Server, answer, message, served
 from tests.entrypoints.sdk import blocking
 from tests.entrypoints.test_guard import error_of
+from tests.media.harness import wav
 from tests.media.pictures import encoded, huge_png, noise, png, video
-from tests.media.room import wav
 from tests.media.web import moved, ok, web
 from tests.pipelines.builders import may, stage
 
@@ -117,7 +117,7 @@ async def test_the_pixels_that_a_stage_gets_are_those_of_the_file() -> None:
                 while not server.orchestrator.requests:
                     await trio.sleep(0.01)
             (request,) = server.orchestrator.requests
-            seen, moving = server.room.payloads([medium.id for medium in request.media])
+            seen, moving = server.harness.payloads([medium.id for medium in request.media])
             assert np.array_equal(seen.tensors["pixels"], PIXELS)
             assert moving.tensors["frames"].shape == (4, 48, 64, 3)
             nursery.cancel_scope.cancel()
@@ -158,7 +158,7 @@ async def test_how_a_video_is_taken_is_the_bodys_word(fields: dict[str, Any], kw
                     await trio.sleep(0.01)
             (request,) = server.orchestrator.requests
             assert prompt(request).media_kwargs == kwargs
-            (payload,) = server.room.payloads([request.media[0].id])
+            (payload,) = server.harness.payloads([request.media[0].id])
             assert len(payload.tensors["frames"]) == frames
             assert ("samples" in payload.tensors) == bool(kwargs)
             nursery.cancel_scope.cancel()
@@ -203,7 +203,7 @@ async def test_low_detail_is_a_small_image() -> None:
             with trio.fail_after(5):
                 while not server.orchestrator.requests:
                     await trio.sleep(0.01)
-            low, auto = server.room.payloads([medium.id for medium in server.orchestrator.requests[0].media])
+            low, auto = server.harness.payloads([medium.id for medium in server.orchestrator.requests[0].media])
             assert low.tensors["pixels"].shape == (512, 256, 3)
             assert auto.tensors["pixels"].shape == (1200, 600, 3)
             nursery.cancel_scope.cancel()

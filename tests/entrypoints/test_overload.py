@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.demo.server import Server, in_thread, serving
-from tests.reports.ask import CHAT, chat, connect, metric
+from tests.reported.stub_voice_client import CHAT, chat, connect, metric
 
 pytestmark = pytest.mark.deadline(60)
 

@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, Step, served
 from tests.entrypoints.sdk import asynchronous, blocking, strict
-from tests.media.room import strict_wav, wav
+from tests.media.harness import strict_wav, wav
 from tests.pipelines.builders import plan_of
 
 from omni_actors.protocol.request import Completed, Request, TextDelta, Usage

@@ -9,7 +9,7 @@ import pytest
 from tests.entrypoints.fakes import SPEECH, WORDS, answer, served
 from tests.entrypoints.test_chat import CHAT, events_of
 from tests.entrypoints.test_guard import error_of
-from tests.media.room import wav
+from tests.media.harness import wav
 
 from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.protocol.params import Transcription

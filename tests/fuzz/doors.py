@@ -22,7 +22,7 @@ from tests.conformance.rfc6455 import UPGRADE, expected, frame, read_frames
 from tests.entrypoints.fakes import PIPELINE, FakeOrchestrator
 from tests.entrypoints.server.door import App
 from tests.fuzz.target import One, Target, chance, cuts, plain
-from tests.media.room import Room
+from tests.media.harness import MediaHarness
 from tests.pipelines.builders import plan_of
 
 from omni_actors.entrypoints.app import build_app
@@ -175,14 +175,14 @@ async def _application(door: Door, ready: Callable[[], None]) -> None:
     plan = plan_of(PIPELINE)
     assert plan.media is not None
     orchestrator = FakeOrchestrator(plan)
-    room = Room(**plan.media.options)
-    media = MediaService(room.query, limits=read_limits(plan.media.options))
+    harness = MediaHarness(**plan.media.options)
+    media = MediaService(harness.query, limits=read_limits(plan.media.options))
     app = build_app(orchestrator, media, plan, ServerOptions(admin_keys=("boss",)))
 
     def quiet() -> bool:
         orchestrator.requests.clear()
-        room.engine.step(room)
-        return not orchestrator.running and not any(room.gauges().values())
+        harness.engine.step(harness)
+        return not orchestrator.running and not any(harness.gauges().values())
 
     door.quiet = quiet
     assert door.stop is not None

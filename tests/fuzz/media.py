@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 from tests.fuzz.inputs import refusing
 from tests.fuzz.target import One, Target, chance, cuts
+from tests.media.harness import container, tone, wav
 from tests.media.pictures import encoded, endless_jpeg, motion_jpeg, noise, png, video
-from tests.media.room import container, tone, wav
 
 from omni_actors.media.aside import Aside
 from omni_actors.media.decode import Decoding

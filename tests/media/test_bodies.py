@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.media.room import Room, container, tone, wav
+from tests.media.harness import MediaHarness, container, tone, wav
 
 from omni_actors.media import bodies
 from omni_actors.media import questions as q
@@ -31,35 +31,39 @@ def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": list(parts)}], **fields}
 
 
-def parse(room: Room, body: dict[str, Any] | bytes, **options: Any) -> tuple[dict[str, Any], list[q.MediumInfo]]:
+def parse(
+    harness: MediaHarness, body: dict[str, Any] | bytes, **options: Any
+) -> tuple[dict[str, Any], list[q.MediumInfo]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     bound = {"max_seconds": options.pop("max_seconds")} if "max_seconds" in options else {}
-    question = q.ParseChat(owner="o", blob=room.blob(data), **options)
-    info = q.parse(room.ask(question), q.ChatInfo)
+    question = q.ParseChat(owner="o", blob=harness.blob(data), **options)
+    info = q.parse(harness.ask(question), q.ChatInfo)
     clean: dict[str, Any] = json.loads(info.body)
     if info.held is None:
         return clean, []
-    media = room.ask(q.DecodeParts(owner="o", body=info.held, **bound))
+    media = harness.ask(q.DecodeParts(owner="o", body=info.held, **bound))
     return clean, list(q.parse(media, tuple[q.MediumInfo, ...]))
 
 
-def refused(body: dict[str, Any] | bytes, status: int = 400, room: Room | None = None, **options: Any) -> OmniError:
-    room = room or Room()
+def refused(
+    body: dict[str, Any] | bytes, status: int = 400, harness: MediaHarness | None = None, **options: Any
+) -> OmniError:
+    harness = harness or MediaHarness()
     with pytest.raises(OmniError) as caught:
-        parse(room, body, **options)
-    room.ask(q.Discard(owners=("o",)))
-    room.assert_empty()
+        parse(harness, body, **options)
+    harness.ask(q.Discard(owners=("o",)))
+    harness.assert_empty()
     assert caught.value.info.status == status
     assert len(caught.value.info.message) < 200
     return caught.value
 
 
 def test_audio_parts_become_indices_and_clips_in_order() -> None:
-    room = Room()
+    harness = MediaHarness()
     first, second = wav(tone(0.1, 16_000), 16_000), container("webm", "libopus", tone(0.5, 48_000))
     text = {"type": "text", "text": "which is longer?"}
     clean, media = parse(
-        room,
+        harness,
         chat(
             audio_part(b64(first)),
             text,
@@ -71,15 +75,15 @@ def test_audio_parts_become_indices_and_clips_in_order() -> None:
     content = [{"type": "audio", "index": 0}, text, {"type": "audio", "index": 1}]
     assert clean == {"model": "m", "messages": [{"role": "user", "content": content}], "stream": True, "n": 1}
     assert [clip.seconds for clip in media] == pytest.approx([0.1, 0.5], abs=0.03)
-    samples = room.deliver([clip.id for clip in media])
+    samples = harness.deliver([clip.id for clip in media])
     assert np.array_equal(samples[0], np.frombuffer(tone(0.1, 16_000), "<i2") / np.float32(32_768))
-    room.assert_empty()
+    harness.assert_empty()
 
 
 def test_a_transcriptions_json_body_has_one_clip() -> None:
-    room = Room()
+    harness = MediaHarness()
     body = {"model": "m", "input_audio": {"data": b64(wav(tone(0.5))), "format": "wav"}}
-    clean, media = parse(room, body, clip="input_audio")
+    clean, media = parse(harness, body, clip="input_audio")
     assert clean == {"model": "m", "input_audio": {"type": "audio", "index": 0}}
     assert [clip.seconds for clip in media] == [0.5]
     assert refused({"input_audio": {"data": "????"}}, clip="input_audio").info.param == "input_audio.data"
@@ -90,7 +94,7 @@ def test_a_body_without_audio_comes_back_equal() -> None:
     body = chat({"type": "text", "text": 'héllo \u2028 "quoted" \\ back'}, temperature=0.5, stop=["\n"], seed=2**53)
     body["messages"].append({"role": "assistant", "content": "a" * 300_000})
     body["messages"].append({"role": "user", "content": "日本語\n" * 50_000})
-    clean, media = parse(Room(), body)
+    clean, media = parse(MediaHarness(), body)
     assert clean == body
     assert media == []
 
@@ -109,9 +113,9 @@ def test_base64_as_other_languages_write_it(escape: str) -> None:
         body = body.replace("/", "\\/")
     if escape == "unicode":
         body = body.replace("+", "\\u002B").replace("/", "\\u002f")
-    room = Room()
-    _, media = parse(room, body.encode())
-    assert room.deliver([media[0].id])[0].shape == (90_001,)
+    harness = MediaHarness()
+    _, media = parse(harness, body.encode())
+    assert harness.deliver([media[0].id])[0].shape == (90_001,)
 
 
 @pytest.mark.parametrize("long", [False, True])
@@ -185,10 +189,10 @@ def test_a_null_beside_a_medium_counts_as_absent(name: str) -> None:
     data = b64(wav(tone(0.1)))
     audio = audio_part(data, **{name: None}) | {name: None}
     by_url = {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}", name: None}, "x": None}
-    clean, media = parse(Room(), chat(audio, by_url, chat_template_kwargs={"a": None}, x=None))
+    clean, media = parse(MediaHarness(), chat(audio, by_url, chat_template_kwargs={"a": None}, x=None))
     assert [part["index"] for part in clean["messages"][0]["content"]] == [0, 1]
     assert clean["chat_template_kwargs"] == {"a": None}
-    clean, media = parse(Room(), {"input_audio": {"data": data, name: None}}, clip="input_audio")
+    clean, media = parse(MediaHarness(), {"input_audio": {"data": data, name: None}}, clip="input_audio")
     assert len(media) == 1
 
 
@@ -209,21 +213,21 @@ def test_what_is_no_json_object_is_a_400(body: bytes) -> None:
 @pytest.mark.parametrize("messages", [None, 3, "x", {}, [3], [{"content": 3}], [{"content": [3, None, "x"]}], [{}]])
 def test_strange_shapes_are_left_to_the_validation_behind(messages: Any) -> None:
     body = {"model": "m", "messages": messages}
-    assert parse(Room(), body)[0] == body
+    assert parse(MediaHarness(), body)[0] == body
 
 
 def test_what_is_left_without_audio_is_bounded() -> None:
-    refused(chat({"type": "text", "text": "a" * 300_000}), 413, Room(max_json_bytes=200_000))
+    refused(chat({"type": "text", "text": "a" * 300_000}), 413, MediaHarness(max_json_bytes=200_000))
     many = [{"type": "text", "text": "a" * 100_000}] * 3
-    refused(chat(*many), 413, Room(max_json_bytes=200_000))
-    refused({"messages": [], "x": list(range(100_000))}, 413, Room(max_json_bytes=200_000))
+    refused(chat(*many), 413, MediaHarness(max_json_bytes=200_000))
+    refused({"messages": [], "x": list(range(100_000))}, 413, MediaHarness(max_json_bytes=200_000))
 
 
 def test_the_number_of_clips_and_their_sum_are_bounded() -> None:
     part = audio_part(b64(wav(tone(0.4))))
-    refused(chat(part, part, part), room=Room(max_clips_per_body=2))
+    refused(chat(part, part, part), harness=MediaHarness(max_clips_per_body=2))
     assert refused(chat(part, part, part), max_seconds=1.0).info.param == "messages[0].content[2].input_audio.data"
-    _, media = parse(Room(), chat(part, part), max_seconds=1.0)
+    _, media = parse(MediaHarness(), chat(part, part), max_seconds=1.0)
     assert sum(clip.seconds for clip in media) == pytest.approx(0.8)
 
 
@@ -270,32 +274,32 @@ def test_base64_decodes_the_same_in_any_slices(data: bytes, step: int) -> None:
 
 
 def test_a_long_clip_in_a_body_is_whole() -> None:
-    room = Room()
-    _, media = parse(room, chat(audio_part(b64(wav(tone(60.0, 16_000), 16_000)))))
-    assert len(room.deliver([media[0].id])[0]) == 60 * CLIP_RATE
+    harness = MediaHarness()
+    _, media = parse(harness, chat(audio_part(b64(wav(tone(60.0, 16_000), 16_000)))))
+    assert len(harness.deliver([media[0].id])[0]) == 60 * CLIP_RATE
 
 
 def test_a_clip_to_clone_has_the_rate_that_was_asked_for() -> None:
     """And the other clips of the process the clip rate, as ever."""
-    room = Room()
+    harness = MediaHarness()
     data = base64.b64encode(wav(tone(0.5, 48_000), 48_000)).decode()
-    clean, (clip,) = parse(room, {"input": "Hi.", "ref_audio": data}, clip="ref_audio", reference_rate=24_000)
+    clean, (clip,) = parse(harness, {"input": "Hi.", "ref_audio": data}, clip="ref_audio", reference_rate=24_000)
     assert clean == {"input": "Hi.", "ref_audio": {"type": "audio", "index": 0}}
-    (payload,) = room.payloads([clip.id])
+    (payload,) = harness.payloads([clip.id])
     assert (payload.meta["sample_rate"], len(payload.tensors["samples"])) == (24_000, 12_000)
     assert (clip.seconds, clip.audio_seconds) == (0.5, 0.5)
     with pytest.raises(OmniError, match="resampled to 1 Hz"):
-        parse(room, {"ref_audio": data}, clip="ref_audio", reference_rate=1)
+        parse(harness, {"ref_audio": data}, clip="ref_audio", reference_rate=1)
     assert refused({"ref_audio": {"type": "audio", "index": 0}}, clip="ref_audio").info.param == "ref_audio"
-    room.assert_empty()
+    harness.assert_empty()
 
 
 def test_a_clip_to_clone_may_be_named_by_url() -> None:
-    room = Room()
+    harness = MediaHarness()
     data = json.dumps({"ref_audio": "https://example.org/a.wav"}).encode()
-    info = q.parse(room.ask(q.ParseChat(owner="o", data=data, clip="ref_audio", reference_rate=24_000)), q.ChatInfo)
+    info = q.parse(harness.ask(q.ParseChat(owner="o", data=data, clip="ref_audio", reference_rate=24_000)), q.ChatInfo)
     assert info.media == (q.LinkInfo("https://example.org/a.wav", "audio", "ref_audio", q.How(rate=24_000)),)
-    room.assert_empty()
+    harness.assert_empty()
 
 
 @pytest.mark.parametrize("field", ["fps", "max_frames"])
@@ -304,7 +308,7 @@ def test_numbers_about_videos_that_nobody_could_mean_are_left_to_the_validation_
     """They go into an answer, which holds numbers of 64 bits only."""
     url = '{"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}'
     body = f'{{"messages": [{{"content": [{url}]}}], "mm_processor_kwargs": {{"{field}": {value}}}}}'
-    info = q.parse(Room().ask(q.ParseChat(owner="o", data=body.encode())), q.ChatInfo)
+    info = q.parse(MediaHarness().ask(q.ParseChat(owner="o", data=body.encode())), q.ChatInfo)
     assert info.media == (
         q.LinkInfo("https://example.org/a.mp4", "video", "messages[0].content[0].video_url.url", q.How()),
     )

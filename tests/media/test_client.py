@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.media.room import Room, strict_wav, tone, wav
+from tests.media.harness import MediaHarness, strict_wav, tone, wav
 
 from omni_actors.actors.background import background
 from omni_actors.media.client import MediaService
@@ -23,16 +23,16 @@ CLIP = wav(tone(0.5, 16_000), 16_000)
 
 
 @asynccontextmanager
-async def service(room: Room, **options: Any) -> AsyncIterator[MediaService]:
-    """A client of ``room``, checked at the end to have left nothing."""
-    media = MediaService(room.query, **options)
+async def service(harness: MediaHarness, **options: Any) -> AsyncIterator[MediaService]:
+    """A client of ``harness``, checked at the end to have left nothing."""
+    media = MediaService(harness.query, **options)
     async with background() as tasks:
         tasks.start_soon(media.run)
         yield media
         with trio.fail_after(5):
-            while any(room.gauges().values()):
+            while any(harness.gauges().values()):
                 await trio.lowlevel.checkpoint()
-    room.assert_empty()
+    harness.assert_empty()
 
 
 async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
@@ -43,20 +43,20 @@ async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("cut", [None, 1_000, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE])
 async def test_an_upload_of_any_size_in_any_pieces_becomes_one_clip(cut: int | None) -> None:
-    room = Room()
-    async with service(room) as media:
+    harness = MediaHarness()
+    async with service(harness) as media:
         for data in (CLIP, wav(tone(40.0, 48_000), 48_000)):
             ref = await media.decode(data if cut is None else pieces(data, cut), filename="a.wav")
             assert ref.modality == "audio"
             assert ref.seconds == pytest.approx((len(data) - 44) / 2 / (16_000 if data is CLIP else 48_000))
-            assert len(room.deliver([ref.id])[0]) == ref.seconds * CLIP_RATE
+            assert len(harness.deliver([ref.id])[0]) == ref.seconds * CLIP_RATE
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_the_longest_stream_is_the_same_wherever_it_is_encoded(format: str, streaming: bool) -> None:
     limits = Limits(max_seconds=2.0)
-    async with service(Room(max_seconds=2.0), limits=limits) as media:
+    async with service(MediaHarness(max_seconds=2.0), limits=limits) as media:
         async with media.encoder(format, 24_000, streaming=streaming) as encoder:
             await encoder.feed(bytes(2 * 48_000))
             with pytest.raises(OmniError, match="longer than 2 s"):
@@ -64,29 +64,29 @@ async def test_the_longest_stream_is_the_same_wherever_it_is_encoded(format: str
 
 
 async def test_a_chat_body_becomes_small_json_and_clips() -> None:
-    room = Room()
+    harness = MediaHarness()
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(CLIP).decode(), "format": "wav"}}
     body_bytes = json.dumps({"messages": [{"role": "user", "content": [part, part]}]}).encode()
-    async with service(room) as media:
+    async with service(harness) as media:
         for cut in (None, 777):
             data = body_bytes if cut is None else pieces(body_bytes, cut)
             async with media.parse(data) as body:
                 content = json.loads(body.json)["messages"][0]["content"]
                 assert content == [{"type": "audio", "index": 0}, {"type": "audio", "index": 1}]
                 assert body.modalities == ("audio", "audio")
-                assert room.gauges()["clips"] == 0
+                assert harness.gauges()["clips"] == 0
                 refs = await body.decode()
             assert [ref.seconds for ref in refs] == [0.5, 0.5]
             await media.discard(refs)
         async with media.parse(body_bytes):
-            assert room.gauges()["bytes"] == len(body_bytes)
+            assert harness.gauges()["bytes"] == len(body_bytes)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_streams_and_whole_files(format: str) -> None:
-    room = Room()
+    harness = MediaHarness()
     pcm = tone(1.0)
-    async with service(room) as media:
+    async with service(harness) as media:
         async with media.encoder(format, 24_000, streaming=True) as encoder:
             data = b"".join([await encoder.feed(pcm[at : at + 999]) for at in range(0, len(pcm), 999)])
             data += await encoder.finish()
@@ -107,11 +107,11 @@ async def test_streams_and_whole_files(format: str) -> None:
 async def test_wav_and_pcm_cost_no_question_and_are_the_bytes_of_the_process(format: str, streaming: bool) -> None:
     from omni_actors.media import questions as q
 
-    room = Room()
+    harness = MediaHarness()
     pcm = tone(0.3) + b"\x01"
-    stream = room.ask(q.EncodeOpen(owner="o", format=format, sample_rate=24_000, streaming=streaming))
+    stream = harness.ask(q.EncodeOpen(owner="o", format=format, sample_rate=24_000, streaming=streaming))
     there = b"".join(
-        room.ask(question)["data"]
+        harness.ask(question)["data"]
         for question in (q.EncodeFeed(stream=stream, data=pcm), q.EncodeFinish(stream=stream))
     )
 
@@ -128,14 +128,14 @@ async def test_an_answer_of_many_pieces_is_one() -> None:
     import numpy as np
 
     noise = np.random.default_rng(1).integers(-32768, 32768, 2 * PIECE, dtype="<i2").tobytes()
-    async with service(Room()) as media:
+    async with service(MediaHarness()) as media:
         ref = await media.decode(await media.encode(noise, "flac", 48_000))
         assert ref.seconds == pytest.approx(2 * PIECE / 48_000)
         await media.discard([ref])
 
 
 async def test_an_unknown_format_is_refused_with_the_list() -> None:
-    async with service(Room()) as media:
+    async with service(MediaHarness()) as media:
         for format in ("mpeg", "", "WAV"):
             with pytest.raises(OmniError, match="mp3, opus, aac, flac, wav, pcm") as caught:
                 async with media.encoder(format, 24_000):
@@ -144,8 +144,8 @@ async def test_an_unknown_format_is_refused_with_the_list() -> None:
 
 
 async def test_errors_name_the_field_and_leave_nothing() -> None:
-    room = Room(max_blob_bytes=2 * PIECE, max_seconds=2.0)
-    async with service(room) as media:
+    harness = MediaHarness(max_blob_bytes=2 * PIECE, max_seconds=2.0)
+    async with service(harness) as media:
         for data, status in ((b"text", 400), (b"", 400), (bytes(3 * PIECE), 413), (wav(tone(3.0)), 400)):
             with pytest.raises(OmniError) as caught:
                 await media.decode(pieces(data, 300_000), param="file")
@@ -166,7 +166,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing() -> None:
         yield bytes(PIECE)
         raise Stop
 
-    async with service(Room()) as media:
+    async with service(MediaHarness()) as media:
         with pytest.raises(Stop):
             await media.decode(broken())
 
@@ -195,17 +195,17 @@ async def test_cancelled_at_any_moment_it_leaves_nothing(work: Callable[[MediaSe
 
 
 async def cancelled_after(moment: int, work: Callable[[MediaService], Any]) -> None:
-    room = Room()
+    harness = MediaHarness()
     asked = 0
 
     async def query(what: str, args: dict[str, Any]) -> Any:
         nonlocal asked
         asked += what != "discard"
         if asked > moment and what != "discard":
-            room.put_raw(what, args)  # It was sent, but nobody will see the answer.
+            harness.put_raw(what, args)  # It was sent, but nobody will see the answer.
             scope.cancel()
             await trio.lowlevel.checkpoint()
-        return await room.query(what, args)
+        return await harness.query(what, args)
 
     media = MediaService(query)
     with trio.CancelScope() as scope:
@@ -213,9 +213,9 @@ async def cancelled_after(moment: int, work: Callable[[MediaService], Any]) -> N
     async with background() as tasks:
         tasks.start_soon(media.run)
         with trio.fail_after(5):
-            while any(room.gauges().values()):
+            while any(harness.gauges().values()):
                 await trio.lowlevel.checkpoint()
-    room.assert_empty()
+    harness.assert_empty()
 
 
 async def test_leaving_never_waits_for_the_media_process() -> None:
@@ -248,13 +248,13 @@ async def test_a_process_that_never_answers_is_a_408(autojump_clock: trio.testin
 
 
 async def test_a_dead_process_has_nothing_to_discard_and_the_next_one_is_served() -> None:
-    room = Room()
+    harness = MediaHarness()
     dead = True
 
     async def query(what: str, args: dict[str, Any]) -> Any:
         if dead:
             raise stage_died("media")
-        return await room.query(what, args)
+        return await harness.query(what, args)
 
     media = MediaService(query)
     async with background() as tasks:
@@ -267,7 +267,7 @@ async def test_a_dead_process_has_nothing_to_discard_and_the_next_one_is_served(
         ref = await media.decode(CLIP)
         await media.discard([ref])
         with trio.fail_after(5):
-            while any(room.gauges().values()):
+            while any(harness.gauges().values()):
                 await trio.lowlevel.checkpoint()
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.media.room import Room, container, flac, loudness, silent_video, snr_db, tone, wav
+from tests.media.harness import MediaHarness, container, flac, loudness, silent_video, snr_db, tone, wav
 
 from omni_actors.media.limits import CLIP_RATE
 from omni_actors.protocol.errors import OmniError
 
 
-def refused(room: Room, data: bytes, **hints: Any) -> OmniError:
+def refused(harness: MediaHarness, data: bytes, **hints: Any) -> OmniError:
     with pytest.raises(OmniError) as caught:
-        room.decode(data, param="file", **hints)
-    room.assert_empty()
+        harness.decode(data, param="file", **hints)
+    harness.assert_empty()
     info = caught.value.info
     assert info.status == 400
     assert info.param == "file"
@@ -28,29 +28,29 @@ def refused(room: Room, data: bytes, **hints: Any) -> OmniError:
     return caught.value
 
 
-def decoded_or_refused(room: Room, data: bytes) -> npt.NDArray[np.float32] | None:
+def decoded_or_refused(harness: MediaHarness, data: bytes) -> npt.NDArray[np.float32] | None:
     status = 400
     samples = None
     try:
-        samples = room.decode(data, param="file")
+        samples = harness.decode(data, param="file")
     except OmniError as error:
         status = error.info.status
     assert status == 400
-    room.assert_empty()
+    harness.assert_empty()
     return samples
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 24_000, 44_100, 48_000, 96_000])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_wav_of_any_rate_becomes_the_same_tone_at_16_khz(rate: int, channels: int) -> None:
-    room = Room()
-    samples = room.decode(wav(tone(0.5, rate, channels=channels), rate, channels))
+    harness = MediaHarness()
+    samples = harness.decode(wav(tone(0.5, rate, channels=channels), rate, channels))
     assert samples.dtype == np.float32
     assert len(samples) == pytest.approx(CLIP_RATE / 2, abs=1)
     wanted = np.sin(2 * np.pi * 440 * np.arange(len(samples)) / CLIP_RATE) / 2
     inner = slice(400, -400)  # A resampler rings at a hard edge.
     assert snr_db(wanted[inner], samples[inner]) > 60
-    room.assert_empty()
+    harness.assert_empty()
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_wav_of_any_rate_becomes_the_same_tone_at_16_khz(rate: int, channels: in
     ],
 )
 def test_every_container_that_clients_send_is_read(format: str, codec: str) -> None:
-    room = Room()
-    samples = room.decode(container(format, codec, tone(1.0, 48_000)))
+    harness = MediaHarness()
+    samples = harness.decode(container(format, codec, tone(1.0, 48_000)))
     assert len(samples) / CLIP_RATE == pytest.approx(1.0, abs=0.05)
     assert loudness(samples) == pytest.approx(0.5 / 2**0.5, rel=0.05)
 
@@ -91,13 +91,13 @@ def test_every_container_that_clients_send_is_read(format: str, codec: str) -> N
 def test_the_bytes_decide_not_the_declared_type(content_type: str | None, filename: str | None) -> None:
     """A browser's recorder writes WebM that nothing can seek in, with no duration, under any name."""
     recorded = container("webm", "libopus", tone(1.0, 48_000), seekable=False, live="1")
-    samples = Room().decode(recorded, content_type=content_type, filename=filename)
+    samples = MediaHarness().decode(recorded, content_type=content_type, filename=filename)
     assert len(samples) / CLIP_RATE == pytest.approx(1.0, abs=0.03)
 
 
 def test_fragmented_mp4_is_read() -> None:
     recorded = container("mp4", "aac", tone(1.0, 48_000), seekable=False, movflags="frag_keyframe+empty_moov")
-    assert len(Room().decode(recorded)) / CLIP_RATE == pytest.approx(1.0, abs=0.05)
+    assert len(MediaHarness().decode(recorded)) / CLIP_RATE == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_streamed_wav_that_was_saved_is_read_to_its_end() -> None:
@@ -105,29 +105,29 @@ def test_a_streamed_wav_that_was_saved_is_read_to_its_end() -> None:
     streamed = bytearray(wav(pcm))
     struct.pack_into("<I", streamed, 4, 0xFFFFFFFF)
     struct.pack_into("<I", streamed, 40, 0xFFFFFFFF)
-    room = Room(max_seconds=1.0)
-    assert len(room.decode(bytes(streamed))) == CLIP_RATE // 2
+    harness = MediaHarness(max_seconds=1.0)
+    assert len(harness.decode(bytes(streamed))) == CLIP_RATE // 2
 
 
 def test_raw_pcm_is_taken_at_its_word_unless_it_is_a_file() -> None:
     pcm = tone(0.5, 16_000)
     plain = np.frombuffer(pcm, "<i2") / np.float32(32768)
-    room = Room()
-    assert np.array_equal(room.decode(pcm, content_type="audio/pcm;rate=16000"), plain)
-    assert np.array_equal(room.decode(pcm, content_type="audio/pcm; rate=16000; channels=1"), plain)
+    harness = MediaHarness()
+    assert np.array_equal(harness.decode(pcm, content_type="audio/pcm;rate=16000"), plain)
+    assert np.array_equal(harness.decode(pcm, content_type="audio/pcm; rate=16000; channels=1"), plain)
     big_endian = np.frombuffer(pcm, "<i2").astype(">i2").tobytes()
-    assert np.array_equal(room.decode(big_endian, content_type="audio/L16;rate=16000"), plain)
-    assert np.array_equal(room.decode(wav(pcm, 16_000), content_type="audio/pcm"), plain)
-    assert len(room.decode(tone(1.0, 24_000), filename="x.pcm")) == CLIP_RATE
-    refused(room, pcm[:-1], content_type="audio/pcm")
-    refused(room, pcm, content_type="audio/pcm;rate=fast")
-    refused(room, pcm, content_type="audio/pcm;rate=1")
-    refused(room, pcm, content_type="audio/pcm;channels=0")
+    assert np.array_equal(harness.decode(big_endian, content_type="audio/L16;rate=16000"), plain)
+    assert np.array_equal(harness.decode(wav(pcm, 16_000), content_type="audio/pcm"), plain)
+    assert len(harness.decode(tone(1.0, 24_000), filename="x.pcm")) == CLIP_RATE
+    refused(harness, pcm[:-1], content_type="audio/pcm")
+    refused(harness, pcm, content_type="audio/pcm;rate=fast")
+    refused(harness, pcm, content_type="audio/pcm;rate=1")
+    refused(harness, pcm, content_type="audio/pcm;channels=0")
 
 
 def test_one_sample_is_a_clip() -> None:
-    assert len(Room().decode(wav(b"\x00\x40", 16_000))) == 1
-    assert len(Room().decode(wav(b"\x00\x40", 24_000))) == 1
+    assert len(MediaHarness().decode(wav(b"\x00\x40", 16_000))) == 1
+    assert len(MediaHarness().decode(wav(b"\x00\x40", 24_000))) == 1
 
 
 def patched(offset: int, format: str, value: int) -> bytes:
@@ -165,9 +165,9 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_is_no_sound_is_a_400_with_a_reason(name: str) -> None:
-    room = Room()
-    refused(room, MALFORMED[name])
-    refused(room, MALFORMED[name], content_type="audio/wav", filename="../../etc/passwd")
+    harness = MediaHarness()
+    refused(harness, MALFORMED[name])
+    refused(harness, MALFORMED[name], content_type="audio/wav", filename="../../etc/passwd")
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_what_is_no_sound_is_a_400_with_a_reason(name: str) -> None:
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
 def test_a_file_cut_short_is_what_there_is_of_it_or_a_400(format: str, codec: str, part: float) -> None:
     whole = container(format, codec, tone(1.0, 48_000))
-    room = Room()
-    samples = decoded_or_refused(room, whole[: int(len(whole) * part)])
+    harness = MediaHarness()
+    samples = decoded_or_refused(harness, whole[: int(len(whole) * part)])
     assert samples is None or 0 < len(samples) <= CLIP_RATE * 1.05
 
 
@@ -190,24 +190,24 @@ def test_damage_in_the_middle_is_survived(format: str, codec: str) -> None:
     rng = np.random.default_rng(11)
     for at in rng.integers(len(data) // 4, len(data), 40):
         data[at] ^= 0xFF
-    room = Room()
-    samples = decoded_or_refused(room, bytes(data))
+    harness = MediaHarness()
+    samples = decoded_or_refused(harness, bytes(data))
     assert samples is None or (np.isfinite(samples).all() and np.abs(samples).max() <= 1.0)
 
 
 def test_more_sound_than_is_allowed_is_refused_from_the_header_alone() -> None:
-    room = Room(max_seconds=2.0)
-    error = refused(room, wav(tone(5.0)))
+    harness = MediaHarness(max_seconds=2.0)
+    error = refused(harness, wav(tone(5.0)))
     assert error.info.code == "audio_too_long"
-    assert room.engine.counters()["decoded_s"] == 0
+    assert harness.engine.counters()["decoded_s"] == 0
 
 
 @pytest.mark.parametrize(("format", "codec"), [("adts", "aac"), ("mp3", "libmp3lame"), ("webm", "libopus")])
 def test_more_sound_than_is_allowed_is_refused_without_a_header_too(format: str, codec: str) -> None:
     data = container(format, codec, tone(5.0, 48_000), seekable=False)
-    assert refused(Room(max_seconds=2.0), data).info.code == "audio_too_long"
-    assert refused(Room(), data, max_seconds=2.0).info.code == "audio_too_long"
-    Room(max_seconds=6.0).decode(data)
+    assert refused(MediaHarness(max_seconds=2.0), data).info.code == "audio_too_long"
+    assert refused(MediaHarness(), data, max_seconds=2.0).info.code == "audio_too_long"
+    MediaHarness(max_seconds=6.0).decode(data)
 
 
 def test_a_header_that_lies_about_the_length_costs_nothing() -> None:
@@ -215,7 +215,7 @@ def test_a_header_that_lies_about_the_length_costs_nothing() -> None:
     data = bytearray(container("flac", "flac", tone(0.2, 48_000)))
     data[21] |= 0x0F
     data[22:26] = b"\xff\xff\xff\xff"
-    assert refused(Room(), bytes(data)).info.code == "audio_too_long"
+    assert refused(MediaHarness(), bytes(data)).info.code == "audio_too_long"
 
 
 WIDE = flac(np.zeros((8, 50_000), np.float32), 192_000)
@@ -224,7 +224,7 @@ WIDE = flac(np.zeros((8, 50_000), np.float32), 192_000)
 
 def test_the_work_is_bounded_by_channels_and_rate_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(WIDE) < 20_000
-    assert len(Room(max_samples=400_000).decode(WIDE)) == pytest.approx(50_000 / 12, abs=2)
+    assert len(MediaHarness(max_samples=400_000).decode(WIDE)) == pytest.approx(50_000 / 12, abs=2)
     decoded: list[object] = []
 
     def frames(*args: object) -> Iterator[None]:
@@ -232,7 +232,7 @@ def test_the_work_is_bounded_by_channels_and_rate_before_it_begins(monkeypatch: 
         yield None
 
     monkeypatch.setattr("omni_actors.media.audio.frames_of", frames)
-    error = refused(Room(max_samples=399_999), WIDE)
+    error = refused(MediaHarness(max_samples=399_999), WIDE)
     assert error.info.code == "audio_too_long"
     assert "399,999 samples" in error.info.message
     assert decoded == []
@@ -242,15 +242,15 @@ def test_a_header_that_says_nothing_of_the_length_is_no_way_around_that() -> Non
     data = bytearray(WIDE)
     data[21] &= 0xF0
     data[22:26] = bytes(4)  # "unknown"
-    assert refused(Room(max_samples=399_999), bytes(data)).info.code == "audio_too_long"
-    Room(max_samples=400_000).decode(bytes(data))
+    assert refused(MediaHarness(max_samples=399_999), bytes(data)).info.code == "audio_too_long"
+    MediaHarness(max_samples=400_000).decode(bytes(data))
 
 
 def test_samples_that_are_no_numbers_become_silence() -> None:
     values = np.array([0.0, np.nan, np.inf, -np.inf, 0.5, 3.0] * 4_000, "<f4")
     header = bytearray(wav(values.tobytes(), 16_000))
     struct.pack_into("<HHIIHH", header, 20, 3, 1, 16_000, 64_000, 4, 32)
-    samples = Room().decode(bytes(header))
+    samples = MediaHarness().decode(bytes(header))
     assert len(samples) == len(values)
     assert np.isfinite(samples).all()
     assert np.abs(samples).max() <= 1.0
@@ -265,7 +265,7 @@ def test_a_bass_channel_is_left_out_and_the_rest_is_averaged() -> None:
     guid = bytes.fromhex("0100000000001000800000aa00389b71")
     fmt = struct.pack("<HHIIHHHHI", 0xFFFE, 6, 16_000, 192_000, 12, 16, 22, 16, 0x60F) + guid
     body = b"WAVEfmt " + struct.pack("<I", len(fmt)) + fmt + b"data" + struct.pack("<I", len(pcm)) + pcm
-    samples = Room().decode(b"RIFF" + struct.pack("<I", len(body)) + body)
+    samples = MediaHarness().decode(b"RIFF" + struct.pack("<I", len(body)) + body)
     assert samples == pytest.approx(np.full(1_600, 10_000 / 5 / 32_768), abs=1e-6)
 
 
@@ -287,7 +287,7 @@ def test_files_damaged_anywhere_are_decoded_or_refused() -> None:
     ]
     seeds.append(silent_video(2))
     rng = np.random.default_rng(7)
-    room = Room(max_seconds=30.0)
+    harness = MediaHarness(max_seconds=30.0)
     for number in range(600):
         data = bytearray(seeds[number % len(seeds)])
         for _ in range(int(rng.choice([1, 3, 10, 50]))):
@@ -303,4 +303,4 @@ def test_files_damaged_anywhere_are_decoded_or_refused() -> None:
                 case _:
                     data[at:at] = bytes(int(rng.integers(1, 20)))
             data = data or bytearray(1)
-        decoded_or_refused(room, bytes(data))
+        decoded_or_refused(harness, bytes(data))

@@ -13,14 +13,14 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.media.room import Room, snr_db, strict_wav, tone
+from tests.media.harness import MediaHarness, snr_db, strict_wav, tone
 
 from omni_actors.media import questions as q
 from omni_actors.media.encode import CODECS, nearest_rate
 from omni_actors.media.limits import FORMATS, PIECE
 from omni_actors.protocol.errors import OmniError
 
-ROOM = Room()
+HARNESS = MediaHarness()
 
 MAGIC = {
     "mp3": (b"\xff\xf3", b"\xff\xfb", b"ID3"),
@@ -41,20 +41,22 @@ def encode(
     rate: int = 24_000,
     channels: int = 1,
     streaming: bool = True,
-    room: Room = ROOM,
+    harness: MediaHarness = HARNESS,
 ) -> list[bytes]:
     """What came of each piece, and of the end."""
-    stream = room.ask(q.EncodeOpen(owner="o", format=format, sample_rate=rate, channels=channels, streaming=streaming))
+    stream = harness.ask(
+        q.EncodeOpen(owner="o", format=format, sample_rate=rate, channels=channels, streaming=streaming)
+    )
     out = []
     for question in [*(q.EncodeFeed(stream=stream, data=piece) for piece in pieces), q.EncodeFinish(stream=stream)]:
-        answer = q.parse(room.ask(question), q.Encoded)
+        answer = q.parse(harness.ask(question), q.Encoded)
         data = answer.data
         while answer.more:
             assert len(answer.data) == PIECE
-            answer = q.parse(room.ask(q.EncodeRead(stream=stream)), q.Encoded)
+            answer = q.parse(harness.ask(q.EncodeRead(stream=stream)), q.Encoded)
             data += answer.data
         out.append(data)
-    room.assert_empty()
+    harness.assert_empty()
     return out
 
 
@@ -90,7 +92,7 @@ def best_snr(wanted: npt.NDArray[Any], got: npt.NDArray[Any], most: int) -> tupl
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_this_build_has_every_encoder(format: str) -> None:
-    assert format in ROOM.info["formats"]
+    assert format in HARNESS.info["formats"]
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -203,7 +205,7 @@ def test_a_stream_gives_bytes_soon_and_never_falls_behind(format: str, most: flo
 @pytest.mark.parametrize("format", ["mp3", "opus", "aac", "flac"])
 def test_any_rate_keeps_its_pitch_and_length(format: str, rate: int) -> None:
     data = b"".join(encode(format, [tone(1.0, rate)], rate=rate, streaming=False))
-    samples = Room().decode(data)
+    samples = MediaHarness().decode(data)
     assert len(samples) / 16_000 == pytest.approx(1.0, abs=0.01 if format in ("flac", "opus", "mp3") else 0.27)
     spectrum = np.abs(np.fft.rfft(samples[2_000:14_000]))
     assert np.argmax(spectrum) * 16_000 / 12_000 == pytest.approx(440, abs=2)
@@ -218,7 +220,7 @@ def test_an_unknown_format_is_refused_with_the_list(format: str) -> None:
     assert (info.status, info.param) == (400, "response_format")
     assert "mp3, opus, aac, flac, wav, pcm" in info.message
     assert len(info.message) < 200
-    ROOM.assert_empty()
+    HARNESS.assert_empty()
 
 
 @pytest.mark.parametrize(("rate", "channels"), [(0, 1), (-1, 1), (24_000, 0), (24_000, 3), (10**9, 1), (4_000, 1)])
@@ -226,17 +228,17 @@ def test_an_impossible_shape_is_refused(rate: int, channels: int) -> None:
     with pytest.raises(OmniError) as caught:
         encode("mp3", [], rate=rate, channels=channels)
     assert caught.value.info.status == 400
-    ROOM.assert_empty()
+    HARNESS.assert_empty()
 
 
 def test_a_build_without_an_encoder_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CODECS, "mp3", CODECS["mp3"].__class__("mp3", "no_such_encoder"))
-    room = Room()
-    assert set(room.info["formats"]) == set(FORMATS) - {"mp3"}
+    harness = MediaHarness()
+    assert set(harness.info["formats"]) == set(FORMATS) - {"mp3"}
     with pytest.raises(OmniError) as caught:
-        encode("mp3", [], room=room)
+        encode("mp3", [], harness=harness)
     assert (caught.value.info.status, caught.value.info.code) == (400, "encoder_unavailable")
-    assert encode("flac", [tone(0.1)], room=room)
+    assert encode("flac", [tone(0.1)], harness=harness)
 
 
 def test_a_large_file_comes_in_pieces() -> None:
@@ -247,7 +249,7 @@ def test_a_large_file_comes_in_pieces() -> None:
 
 
 def test_a_stream_is_bounded_in_seconds() -> None:
-    room = Room(max_seconds=1.0)
+    harness = MediaHarness(max_seconds=1.0)
     with pytest.raises(OmniError):
-        encode("mp3", [tone(0.6), tone(0.6)], room=room)
-    room.assert_empty()
+        encode("mp3", [tone(0.6), tone(0.6)], harness=harness)
+    harness.assert_empty()

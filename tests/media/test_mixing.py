@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.media.room import Room, flac, loudness
+from tests.media.harness import MediaHarness, flac, loudness
 
 from omni_actors.media import questions as q
 from omni_actors.media.mixing import Float32, Mixer
@@ -82,14 +82,14 @@ def stereo(left: Float32, right: Float32) -> bytes:
 
 @pytest.mark.parametrize("kind", ["wav", "pcm", "flac"])
 def test_a_file_in_opposite_phase_is_heard(kind: str) -> None:
-    room = Room()
+    harness = MediaHarness()
     data, type_ = stereo(voice(), -voice()), None
     if kind == "pcm":
         data, type_ = data[44:], f"audio/pcm;rate={RATE};channels=2"
     elif kind == "flac":
         data = flac(np.stack([voice(), -voice()]), RATE)
-    info = q.parse(room.ask(q.Decode(owner="o", data=data, content_type=type_)), q.MediumInfo)
-    (samples,) = room.deliver([info.id])
+    info = q.parse(harness.ask(q.Decode(owner="o", data=data, content_type=type_)), q.MediumInfo)
+    (samples,) = harness.deliver([info.id])
     assert loudness(samples) == pytest.approx(loudness(voice()), rel=0.05)
 
 
@@ -99,7 +99,7 @@ def test_a_channel_without_numbers_does_not_silence_the_others(broken: float) ->
     header = struct.pack(
         "<4sI8sIHHIIHH4sI", b"RIFF", 36 + len(pcm), b"WAVEfmt ", 16, 3, 2, RATE, RATE * 8, 8, 32, b"data", len(pcm)
     )
-    room = Room()
-    info = q.parse(room.ask(q.Decode(owner="o", data=header + pcm)), q.MediumInfo)
-    (samples,) = room.deliver([info.id])
+    harness = MediaHarness()
+    info = q.parse(harness.ask(q.Decode(owner="o", data=header + pcm)), q.MediumInfo)
+    (samples,) = harness.deliver([info.id])
     assert loudness(samples - samples.mean()) == pytest.approx(loudness(voice()) / 2, rel=0.05)

@@ -13,8 +13,8 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
+from tests.media.harness import MediaHarness, container, loudness, tone, wav
 from tests.media.pictures import announcing, encoded, endless_jpeg, motion_jpeg, noise, png, shade, shades, video
-from tests.media.room import Room, container, loudness, tone, wav
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.media import questions as q
@@ -23,9 +23,9 @@ from omni_actors.media.video import choose_frames
 from omni_actors.protocol.errors import OmniError
 
 
-def decoded(room: Room, data: bytes, **hints: Any) -> Payload:
-    (payload,) = room.payloads([room.keep(data, modality="video", **hints).id])
-    room.assert_empty()
+def decoded(harness: MediaHarness, data: bytes, **hints: Any) -> Payload:
+    (payload,) = harness.payloads([harness.keep(data, modality="video", **hints).id])
+    harness.assert_empty()
     assert payload.kind == "video"
     frames = payload.tensors["frames"]
     assert frames.dtype == np.uint8
@@ -34,10 +34,10 @@ def decoded(room: Room, data: bytes, **hints: Any) -> Payload:
     return payload
 
 
-def refused(room: Room, data: bytes, **hints: Any) -> OmniError:
+def refused(harness: MediaHarness, data: bytes, **hints: Any) -> OmniError:
     with pytest.raises(OmniError) as caught:
-        room.keep(data, modality="video", param="video_url.url", **hints)
-    room.assert_empty()
+        harness.keep(data, modality="video", param="video_url.url", **hints)
+    harness.assert_empty()
     info = caught.value.info
     assert (info.status, info.param) == (400, "video_url.url")
     assert len(info.message) < 200
@@ -62,7 +62,7 @@ def near(found: list[int], numbers: list[int]) -> bool:
 )
 def test_two_frames_a_second_of_every_container(format: str, codec: str) -> None:
     pixels = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-    payload = decoded(Room(), video(40, 10, format=format, codec=codec, pixels=pixels))
+    payload = decoded(MediaHarness(), video(40, 10, format=format, codec=codec, pixels=pixels))
     assert payload.tensors["frames"].shape == (8, 48, 64, 3)
     assert near(shades(payload.tensors["frames"]), [0, 5, 10, 15, 20, 25, 30, 35])
     assert payload.meta["fps"] == pytest.approx(2.0, rel=0.01)
@@ -71,7 +71,7 @@ def test_two_frames_a_second_of_every_container(format: str, codec: str) -> None
 
 
 def test_frames_that_are_stored_out_of_order_come_in_theirs() -> None:
-    payload = decoded(Room(), video(48, 12, bf="3", g="24"))
+    payload = decoded(MediaHarness(), video(48, 12, bf="3", g="24"))
     assert near(shades(payload.tensors["frames"]), [0, 6, 12, 18, 24, 30, 36, 42])
 
 
@@ -90,32 +90,34 @@ def test_at_a_constant_rate_the_frames_are_those_that_transformers_chooses(total
 def test_a_video_without_a_constant_rate_is_sampled_by_time() -> None:
     """A screen recording: a frame only when something changes."""
     times = [0, 100, 200, 300, 2000, 2100, 3900, 3950]
-    payload = decoded(Room(), video(8, 10, times=times, format="matroska", codec="libx264"))
+    payload = decoded(MediaHarness(), video(8, 10, times=times, format="matroska", codec="libx264"))
     assert payload.meta["seconds"] == pytest.approx(3.95 * 8 / 7)
     assert near(shades(payload.tensors["frames"]), [0, 3, 3, 3, 5, 5, 5, 7])  # each 0.56 s
 
 
 def test_a_short_video_has_at_least_four_frames_if_it_has_so_many() -> None:
-    assert len(decoded(Room(), video(10, 10)).tensors["frames"]) == 4
-    assert len(decoded(Room(), video(3, 10)).tensors["frames"]) == 2
-    payload = decoded(Room(), video(1, 10))
+    assert len(decoded(MediaHarness(), video(10, 10)).tensors["frames"]) == 4
+    assert len(decoded(MediaHarness(), video(3, 10)).tensors["frames"]) == 2
+    payload = decoded(MediaHarness(), video(1, 10))
     assert len(payload.tensors["frames"]) == 1
     assert payload.meta["seconds"] == pytest.approx(0.1)
 
 
 def test_rate_and_number_of_frames_can_be_asked_for_up_to_the_limits() -> None:
     data = video(60, 10)
-    assert len(decoded(Room(), data, how=q.How(fps=5.0)).tensors["frames"]) == 30
-    assert len(decoded(Room(), data, how=q.How(max_frames=6)).tensors["frames"]) == 6
-    assert len(decoded(Room(max_video_frames=8), data, how=q.How(fps=5.0, max_frames=30)).tensors["frames"]) == 8
-    payload = decoded(Room(), data, how=q.How(max_frames=6))
+    assert len(decoded(MediaHarness(), data, how=q.How(fps=5.0)).tensors["frames"]) == 30
+    assert len(decoded(MediaHarness(), data, how=q.How(max_frames=6)).tensors["frames"]) == 6
+    assert (
+        len(decoded(MediaHarness(max_video_frames=8), data, how=q.How(fps=5.0, max_frames=30)).tensors["frames"]) == 8
+    )
+    payload = decoded(MediaHarness(), data, how=q.How(max_frames=6))
     assert payload.meta["fps"] == pytest.approx(1.0)
 
 
 def test_large_frames_are_shrunk_to_their_share() -> None:
     data = video(8, 2, size=(320, 160))
-    assert decoded(Room(max_sampled_pixels=12_800), data).tensors["frames"].shape == (8, 80, 160, 3)
-    assert decoded(Room(max_video_pixels=8 * 3_200), data).tensors["frames"].shape == (8, 40, 80, 3)
+    assert decoded(MediaHarness(max_sampled_pixels=12_800), data).tensors["frames"].shape == (8, 80, 160, 3)
+    assert decoded(MediaHarness(max_video_pixels=8 * 3_200), data).tensors["frames"].shape == (8, 40, 80, 3)
 
 
 def test_a_video_that_changes_its_size_keeps_that_of_its_first_frame() -> None:
@@ -133,7 +135,7 @@ def test_a_video_that_changes_its_size_keeps_that_of_its_first_frame() -> None:
             for packet in encoder.encode(frame):
                 packet.stream = stream
                 file.mux(packet)
-    payload = decoded(Room(), sink.getvalue())
+    payload = decoded(MediaHarness(), sink.getvalue())
     assert payload.tensors["frames"].shape == (4, 48, 64, 3)
     assert near(shades(payload.tensors["frames"]), [0, 5, 10, 15])
 
@@ -143,17 +145,17 @@ def test_a_phones_video_stands_upright() -> None:
     at = data.index(b"tkhd") + 4 + 40
     quarter = (0, 0x10000, 0, -0x10000, 0, 0, 32 << 16, 0, 0x40000000)
     data[at : at + 36] = b"".join(value.to_bytes(4, "big", signed=value < 0) for value in quarter)
-    assert decoded(Room(), bytes(data)).tensors["frames"].shape == (4, 64, 32, 3)
+    assert decoded(MediaHarness(), bytes(data)).tensors["frames"].shape == (4, 64, 32, 3)
 
 
 def test_the_sound_comes_along_when_it_is_asked_for() -> None:
     data = video(30, 10, sound_hz=440.0)
-    assert "samples" not in decoded(Room(), data).tensors
-    room = Room()
-    info = room.keep(data, modality="video", how=q.How(sound=True))
+    assert "samples" not in decoded(MediaHarness(), data).tensors
+    harness = MediaHarness()
+    info = harness.keep(data, modality="video", how=q.How(sound=True))
     assert info.modality == "video"
     assert info.seconds == pytest.approx(3.0)
-    (payload,) = room.payloads([info.id])
+    (payload,) = harness.payloads([info.id])
     samples = payload.tensors["samples"]
     assert samples.dtype == np.float32
     assert payload.meta["audio_length"] == len(samples)
@@ -162,21 +164,21 @@ def test_the_sound_comes_along_when_it_is_asked_for() -> None:
     assert loudness(samples) == pytest.approx(0.35, abs=0.03)
     spectrum = np.abs(np.fft.rfft(samples))
     assert np.argmax(spectrum) * CLIP_RATE / len(samples) == pytest.approx(440, abs=2)
-    room.assert_empty()
+    harness.assert_empty()
 
 
 def test_a_silent_video_has_no_samples_whatever_is_asked_for() -> None:
-    assert "samples" not in decoded(Room(), video(10, 10), how=q.How(sound=True)).tensors
+    assert "samples" not in decoded(MediaHarness(), video(10, 10), how=q.How(sound=True)).tensors
 
 
 def test_a_long_video_with_sound_arrives_whole() -> None:
-    room = Room(video_fps=10.0)
+    harness = MediaHarness(video_fps=10.0)
     data = video(40, 10, size=(640, 360), sound_hz=300.0, format="matroska", preset="ultrafast")
-    (payload,) = room.payloads([room.keep(data, modality="video", how=q.How(sound=True)).id])
+    (payload,) = harness.payloads([harness.keep(data, modality="video", how=q.How(sound=True)).id])
     assert payload.nbytes > 24 << 20
     assert near(shades(payload.tensors["frames"]), list(range(40)))
     assert len(payload.tensors["samples"]) == payload.meta["audio_length"]
-    room.assert_empty()
+    harness.assert_empty()
 
 
 # What is no video, or a trap.
@@ -197,86 +199,86 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_no_video_is_a_400_that_names_the_field(name: str) -> None:
-    assert refused(Room(), BAD[name]).info.code == "invalid_video"
+    assert refused(MediaHarness(), BAD[name]).info.code == "invalid_video"
 
 
 def test_a_video_that_breaks_off_is_what_there_is_of_it() -> None:
     data = video(200, 10, format="matroska", size=(160, 120))
-    payload = decoded(Room(), data[: len(data) * 2 // 3])
+    payload = decoded(MediaHarness(), data[: len(data) * 2 // 3])
     assert 4 <= len(payload.tensors["frames"]) < 40
 
 
 def test_pictures_of_too_many_pixels_are_refused_before_they_are_decoded() -> None:
-    error = refused(Room(max_frame_pixels=64 * 47), video(4))
+    error = refused(MediaHarness(max_frame_pixels=64 * 47), video(4))
     assert "64 × 48" in error.info.message
 
 
 def test_a_video_that_is_too_long_is_refused_before_it_is_decoded() -> None:
-    assert refused(Room(max_video_seconds=1.0), GOOD).info.code == "video_too_long"
-    assert refused(Room(), GOOD, how=q.How(sound=True), max_seconds=1.0).info.code == "audio_too_long"
+    assert refused(MediaHarness(max_video_seconds=1.0), GOOD).info.code == "video_too_long"
+    assert refused(MediaHarness(), GOOD, how=q.How(sound=True), max_seconds=1.0).info.code == "audio_too_long"
 
 
 @pytest.mark.parametrize("packets", [1_000_000, 10_000_000, (1 << 32) - 1])
 @pytest.mark.parametrize("modality", ["video", "audio"])
 def test_a_small_file_that_announces_billions_of_packets_costs_little(packets: int, modality: str) -> None:
-    room = Room()
+    harness = MediaHarness()
     data = announcing(packets)
     assert len(data) < 4096
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
     with pytest.raises(OmniError) as caught:
-        room.keep(data, modality=modality)
+        harness.keep(data, modality=modality)
     assert caught.value.info.status == 400
     assert time.process_time() - began < 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 128 << 10  # KiB
 
 
 def test_while_a_video_is_decoded_its_memory_counts() -> None:
-    room = Room(max_bytes=1 << 20)
+    harness = MediaHarness(max_bytes=1 << 20)
     with pytest.raises(OmniError) as caught:
-        room.keep(video(40, 10, size=(320, 240), preset="ultrafast"), modality="video")
+        harness.keep(video(40, 10, size=(320, 240), preset="ultrafast"), modality="video")
     assert caught.value.info.status == 429
-    room.assert_empty()
+    harness.assert_empty()
 
 
 def test_a_minute_of_video_holds_nobody_up() -> None:
-    room = Room()
+    harness = MediaHarness()
     data = video(600, 10, size=(320, 240), sound_hz=440.0, preset="ultrafast")
-    job = room.put(q.Decode(owner="o", modality="video", blob=room.blob(data), how=q.How(sound=True)))
+    job = harness.put(q.Decode(owner="o", modality="video", blob=harness.blob(data), how=q.How(sound=True)))
     longest = 0.0
-    while job not in room.replies:
+    while job not in harness.replies:
         began = time.perf_counter()
-        room.engine.step(room)
+        harness.engine.step(harness)
         longest = max(longest, time.perf_counter() - began)
     assert longest < 0.25
-    info = q.parse(room.take(job), q.MediumInfo)
-    room.ask(q.Discard(clips=(info.id,)))
-    room.assert_empty()
+    info = q.parse(harness.take(job), q.MediumInfo)
+    harness.ask(q.Discard(clips=(info.id,)))
+    harness.assert_empty()
 
 
 def test_a_frame_that_would_take_for_ever_is_left_out() -> None:
     """A packet is decoded in one call, which holds up the whole process."""
-    room = Room()
+    harness = MediaHarness()
     good = encoded(Image.fromarray(noise(64, 64)), "JPEG")
-    assert "decoded" in refused(room, motion_jpeg([endless_jpeg(1000, 3000)], 1000)).info.message
-    frames = decoded(room, motion_jpeg([good, endless_jpeg(64, 101), good], 64)).tensors["frames"]
+    assert "decoded" in refused(harness, motion_jpeg([endless_jpeg(1000, 3000)], 1000)).info.message
+    frames = decoded(harness, motion_jpeg([good, endless_jpeg(64, 101), good], 64)).tensors["frames"]
     assert len(frames) == 2
 
 
 def test_a_decode_that_is_left_frees_everything_at_any_moment() -> None:
     data = video(60, 10, sound_hz=440.0)
     for steps in (1, 2, 3, 5, 8):
-        room = Room(slice_s=0.0001)
-        room.put(q.Decode(owner="o", modality="video", blob=room.blob(data), how=q.How(sound=True)))
+        harness = MediaHarness(slice_s=0.0001)
+        harness.put(q.Decode(owner="o", modality="video", blob=harness.blob(data), how=q.How(sound=True)))
         for _ in range(steps):
-            room.engine.step(room)
-        room.ask(q.Discard(owners=("o",)))
-        room.assert_empty()
+            harness.engine.step(harness)
+        harness.ask(q.Discard(owners=("o",)))
+        harness.assert_empty()
 
 
 def test_any_damage_is_a_video_or_a_400() -> None:
     dice = random.Random(7)
-    room = Room()
+    harness = MediaHarness()
     for good in (GOOD, video(10, 10, format="webm", codec="libvpx"), video(10, 10, format="avi", codec="mpeg4")):
         for _ in range(40):
             bad = bytearray(good)
@@ -285,11 +287,11 @@ def test_any_damage_is_a_video_or_a_400() -> None:
             data = bytes(bad[: dice.randint(len(bad) // 2, len(bad))])
             status = 400
             try:
-                room.payloads([room.keep(data, modality="video", how=q.How(sound=True)).id])
+                harness.payloads([harness.keep(data, modality="video", how=q.How(sound=True)).id])
             except OmniError as error:
                 status = error.info.status
             assert status == 400
-            room.assert_empty()
+            harness.assert_empty()
 
 
 def test_choosing_frames_never_leaves_the_video() -> None:

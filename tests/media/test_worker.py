@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from tests.media.harness import MediaHarness, tone, wav
 from tests.media.pictures import noise, png, video
-from tests.media.room import Room, tone, wav
 
 from omni_actors.actors.background import background
 from omni_actors.media.client import MediaService
@@ -99,8 +99,8 @@ async def test_images_videos_and_sound_reach_a_models_worker_bit_for_bit_over_on
         ("video", video(60, 10, size=(480, 360), sound_hz=300.0, preset="ultrafast")),
     ]
     how = How(sound=True, fps=10.0)
-    room = Room()
-    payloads = room.payloads([room.keep(data, modality=kind, how=how).id for kind, data in files])
+    harness = MediaHarness()
+    payloads = harness.payloads([harness.keep(data, modality=kind, how=how).id for kind, data in files])
     assert np.array_equal(payloads[3].tensors["pixels"], noisy)
     assert payloads[4].nbytes > 24 << 20
     whole = b"".join(tensor.tobytes() for payload in payloads for tensor in payload.tensors.values())

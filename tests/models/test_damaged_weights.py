@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 from tests.models.omni.line import CPU, _load
-from tests.models.omni_demo.room import Stage
+from tests.models.omni_demo.harness import Stage
 
 import omni_actors
 from omni_actors.pipelines.registry import Registry

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.models.speech_room import Stage, clip
+from tests.models.speech_harness import Stage, clip
 
 from omni_actors.connectors.payload import pcm_payload
 from omni_actors.models.tiny import build

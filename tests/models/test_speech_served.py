@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.demo.server import Server, serving
-from tests.models.speech_room import clip
+from tests.models.speech_harness import clip
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(180)]
 

@@ -1,4 +1,4 @@
-"""Small declarations for the tests of this room."""
+"""Small declarations for the tests of pipelines."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CAPACITY = 3
 BUDGET = 1 << 20
 
 
-class Room:
+class Scenario:
     """A producer's outlet, and two consumers that read and acknowledge when they like. One of them may die. With a
     ``device``, which has room only now and then, the first of them opens its memory."""
 
@@ -100,7 +100,7 @@ class Room:
                 self.sent[key].append(value)
 
     def turn(self) -> None:
-        self.memory.room = self.chance.choice((0, 1 << 30))
+        self.memory.scenario = self.chance.choice((0, 1 << 30))
         for link in self.outlet.flush():
             if link.pending:
                 link.flush()
@@ -156,22 +156,22 @@ class Room:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_use(seed: int) -> None:
-    run(Room(seed))
+    run(Scenario(seed))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_use_of_a_device(seed: int) -> None:
-    room = run(Room(seed, device=True))
-    assert room.exports is not None
-    assert room.exports.total > 0
-    assert room.exports.used_bytes == 0
-    assert not room.memory.lent
-    assert room.consumers[0] is None or not room.theirs.opened
+    scenario = run(Scenario(seed, device=True))
+    assert scenario.exports is not None
+    assert scenario.exports.total > 0
+    assert scenario.exports.used_bytes == 0
+    assert not scenario.memory.lent
+    assert scenario.consumers[0] is None or not scenario.theirs.opened
 
 
-def run(room: Room) -> Room:
+def run(scenario: Scenario) -> Scenario:
     """Forty requests to their ends."""
-    chance, outlet = room.chance, room.outlet
+    chance, outlet = scenario.chance, scenario.outlet
     keys = iter(range(40))
     more = True
     for turn in range(5000):
@@ -179,15 +179,15 @@ def run(room: Room) -> Room:
             key = next(keys, None)
             more = key is not None
             if key is not None:
-                room.admit(key)
+                scenario.admit(key)
         for key in list(outlet.jobs):
             if chance.random() < 0.7:
-                room.use(key)
-        room.turn()
+                scenario.use(key)
+        scenario.turn()
         for to in range(2):
-            room.consume(to, chance.randrange(4))
-        if room.seed % 3 == 0 and turn == 40:
-            room.die(chance.randrange(2))
+            scenario.consume(to, chance.randrange(4))
+        if scenario.seed % 3 == 0 and turn == 40:
+            scenario.die(chance.randrange(2))
         for job in (*outlet.jobs.values(), *outlet.draining.values()):
             for route in job.routes:
                 if route.link is not None and route.edge.mode != "full":
@@ -196,16 +196,16 @@ def run(room: Room) -> Room:
             break
     assert not outlet.jobs, "every request ends"
     for _ in range(100):
-        room.turn()
+        scenario.turn()
         for to in range(2):
-            room.consume(to, 100)
-    room.turn()
+            scenario.consume(to, 100)
+    scenario.turn()
     assert not outlet.draining
     assert outlet.departures.arena.used_bytes == 0
-    for key in room.finished:
-        for index, _mode, to in room.edges[key]:
-            if room.consumers[to] is not None:
-                assert room.read[key, index] == room.sent[key]
-                assert (key, index) in room.ended
-    room.close()
-    return room
+    for key in scenario.finished:
+        for index, _mode, to in scenario.edges[key]:
+            if scenario.consumers[to] is not None:
+                assert scenario.read[key, index] == scenario.sent[key]
+                assert (key, index) in scenario.ended
+    scenario.close()
+    return scenario

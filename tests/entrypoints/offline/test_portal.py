@@ -14,7 +14,7 @@ from omni_actors import OmniError
 from omni_actors.entrypoints.offline.portal import Portal
 
 
-class Room:
+class Service:
     """What a portal opens here: it notes who was cancelled, and that it was left."""
 
     def __init__(self) -> None:
@@ -30,16 +30,16 @@ class Room:
             self.cancelled.set()
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Room]:
+    async def open(self) -> AsyncIterator[Service]:
         try:
             yield self
         finally:
             self.left.set()
 
 
-def opened(room: Room) -> Portal[Room]:
-    portal = Portal(room.open, "test")
-    assert portal.opened.result(5) is room
+def opened(service: Service) -> Portal[Service]:
+    portal = Portal(service.open, "test")
+    assert portal.opened.result(5) is service
     return portal
 
 
@@ -54,7 +54,7 @@ async def fails() -> None:
 
 
 def test_results_and_failures_come_out_as_they_are() -> None:
-    portal = opened(Room())
+    portal = opened(Service())
     assert portal.call(double, 2) == 4
     assert [it.result(5) for it in [portal.submit(double, value) for value in range(50)]] == list(range(0, 100, 2))
     with pytest.raises(ZeroDivisionError):
@@ -64,36 +64,36 @@ def test_results_and_failures_come_out_as_they_are() -> None:
 
 
 def test_a_cancelled_future_cancels_its_function_while_it_runs() -> None:
-    room = Room()
-    portal = opened(room)
-    future = portal.submit(room.endless)
-    assert room.started.wait(5)
+    service = Service()
+    portal = opened(service)
+    future = portal.submit(service.endless)
+    assert service.started.wait(5)
     assert future.cancel()
-    assert room.cancelled.wait(5)
+    assert service.cancelled.wait(5)
     assert concurrent.futures.wait([future], 5).done == {future}
     assert portal.call(double, 1) == 2
     portal.close()
 
 
 def test_a_future_that_is_cancelled_at_once_never_runs_to_its_end() -> None:
-    room = Room()
-    portal = opened(room)
-    futures = [portal.submit(room.endless) for _ in range(20)]
+    service = Service()
+    portal = opened(service)
+    futures = [portal.submit(service.endless) for _ in range(20)]
     assert all(future.cancel() for future in futures)
     assert concurrent.futures.wait(futures, 5).not_done == set()
     portal.close()
 
 
 def test_closing_cancels_the_futures_that_are_left_and_leaves_the_context() -> None:
-    room = Room()
-    portal = opened(room)
-    futures = [portal.submit(room.endless) for _ in range(3)]
-    assert room.started.wait(5)
+    service = Service()
+    portal = opened(service)
+    futures = [portal.submit(service.endless) for _ in range(3)]
+    assert service.started.wait(5)
     portal.close()
     assert all(future.cancelled() for future in futures)
     assert concurrent.futures.wait(futures, 5).not_done == set()
-    assert room.cancelled.is_set()
-    assert room.left.is_set()
+    assert service.cancelled.is_set()
+    assert service.left.is_set()
     with pytest.raises(OmniError) as closed:
         portal.submit(double, 1)
     assert closed.value.info.code == "closed"
@@ -101,23 +101,23 @@ def test_closing_cancels_the_futures_that_are_left_and_leaves_the_context() -> N
 
 
 def test_a_call_that_waits_when_another_thread_closes_is_told_so() -> None:
-    room = Room()
-    portal = opened(room)
+    service = Service()
+    portal = opened(service)
 
     def close_once_it_runs() -> None:
-        room.started.wait(5)
+        service.started.wait(5)
         portal.close()
 
     closer = threading.Thread(target=close_once_it_runs)
     closer.start()
     with pytest.raises(OmniError) as closed:
-        portal.call(room.endless)
+        portal.call(service.endless)
     assert closed.value.info.code == "closed"
     closer.join(5)
 
 
 def test_a_call_from_the_portals_own_thread_is_refused() -> None:
-    portal = opened(Room())
+    portal = opened(Service())
 
     async def within() -> None:
         portal.call(double, 1)
@@ -168,16 +168,16 @@ def test_a_context_that_cannot_be_opened_says_why(given_up: bool) -> None:
 
 
 def test_a_context_that_nobody_wants_any_more_is_left_at_once() -> None:
-    room, goes_on = Room(), threading.Event()
+    service, goes_on = Service(), threading.Event()
 
     @asynccontextmanager
-    async def slow() -> AsyncIterator[Room]:
+    async def slow() -> AsyncIterator[Service]:
         await trio.to_thread.run_sync(goes_on.wait, 5)
-        async with room.open():
-            yield room
+        async with service.open():
+            yield service
 
     portal = Portal(slow, "test")
     assert portal.opened.cancel()
     goes_on.set()
-    assert room.left.wait(5)
+    assert service.left.wait(5)
     portal.close()

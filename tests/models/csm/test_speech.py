@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.speech_room import Array, Kept, Room, check_seeds, clip, refusal
+from tests.models.speech_harness import Array, Kept, SpeechHarness, check_seeds, clip, refusal
 from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_actors.models.csm.pipeline import PIPELINE
@@ -26,13 +26,13 @@ def folder(tiny_model: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def greedy(folder: Path) -> Room:
-    return Room(PIPELINE, folder, temperature=0.0, max_frames=FRAMES)
+def greedy(folder: Path) -> SpeechHarness:
+    return SpeechHarness(PIPELINE, folder, temperature=0.0, max_frames=FRAMES)
 
 
 @pytest.fixture(scope="module")
-def drawn(folder: Path) -> Room:
-    return Room(PIPELINE, folder, max_frames=FRAMES)
+def drawn(folder: Path) -> SpeechHarness:
+    return SpeechHarness(PIPELINE, folder, max_frames=FRAMES)
 
 
 class Reference:
@@ -67,7 +67,9 @@ def reference(folder: Path) -> Reference:
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("speaker", ["0", "3"])
-def test_codes_and_sound_are_those_of_transformers(greedy: Room, reference: Reference, text: str, speaker: str) -> None:
+def test_codes_and_sound_are_those_of_transformers(
+    greedy: SpeechHarness, reference: Reference, text: str, speaker: str
+) -> None:
     spoken = greedy.say(text, voice=speaker)
     codes, samples = reference.say(text, speaker)
     assert np.array_equal(spoken.frames, codes)
@@ -77,7 +79,7 @@ def test_codes_and_sound_are_those_of_transformers(greedy: Room, reference: Refe
     assert spoken.usage.completion_tokens == FRAMES
 
 
-def test_a_reference_and_its_text_are_a_turn_before(greedy: Room, reference: Reference) -> None:
+def test_a_reference_and_its_text_are_a_turn_before(greedy: SpeechHarness, reference: Reference) -> None:
     sound = clip(1.3)
     spoken = greedy.say(TEXTS[0], (sound, RATE), ref_text="This is me.")
     codes, samples = reference.say(TEXTS[0], said="This is me.", clip=sound)
@@ -89,7 +91,7 @@ def test_a_reference_and_its_text_are_a_turn_before(greedy: Room, reference: Ref
     assert not np.array_equal(another.frames, codes)
 
 
-def test_a_clip_that_comes_again_is_not_encoded_again(greedy: Room) -> None:
+def test_a_clip_that_comes_again_is_not_encoded_again(greedy: SpeechHarness) -> None:
     def heard() -> tuple[float, float]:
         counters = greedy.talker.engine.counters()
         return counters["clip_hits_total"], counters["clip_misses_total"]
@@ -102,24 +104,24 @@ def test_a_clip_that_comes_again_is_not_encoded_again(greedy: Room) -> None:
     assert heard() == (hits + 1, misses + 2)
 
 
-def test_a_reference_comes_at_any_rate(greedy: Room) -> None:
+def test_a_reference_comes_at_any_rate(greedy: SpeechHarness) -> None:
     spoken = greedy.say(TEXTS[0], (clip(1.0, 16_000), 16_000), ref_text="This is me.")
     assert len(spoken.frames) == FRAMES
 
 
 @pytest.mark.parametrize("language", ["en", "English", "en-US", "Auto"])
-def test_its_language_may_be_named(greedy: Room, language: str) -> None:
+def test_its_language_may_be_named(greedy: SpeechHarness, language: str) -> None:
     assert len(greedy.say(TEXTS[0], language=language, max_tokens=1).frames) == 1
 
 
-def test_a_seed_repeats_whatever_runs_beside(drawn: Room) -> None:
+def test_a_seed_repeats_whatever_runs_beside(drawn: SpeechHarness) -> None:
     check_seeds(drawn, TEXTS)
 
 
 @pytest.mark.parametrize(("first", "longest"), [(1, 1), (3, 5), (100, 100)])
-def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: Room, first: int, longest: int) -> None:
+def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: SpeechHarness, first: int, longest: int) -> None:
     codec = {"first_chunk_frames": first, "min_chunk_frames": 1, "chunk_frames": longest}
-    cut = Room(PIPELINE, folder, codec=codec, temperature=0.0, max_frames=30)
+    cut = SpeechHarness(PIPELINE, folder, codec=codec, temperature=0.0, max_frames=30)
     spoken = cut.say(TEXTS[1])
     with torch.inference_mode():
         whole = greedy.talker.adapter._model  # the talker has dropped its decoder: the codec's own is whole
@@ -129,7 +131,7 @@ def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: Room, firs
     assert np.abs(spoken.samples - samples).max() < 1e-4
 
 
-def test_what_it_cannot_say_is_refused(greedy: Room) -> None:
+def test_what_it_cannot_say_is_refused(greedy: SpeechHarness) -> None:
     assert refusal(greedy, voice="Ada") == (400, "voice")
     assert refusal(greedy, " ") == (400, "input")
     assert refusal(greedy, language="French") == (400, "language")
@@ -140,7 +142,7 @@ def test_what_it_cannot_say_is_refused(greedy: Room) -> None:
     assert refusal(greedy, "Hello", (clip(0.5), RATE), ref_text="Me." * 2000) == (400, "ref_text")
 
 
-def test_what_does_not_fit_fails_alone_and_an_abort_frees_at_once(greedy: Room) -> None:
+def test_what_does_not_fit_fails_alone_and_an_abort_frees_at_once(greedy: SpeechHarness) -> None:
     engine = greedy.talker.engine
     for key, text in ((1, "a" * 2000), (2, TEXTS[0]), (3, TEXTS[1])):  # the model's context is 1024
         greedy.talker.admit(key, {"speech": Speech(text=text)}, None, ())

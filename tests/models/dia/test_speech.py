@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.speech_room import Array, Room, check_seeds, clip, refusal
+from tests.models.speech_harness import Array, SpeechHarness, check_seeds, clip, refusal
 from transformers import DacModel, DiaForConditionalGeneration, DiaProcessor
 
 from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
@@ -28,8 +28,8 @@ def folder(tiny_model: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def greedy(folder: Path) -> Room:
-    return Room(PIPELINE, folder, temperature=0.0, max_frames=FRAMES)
+def greedy(folder: Path) -> SpeechHarness:
+    return SpeechHarness(PIPELINE, folder, temperature=0.0, max_frames=FRAMES)
 
 
 class Reference:
@@ -60,7 +60,7 @@ def reference(folder: Path) -> Reference:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_codes_and_sound_are_those_of_transformers(greedy: Room, reference: Reference, text: str) -> None:
+def test_codes_and_sound_are_those_of_transformers(greedy: SpeechHarness, reference: Reference, text: str) -> None:
     spoken = greedy.say(text)
     codes, samples = reference.say(text)
     assert np.array_equal(spoken.frames, codes)
@@ -71,20 +71,20 @@ def test_codes_and_sound_are_those_of_transformers(greedy: Room, reference: Refe
 
 
 def test_without_guidance_the_codes_are_others_and_those_of_transformers(
-    folder: Path, greedy: Room, reference: Reference
+    folder: Path, greedy: SpeechHarness, reference: Reference
 ) -> None:
-    plain = Room(PIPELINE, folder, temperature=0.0, max_frames=FRAMES, guidance_scale=1.0).say(TEXTS[0])
+    plain = SpeechHarness(PIPELINE, folder, temperature=0.0, max_frames=FRAMES, guidance_scale=1.0).say(TEXTS[0])
     codes, _ = reference.say(TEXTS[0], guidance_scale=1.0)
     assert np.array_equal(plain.frames, codes)
     assert not np.array_equal(plain.frames, greedy.say(TEXTS[0]).frames)
 
 
 def test_an_end_that_the_first_codebook_says_is_the_end(folder: Path, reference: Reference) -> None:
-    room = Room(PIPELINE, folder, temperature=0.0)
-    for model in (room.talker.adapter._model, reference.model):
+    harness = SpeechHarness(PIPELINE, folder, temperature=0.0)
+    for model in (harness.talker.adapter._model, reference.model):
         _say_the_end_early(model)
     try:
-        spoken = room.say(TEXTS[1])
+        spoken = harness.say(TEXTS[1])
         codes, samples = reference.say(TEXTS[1], max_new_tokens=300)
     finally:
         _say_the_end_early(reference.model, undo=True)
@@ -100,7 +100,7 @@ def _say_the_end_early(model: Any, undo: bool = False) -> None:
         model.logits_dense.weight[eos] *= 1 / 1.8 if undo else 1.8
 
 
-def test_a_reference_and_its_text_come_before(greedy: Room, reference: Reference) -> None:
+def test_a_reference_and_its_text_come_before(greedy: SpeechHarness, reference: Reference) -> None:
     sound = clip(0.4, RATE)
     spoken = greedy.say("[S1] Hello.", (sound, RATE), ref_text="[S1] This is me.")
     codes, samples = reference.say("[S1] This is me. [S1] Hello.", sound)
@@ -108,23 +108,23 @@ def test_a_reference_and_its_text_come_before(greedy: Room, reference: Reference
     assert np.abs(spoken.samples - samples).max() < 1e-4
 
 
-def test_a_text_without_a_speaker_is_spoken_by_the_voice(greedy: Room) -> None:
+def test_a_text_without_a_speaker_is_spoken_by_the_voice(greedy: SpeechHarness) -> None:
     for voice in ("S1", "S2"):
         assert np.array_equal(greedy.say("Hello.", voice=voice).frames, greedy.say(f"[{voice}] Hello.").frames)
 
 
 def test_a_seed_repeats_whatever_runs_beside(folder: Path) -> None:
-    check_seeds(Room(PIPELINE, folder, max_frames=FRAMES), TEXTS)
+    check_seeds(SpeechHarness(PIPELINE, folder, max_frames=FRAMES), TEXTS)
 
 
 @pytest.mark.parametrize(("first", "longest"), [(1, 1), (3, 5), (100, 100)])
-def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: Room, first: int, longest: int) -> None:
+def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: SpeechHarness, first: int, longest: int) -> None:
     codec = {"first_chunk_frames": first, "min_chunk_frames": 1, "chunk_frames": longest}
-    cut = Room(PIPELINE, folder, codec=codec, temperature=0.0, max_frames=FRAMES)
+    cut = SpeechHarness(PIPELINE, folder, codec=codec, temperature=0.0, max_frames=FRAMES)
     assert np.abs(cut.say(TEXTS[1]).samples - greedy.say(TEXTS[1]).samples).max() < 1e-4
 
 
-def test_what_it_cannot_say_is_refused(greedy: Room) -> None:
+def test_what_it_cannot_say_is_refused(greedy: SpeechHarness) -> None:
     assert refusal(greedy, voice="Ada") == (400, "voice")
     assert refusal(greedy, "Hello", (clip(0.2), 24_000)) == (400, "ref_text")
     assert refusal(greedy, "a" * 1200) == (400, "input")

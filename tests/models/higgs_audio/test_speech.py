@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.speech_room import Array, Room, check_seeds, clip, refusal
+from tests.models.speech_harness import Array, SpeechHarness, check_seeds, clip, refusal
 from transformers import HiggsAudioV2ForConditionalGeneration, HiggsAudioV2Processor
 
 from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
@@ -29,11 +29,11 @@ def folder(tiny_model: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def greedy(folder: Path) -> Room:
-    room = Room(PIPELINE, folder, temperature=0.0, max_frames=FRAMES)
+def greedy(folder: Path) -> SpeechHarness:
+    harness = SpeechHarness(PIPELINE, folder, temperature=0.0, max_frames=FRAMES)
     # The second draw of what repeats is no matter of temperature: transformers makes it with torch's own numbers.
-    room.talker.adapter._recommended.pop("ras_win_len")
-    return room
+    harness.talker.adapter._recommended.pop("ras_win_len")
+    return harness
 
 
 class Reference:
@@ -77,7 +77,7 @@ def reference(folder: Path) -> Reference:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_codes_and_sound_are_those_of_transformers(greedy: Room, reference: Reference, text: str) -> None:
+def test_codes_and_sound_are_those_of_transformers(greedy: SpeechHarness, reference: Reference, text: str) -> None:
     spoken = greedy.say(text)
     codes, samples = reference.say(text)
     assert np.array_equal(spoken.frames, codes)
@@ -86,14 +86,14 @@ def test_codes_and_sound_are_those_of_transformers(greedy: Room, reference: Refe
     assert len(np.unique(codes, axis=0)) > FRAMES / 2, "a model that repeats itself proves nothing"
 
 
-def test_instructions_are_the_scene(greedy: Room, reference: Reference) -> None:
+def test_instructions_are_the_scene(greedy: SpeechHarness, reference: Reference) -> None:
     spoken = greedy.say(TEXTS[0], instructions="A large hall.")
     codes, _ = reference.say(TEXTS[0], "A large hall.")
     assert np.array_equal(spoken.frames, codes)
     assert not np.array_equal(codes, reference.say(TEXTS[0])[0])
 
 
-def test_an_end_that_one_codebook_says_is_the_end(folder: Path, greedy: Room, reference: Reference) -> None:
+def test_an_end_that_one_codebook_says_is_the_end(folder: Path, greedy: SpeechHarness, reference: Reference) -> None:
     for model in (greedy.talker.adapter._model, reference.model):
         _end_sooner(model, 40.0)
     try:
@@ -120,31 +120,31 @@ def _end_sooner(model: Any, factor: float) -> None:
 
 
 def test_a_seed_repeats_whatever_runs_beside(folder: Path) -> None:
-    check_seeds(Room(PIPELINE, folder, max_frames=FRAMES), TEXTS)
+    check_seeds(SpeechHarness(PIPELINE, folder, max_frames=FRAMES), TEXTS)
 
 
 def test_a_code_that_repeats_is_drawn_again(folder: Path) -> None:
-    spoken = Room(PIPELINE, folder, temperature=0.01, max_frames=100).say(TEXTS[1])
-    plain = Room(PIPELINE, folder, temperature=0.01, max_frames=100)
+    spoken = SpeechHarness(PIPELINE, folder, temperature=0.01, max_frames=100).say(TEXTS[1])
+    plain = SpeechHarness(PIPELINE, folder, temperature=0.01, max_frames=100)
     plain.talker.adapter._recommended.pop("ras_win_len")
     assert not np.array_equal(spoken.frames, plain.say(TEXTS[1]).frames)
 
 
 @pytest.mark.parametrize(("first", "longest"), [(1, 1), (3, 5), (100, 100)])
-def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: Room, first: int, longest: int) -> None:
+def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: SpeechHarness, first: int, longest: int) -> None:
     codec = {"first_chunk_frames": first, "min_chunk_frames": 1, "chunk_frames": longest}
-    cut = Room(PIPELINE, folder, codec=codec, temperature=0.0, max_frames=FRAMES)
+    cut = SpeechHarness(PIPELINE, folder, codec=codec, temperature=0.0, max_frames=FRAMES)
     cut.talker.adapter._recommended.pop("ras_win_len")
     assert np.abs(cut.say(TEXTS[1]).samples - greedy.say(TEXTS[1]).samples).max() < 1e-4
 
 
 @pytest.mark.skipif(find_spec("torchaudio") is not None, reason="with torchaudio it can")
-def test_without_torchaudio_a_clip_is_refused(greedy: Room) -> None:
+def test_without_torchaudio_a_clip_is_refused(greedy: SpeechHarness) -> None:
     assert refusal(greedy, "Hello", (clip(0.2), RATE), ref_text="This is me.") == (400, "ref_audio")
 
 
 @pytest.mark.skipif(find_spec("torchaudio") is None, reason="transformers' codec encodes with torchaudio only")
-def test_a_reference_and_its_text_are_turns_before(greedy: Room, reference: Reference) -> None:
+def test_a_reference_and_its_text_are_turns_before(greedy: SpeechHarness, reference: Reference) -> None:
     sound = clip(0.9)
     spoken = greedy.say(TEXTS[0], (sound, RATE), ref_text="This is me.")
     codes, samples = reference.say(TEXTS[0], said="This is me.", sound=sound)

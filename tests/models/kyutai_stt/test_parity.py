@@ -37,7 +37,7 @@ def sweep(seconds: float, seed: int) -> Samples:
 CLIPS = [sweep(seconds, seed) for seed, seconds in enumerate((1.5, 0.3, 3.9, 2.0, 0.08, 1.01))]
 
 
-class Room:
+class TranscriptionHarness:
     def __init__(self, folder: Path, window: int = 250) -> None:
         told = hello(folder, "encoder", "", max_seconds=60.0, window_frames=window)
         self.encoder = Encoder(told)
@@ -94,8 +94,8 @@ def folder(tiny_model: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def room(folder: Path) -> Room:
-    return Room(folder)
+def harness(folder: Path) -> TranscriptionHarness:
+    return TranscriptionHarness(folder)
 
 
 @pytest.fixture(scope="module")
@@ -105,37 +105,39 @@ def reference(folder: Path) -> Reference:
 
 @pytest.mark.parametrize("window", [250, 7, 1])
 def test_the_codes_are_transformers_own_however_they_are_cut(folder: Path, reference: Reference, window: int) -> None:
-    cut = Room(folder, window)
+    cut = TranscriptionHarness(folder, window)
     for samples in CLIPS[:3]:
         ours = np.concatenate([payload.tensors["codes"] for payload in cut.codes(samples)])
         assert ours.tolist() == reference.codes(samples)[: len(ours)].tolist()
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_greedy_tokens_are_transformers_own(room: Room, reference: Reference, together: bool) -> None:
+def test_greedy_tokens_are_transformers_own(
+    harness: TranscriptionHarness, reference: Reference, together: bool
+) -> None:
     expected = [reference.tokens(samples) for samples in CLIPS]
     assert len(expected[2]) > 2 * 24  # past the decoder's window
     for tokens in expected:
         assert len(set(tokens)) > len(tokens) // 2  # an answer that repeats itself would prove little
     if together:
-        said = room.run(CLIPS)
+        said = harness.run(CLIPS)
         assert [said.tokens[key] for key in range(len(CLIPS))] == expected
         assert [said.texts[key].strip() for key in range(len(CLIPS))] == [reference.text(it).strip() for it in expected]
     else:
-        assert [room.run([samples]).tokens[0] for samples in CLIPS] == expected
+        assert [harness.run([samples]).tokens[0] for samples in CLIPS] == expected
 
 
 def test_text_is_written_while_the_clip_is_still_encoded(folder: Path, reference: Reference) -> None:
-    room = Room(folder, window=8)
+    harness = TranscriptionHarness(folder, window=8)
     expected = reference.tokens(CLIPS[0])
     out = Said()
     params = {"transcription": Transcription()}
-    room.engine.admit(Work(0, "request-0", params, frozenset(("codes",)), visible=True))
-    payloads = room.codes(CLIPS[0])
+    harness.engine.admit(Work(0, "request-0", params, frozenset(("codes",)), visible=True))
+    payloads = harness.codes(CLIPS[0])
     assert len(payloads) > 3
     for place, payload in enumerate(payloads):
-        room.engine.feed(0, "codes", payload, payload is payloads[-1])
-        while room.engine.runnable and room.engine.step(out):  # type: ignore[arg-type]
+        harness.engine.feed(0, "codes", payload, payload is payloads[-1])
+        while harness.engine.runnable and harness.engine.step(out):  # type: ignore[arg-type]
             pass
         assert out.tokens[0] == expected[: 8 * (place + 1) + 1]
     assert out.tokens[0] == expected
@@ -143,28 +145,30 @@ def test_text_is_written_while_the_clip_is_still_encoded(folder: Path, reference
     assert 0 in out.usage
 
 
-def test_a_bounded_transcript_is_the_beginning_of_the_unbounded_one(room: Room, reference: Reference) -> None:
+def test_a_bounded_transcript_is_the_beginning_of_the_unbounded_one(
+    harness: TranscriptionHarness, reference: Reference
+) -> None:
     """An answer that is cut is so in the end; one whose clip is over before its limit is whole."""
     expected = reference.tokens(CLIPS[0])
     for limit, reason in ((8, "length"), (len(expected), "stop"), (10**9, "stop")):
-        said = room.run(CLIPS[:1], Transcription(max_tokens=limit))
+        said = harness.run(CLIPS[:1], Transcription(max_tokens=limit))
         assert said.tokens[0] == expected[:limit]
         assert said.usage[0].completion_tokens == min(limit, len(expected))
         assert said.reasons[0] == reason
-    assert not room.decoder.decoder.heard
+    assert not harness.decoder.decoder.heard
 
 
-def test_another_clip_is_another_answer(room: Room) -> None:
-    one, other = (room.run([sweep(2.0, seed)]).tokens[0] for seed in (10, 11))
+def test_another_clip_is_another_answer(harness: TranscriptionHarness) -> None:
+    one, other = (harness.run([sweep(2.0, seed)]).tokens[0] for seed in (10, 11))
     assert len(one) == len(other)
     assert one != other
 
 
 def test_codes_of_a_wrong_frame_change_the_answer(folder: Path, reference: Reference) -> None:
-    room = Room(folder)
-    embedded = room.decoder._embedded
-    room.decoder._embedded = lambda codes: embedded(codes.roll(1, 0))  # type: ignore[method-assign]
-    assert room.run([CLIPS[0]]).tokens[0] != reference.tokens(CLIPS[0])
+    harness = TranscriptionHarness(folder)
+    embedded = harness.decoder._embedded
+    harness.decoder._embedded = lambda codes: embedded(codes.roll(1, 0))  # type: ignore[method-assign]
+    assert harness.run([CLIPS[0]]).tokens[0] != reference.tokens(CLIPS[0])
 
 
 @pytest.mark.parametrize(
@@ -175,31 +179,31 @@ def test_codes_of_a_wrong_frame_change_the_answer(folder: Path, reference: Refer
         (Transcription(timestamps="segment"), "response_format"),
     ],
 )
-def test_what_it_cannot_do_is_refused(room: Room, asked: Transcription, param: str) -> None:
+def test_what_it_cannot_do_is_refused(harness: TranscriptionHarness, asked: Transcription, param: str) -> None:
     with pytest.raises(OmniError) as refused:
-        room.run([CLIPS[1]], asked)
+        harness.run([CLIPS[1]], asked)
     assert refused.value.info.status == 400
     assert refused.value.info.param == param
 
 
 @pytest.mark.parametrize("language", ["", "auto", "French", "EN-us"])
-def test_a_language_is_written_in_many_ways(room: Room, language: str) -> None:
+def test_a_language_is_written_in_many_ways(harness: TranscriptionHarness, language: str) -> None:
     work = Work(0, "request-0", {"transcription": Transcription(language=language)}, frozenset(("codes",)))
-    room.decoder.open(work)
-    room.decoder.close(0)
+    harness.decoder.open(work)
+    harness.decoder.close(0)
 
 
-def test_nothing_is_left(room: Room) -> None:
-    room.run(CLIPS[:2])
-    assert not room.decoder.decoder.heard
-    assert not room.decoder._requests
+def test_nothing_is_left(harness: TranscriptionHarness) -> None:
+    harness.run(CLIPS[:2])
+    assert not harness.decoder.decoder.heard
+    assert not harness.decoder._requests
 
 
-def test_a_transcription_goes_on_behind_another_attempt(room: Room) -> None:
-    said = check_every_cut(lambda prefix: room.run([CLIPS[0]], prefix=prefix))
+def test_a_transcription_goes_on_behind_another_attempt(harness: TranscriptionHarness) -> None:
+    said = check_every_cut(lambda prefix: harness.run([CLIPS[0]], prefix=prefix))
     assert said[-1].finish_reason == "stop"
     assert len(said) > 8
     bounded = Transcription(max_tokens=7)
-    cut = check_every_cut(lambda prefix: room.run([CLIPS[0]], bounded, prefix))
+    cut = check_every_cut(lambda prefix: harness.run([CLIPS[0]], bounded, prefix))
     assert cut[-1].finish_reason == "length"
     assert sum(len(delta.token_ids) for delta in cut) == 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.models.omni_demo.room import Stage, Voice
+from tests.models.omni_demo.harness import Stage, Voice
 
 
 @pytest.fixture(scope="session")

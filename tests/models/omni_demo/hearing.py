@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pocketsphinx
 import soxr
-from tests.models.omni_demo.room import Stage, Voice, hear, samples_of
+from tests.models.omni_demo.harness import Stage, Voice, hear, samples_of
 
 from omni_actors.models.weights.cache import demo_folder
 

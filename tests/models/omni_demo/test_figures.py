@@ -9,8 +9,8 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.omni_demo.harness import Voice
 from tests.models.omni_demo.hearing import TEXTS, Ear, hears
-from tests.models.omni_demo.room import Voice
 
 from omni_actors.models.omni_demo.alphabet import ALPHABET
 from omni_actors.models.omni_demo.sentences import SentenceSplitter

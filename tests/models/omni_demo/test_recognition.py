@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import soxr
 import torch
+from tests.models.omni_demo.harness import Stage, hear
 from tests.models.omni_demo.recordings import Recording, recordings, whole_tale
-from tests.models.omni_demo.room import Stage, hear
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
 from omni_actors.connectors.payload import Payload, pcm_payload

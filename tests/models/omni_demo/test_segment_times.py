@@ -11,7 +11,7 @@ import pytest
 import soxr
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.omni_demo.room import Stage, Voice, hear, samples_of
+from tests.models.omni_demo.harness import Stage, Voice, hear, samples_of
 
 from omni_actors.models.omni_demo.condensed import EDGE_S, PAUSE_S, condense, drawn_to_voice
 from omni_actors.models.omni_demo.pipeline import SAMPLE_RATE

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from tests.models.speech_room import Array, Room, check_seeds, clip, refusal
+from tests.models.speech_harness import Array, SpeechHarness, check_seeds, clip, refusal
 from transformers import PocketTTSAudioTokenizerModel, PocketTTSForConditionalGeneration, PocketTTSProcessor
 
 from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
@@ -26,8 +26,8 @@ def folder(tiny_model: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def greedy(folder: Path) -> Room:
-    return Room(PIPELINE, folder, temperature=0.0, max_frames=FRAMES)
+def greedy(folder: Path) -> SpeechHarness:
+    return SpeechHarness(PIPELINE, folder, temperature=0.0, max_frames=FRAMES)
 
 
 class Reference:
@@ -66,7 +66,7 @@ def voice_of(folder: Path, name: str) -> Any:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("voice", ["alba", "jean"])
 def test_latents_and_sound_are_those_of_transformers(
-    greedy: Room, reference: Reference, folder: Path, text: str, voice: str
+    greedy: SpeechHarness, reference: Reference, folder: Path, text: str, voice: str
 ) -> None:
     spoken = greedy.say(text, voice=voice)
     latents, samples = reference.say(text, voice_of(folder, voice))
@@ -77,14 +77,14 @@ def test_latents_and_sound_are_those_of_transformers(
     assert spoken.usage.completion_tokens == len(latents)
 
 
-def test_voices_differ_and_an_end_is_found(greedy: Room) -> None:
+def test_voices_differ_and_an_end_is_found(greedy: SpeechHarness) -> None:
     spoken = [greedy.say(TEXTS[0], voice=voice) for voice in ("alba", "jean")]
     assert not np.allclose(spoken[0].frames[:5], spoken[1].frames[:5], atol=0.1)
     ends = {len(greedy.say(text).frames) for text in TEXTS}
     assert min(ends) < FRAMES, "speech ends where the model says so"
 
 
-def test_a_clip_is_the_voice(greedy: Room, reference: Reference) -> None:
+def test_a_clip_is_the_voice(greedy: SpeechHarness, reference: Reference) -> None:
     sound = clip(1.3)
     spoken = greedy.say(TEXTS[0], (sound, RATE))
     latents, samples = reference.say(TEXTS[0], sound=sound)
@@ -92,7 +92,7 @@ def test_a_clip_is_the_voice(greedy: Room, reference: Reference) -> None:
     assert np.abs(spoken.samples - samples).max() < 1e-4
 
 
-def test_each_part_of_a_long_text_begins_anew(greedy: Room, reference: Reference, folder: Path) -> None:
+def test_each_part_of_a_long_text_begins_anew(greedy: SpeechHarness, reference: Reference, folder: Path) -> None:
     parts = ("Hello there, who are you?", "I am fine and you can see the sea.")
     spoken = greedy.say(" ".join(parts), max_tokens=1000)
     made = [reference.say(part, voice_of(folder, "alba")) for part in parts]
@@ -102,23 +102,23 @@ def test_each_part_of_a_long_text_begins_anew(greedy: Room, reference: Reference
     assert len(greedy.say(" ".join(parts), max_tokens=12).frames) == 12, "the bound is the whole utterance's"
 
 
-def test_a_long_text_is_looked_at_block_by_block(greedy: Room) -> None:
+def test_a_long_text_is_looked_at_block_by_block(greedy: SpeechHarness) -> None:
     parts = list(greedy.talker.adapter._parts("The river runs to the sea. " * 60 + "end " * 200 + "x" * 700))
     assert max(map(len, parts)) <= 500
     assert "".join("".join(parts).split()).startswith("Theriverrunstothesea." * 60 + "endend")
 
 
 def test_a_seed_repeats_whatever_runs_beside(folder: Path) -> None:
-    check_seeds(Room(PIPELINE, folder, max_frames=FRAMES), TEXTS)
+    check_seeds(SpeechHarness(PIPELINE, folder, max_frames=FRAMES), TEXTS)
 
 
 @pytest.mark.parametrize(("first", "longest"), [(1, 1), (3, 5), (100, 100)])
-def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: Room, first: int, longest: int) -> None:
+def test_sound_does_not_depend_on_how_it_is_cut(folder: Path, greedy: SpeechHarness, first: int, longest: int) -> None:
     codec = {"first_chunk_frames": first, "min_chunk_frames": 1, "chunk_frames": longest}
-    cut = Room(PIPELINE, folder, codec=codec, temperature=0.0, max_frames=30)
+    cut = SpeechHarness(PIPELINE, folder, codec=codec, temperature=0.0, max_frames=30)
     assert np.abs(cut.say(TEXTS[1]).samples - greedy.say(TEXTS[1], max_tokens=30).samples).max() < 1e-4
 
 
-def test_the_checkpoint_names_its_voices(folder: Path, greedy: Room) -> None:
+def test_the_checkpoint_names_its_voices(folder: Path, greedy: SpeechHarness) -> None:
     assert describe(folder).voices == ("alba", "jean")
     assert refusal(greedy, voice="Ada") == (400, "voice")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tests.models.qwen3_tts.drive import Ask, speech
 from tests.models.qwen3_tts.reference import Clip, Reference, reference
-from tests.models.qwen3_tts.room import folder_of, voice_clip
+from tests.models.qwen3_tts.samples import folder_of, voice_clip
 
 FRAMES = 16
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.models.qwen3_tts.room import folder_of
+from tests.models.qwen3_tts.samples import folder_of
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload
 from omni_actors.protocol.errors import ErrorInfo, OmniError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from tests.models.qwen3_tts.reference import Clip, reference
-from tests.models.qwen3_tts.room import KINDS, folder_of, voice_clip
+from tests.models.qwen3_tts.samples import KINDS, folder_of, voice_clip
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from omni_actors.models import tiny

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.models.qwen3_tts.drive import Ask, hear, shared_voice, speech, submit, talker_of, voice_of
 from tests.models.qwen3_tts.reference import reference
-from tests.models.qwen3_tts.room import KINDS, folder_of, voice_clip
+from tests.models.qwen3_tts.samples import KINDS, folder_of, voice_clip
 
 from omni_actors.connectors.payload import pcm_payload
 from omni_actors.models.common.speech import Clip

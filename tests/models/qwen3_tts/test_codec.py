@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.models.qwen3_tts.drive import codec_of, decode
 from tests.models.qwen3_tts.reference import reference
-from tests.models.qwen3_tts.room import folder_of
+from tests.models.qwen3_tts.samples import folder_of
 from tests.worker.engines.codec_driver import check_every_delivery
 
 from omni_actors.models.qwen3_tts.codec import Qwen3TTSCodec

@@ -12,7 +12,7 @@ import torch
 from tests.models.qwen3_tts.cases import CASES, CLONES, FRAMES, KINDS, LONG, VOICES, Case, wanted
 from tests.models.qwen3_tts.drive import Ask, codec_of, decode, fused_of, run, speech, talker_of
 from tests.models.qwen3_tts.reference import Clip, reference
-from tests.models.qwen3_tts.room import folder_of, voice_clip
+from tests.models.qwen3_tts.samples import folder_of, voice_clip
 
 from omni_actors.models.qwen3_tts import talker as talker_module
 from omni_actors.models.qwen3_tts.prompt import Layout, lay_out

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.models.qwen3_tts.cases import CLONES, DESIGNS, VOICES
 from tests.models.qwen3_tts.drive import Ask, Out, fused_of, run, speech, submit, talker_of
-from tests.models.qwen3_tts.room import voice_clip
+from tests.models.qwen3_tts.samples import voice_clip
 
 from omni_actors.protocol.frames import Prefix
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine

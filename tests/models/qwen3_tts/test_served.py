@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.demo.server import Server, in_thread, serving
 from tests.models.qwen3_tts.reference import Clip, reference
-from tests.models.qwen3_tts.room import folder_of, voice_clip
+from tests.models.qwen3_tts.samples import folder_of, voice_clip
 
 from omni_actors.media.wav import wav_header
 from omni_actors.models.common.speech import Clip as Heard

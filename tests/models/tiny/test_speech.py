@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from tests.models.speech_room import Room, SoundRoom, Spoken
+from tests.models.speech_harness import SpeechHarness, Spoken, WaveformHarness
 
 from omni_actors.models.tiny import build
 from omni_actors.pipelines.registry import Registry
@@ -74,21 +74,21 @@ def test_it_is_small_and_the_same_each_time(family: str, tmp_path: Path) -> None
 def test_a_fault_in_any_part_is_heard(family: str, tiny_model: Callable[[str], Path]) -> None:
     """Without this, equality with another implementation would say little."""
     pipeline = Registry.installed([]).load(family)
-    made: type[Room] | type[SoundRoom] = Room if len(pipeline.stages) > 1 else SoundRoom
-    room = made(pipeline, tiny_model(family))
+    made: type[SpeechHarness] | type[WaveformHarness] = SpeechHarness if len(pipeline.stages) > 1 else WaveformHarness
+    harness = made(pipeline, tiny_model(family))
 
     def say() -> Spoken:
-        return room.say("The river runs to the sea.", temperature=0.0, max_tokens=30)
+        return harness.say("The river runs to the sea.", temperature=0.0, max_tokens=30)
 
     right = say()
     talker_parts, codec_parts = PARTS[family]
     for name in talker_parts:
-        with _fault(room.talker.adapter._model, name):
+        with _fault(harness.talker.adapter._model, name):
             wrong = say()
         assert not _same(wrong.frames, right.frames), f"a fault in {name} changes nothing"
     for name in codec_parts:
-        assert isinstance(room, Room)
-        adapter = room.codec.adapter
+        assert isinstance(harness, SpeechHarness)
+        adapter = harness.codec.adapter
         with _fault(getattr(adapter, "_model", None) or adapter._decoder, name):
             wrong = say()
         assert _same(wrong.frames, right.frames)

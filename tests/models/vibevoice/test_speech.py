@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.speech_room import Array, SoundRoom, clip, refusal
+from tests.models.speech_harness import Array, WaveformHarness, clip, refusal
 from transformers import VibeVoiceForConditionalGeneration, VibeVoiceProcessor
 
 from omni_actors.models.vibevoice import talker
@@ -27,8 +27,8 @@ def folder(tiny_model: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def room(folder: Path) -> SoundRoom:
-    return SoundRoom(PIPELINE, folder, max_frames=STEPS)
+def harness(folder: Path) -> WaveformHarness:
+    return WaveformHarness(PIPELINE, folder, max_frames=STEPS)
 
 
 class Reference:
@@ -83,9 +83,9 @@ def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("speaker", ["0", "2"])
 def test_sound_is_that_of_transformers(
-    same_noise: None, room: SoundRoom, reference: Reference, text: str, speaker: str
+    same_noise: None, harness: WaveformHarness, reference: Reference, text: str, speaker: str
 ) -> None:
-    spoken = room.say(text, voice=speaker)
+    spoken = harness.say(text, voice=speaker)
     tokens, samples = reference.say(text, speaker)
     assert spoken.usage.completion_tokens == tokens.count(reference.frame)
     assert spoken.samples.shape == samples.shape
@@ -95,15 +95,15 @@ def test_sound_is_that_of_transformers(
 
 
 def test_speech_ends_and_begins_anew_where_the_model_says_so(
-    same_noise: None, folder: Path, room: SoundRoom, reference: Reference
+    same_noise: None, folder: Path, harness: WaveformHarness, reference: Reference
 ) -> None:
-    models = (room.talker.adapter._model, reference.model)
+    models = (harness.talker.adapter._model, reference.model)
     try:
         _likelier(models, reference.begin, 1.6)
         found: list[int] = []
         for text in TEXTS:
             torch.manual_seed(NOISE)
-            spoken = room.say(text)
+            spoken = harness.say(text)
             tokens, samples = reference.say(text)
             assert np.abs(spoken.samples - samples).max() < 1e-4
             assert len(tokens) < STEPS, "it ends by itself"
@@ -120,48 +120,48 @@ def _likelier(models: Sequence[Any], token: int, factor: float) -> None:
 
 
 def test_guidance_and_steps_are_options_and_matter(
-    same_noise: None, folder: Path, room: SoundRoom, reference: Reference
+    same_noise: None, folder: Path, harness: WaveformHarness, reference: Reference
 ) -> None:
-    other = SoundRoom(PIPELINE, folder, max_frames=STEPS, guidance_scale=3.0, diffusion_steps=6)
+    other = WaveformHarness(PIPELINE, folder, max_frames=STEPS, guidance_scale=3.0, diffusion_steps=6)
     torch.manual_seed(NOISE)
     spoken = other.say(TEXTS[0])
     _, samples = reference.say(TEXTS[0], guidance_scale=3.0, num_diffusion_steps=6)
     assert np.abs(spoken.samples - samples).max() < 1e-4
     torch.manual_seed(NOISE)
-    plain = room.say(TEXTS[0]).samples
+    plain = harness.say(TEXTS[0]).samples
     count = min(len(plain), len(samples))
     assert np.abs(plain[:count] - samples[:count]).max() > 0.01
 
 
-def test_a_clip_is_the_voice(same_noise: None, room: SoundRoom, reference: Reference) -> None:
+def test_a_clip_is_the_voice(same_noise: None, harness: WaveformHarness, reference: Reference) -> None:
     sound = clip(0.7)
-    spoken = room.say(TEXTS[0], (sound, RATE))
+    spoken = harness.say(TEXTS[0], (sound, RATE))
     _, samples = reference.say(TEXTS[0], sound=sound)
     assert np.abs(spoken.samples - samples).max() < 1e-4
 
 
-def test_lines_that_name_a_speaker_are_turns(same_noise: None, room: SoundRoom, reference: Reference) -> None:
+def test_lines_that_name_a_speaker_are_turns(same_noise: None, harness: WaveformHarness, reference: Reference) -> None:
     text = "Good day.\nSpeaker 1: Hello there,\nwho are you?\nspeaker 0: One, two, three."
-    spoken = room.say(text, voice="2")
+    spoken = harness.say(text, voice="2")
     said = [("2", "Good day."), ("1", "Hello there,\nwho are you?"), ("0", "One, two, three.")]
     _, samples = reference.talk(said)
     assert np.abs(spoken.samples - samples).max() < 1e-4
 
 
-def test_a_seed_repeats_whatever_runs_beside(room: SoundRoom) -> None:
-    alone = [room.say(TEXTS[0], seed=seed).samples for seed in (1, 2)]
+def test_a_seed_repeats_whatever_runs_beside(harness: WaveformHarness) -> None:
+    alone = [harness.say(TEXTS[0], seed=seed).samples for seed in (1, 2)]
     assert not np.array_equal(alone[0][:3200], alone[1][:3200])
-    together = room.say_all([(TEXTS[0], 1), (TEXTS[1], 7), (TEXTS[0], 2)])
+    together = harness.say_all([(TEXTS[0], 1), (TEXTS[1], 7), (TEXTS[0], 2)])
     assert np.array_equal(together[0].samples, alone[0])
     assert np.array_equal(together[2].samples, alone[1])
 
 
-def test_sound_leaves_frame_by_frame(room: SoundRoom) -> None:
-    spoken = room.say(TEXTS[0], max_tokens=5)
+def test_sound_leaves_frame_by_frame(harness: WaveformHarness) -> None:
+    spoken = harness.say(TEXTS[0], max_tokens=5)
     assert spoken.pieces == len(spoken.samples) // 3200 > 1
 
 
-def test_what_it_cannot_say_is_refused(room: SoundRoom) -> None:
-    assert refusal(room, voice="Ada") == (400, "voice")
-    assert refusal(room, " ") == (400, "input")
-    assert refusal(room, "Speaker 1:") == (400, "input")
+def test_what_it_cannot_say_is_refused(harness: WaveformHarness) -> None:
+    assert refusal(harness, voice="Ada") == (400, "voice")
+    assert refusal(harness, " ") == (400, "input")
+    assert refusal(harness, "Speaker 1:") == (400, "input")

@@ -1,4 +1,4 @@
-"""T17: a request is aborted in its first stage of three."""
+"""A request is aborted in the first of its three stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omni_actors.protocol.request import TextDelta
 from omni_actors.protocol.states import RequestState
 
 
-async def test_t17_an_abort_ends_once_and_is_acknowledged_by_all_stages() -> None:
+async def test_an_abort_ends_once_and_is_acknowledged_by_all_stages() -> None:
     async with stub_orchestrator("stages.a.options.step_s=0.005") as orchestrator:
         async with orchestrator.open(stub(text="x", pieces=10**6)) as stream:
             with trio.fail_after(5):
@@ -24,7 +24,7 @@ async def test_t17_an_abort_ends_once_and_is_acknowledged_by_all_stages() -> Non
         assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
 
 
-async def test_t17_the_caller_keeps_what_it_had() -> None:
+async def test_the_caller_keeps_what_it_had() -> None:
     async with stub_orchestrator("stages.a.options.step_s=0.005") as orchestrator:
         had = []
         async with orchestrator.open(stub("tokens", tokens=10**6)) as stream:
@@ -38,7 +38,7 @@ async def test_t17_the_caller_keeps_what_it_had() -> None:
             await idle(orchestrator)
 
 
-async def test_t17_a_thousand_aborts_at_any_time_and_then_a_normal_request() -> None:
+async def test_a_thousand_aborts_at_any_time_and_then_a_normal_request() -> None:
     async with stub_orchestrator() as orchestrator:
 
         async def one(i: int) -> None:

@@ -1,4 +1,4 @@
-"""T32: a text of one token is a short sound, however long a model would go on: the deployment's cap holds."""
+"""A text of one token becomes a short sound, however long the model would go on: the deployment's cap holds."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.demo.server import serving
 
-from .ask import CHAT, answer_of, chat, expected_text
+from .stub_voice_client import CHAT, answer_of, chat, expected_text
 
 
 @pytest.mark.deadline(60)
-def test_t15_foreign_segments_stay_and_own_ones_have_no_name(tmp_path: Path) -> None:
+def test_foreign_segments_stay_and_own_ones_have_no_name(tmp_path: Path) -> None:
     theirs = [Path("/dev/shm") / f"{name}-{uuid.uuid4().hex}" for name in ("psm", "omni_actors", "sem.mp")]
     try:
         for path in theirs:

@@ -1,4 +1,5 @@
-"""What the cases ask, and what the answers must be: ``stub-voice`` answers from the words alone."""
+"""Requests to a server of ``stub-voice``, and the answers that are expected: the stub computes them from the words
+alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T47: media from anywhere are decoded by their bytes, or refused by name: never a 500."""
+"""Uploaded media are decoded by their bytes, or refused by name: never a 500."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.entrypoints.fakes import TEXT, Server, served
 from tests.entrypoints.test_guard import error_of
 from tests.entrypoints.test_media import CHAT, body, data_url, movie, omni, sound
-from tests.media.room import container, silent_video, tone, wav
+from tests.media.harness import container, silent_video, tone, wav
 
 HEAR = "/v1/audio/transcriptions"
 OPUS = container("webm", "libopus", tone(0.5, 48_000))

@@ -1,4 +1,4 @@
-"""T30: a text with nothing to say is the client's mistake, named, by whichever way it comes; the next one is said."""
+"""A text without speech in it is refused as the client's mistake, over HTTP and in process; the next text is spoken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.demo.server import Server
 
 from omni_actors import Omni, OmniError
 
-from .ask import SAY, expected_sound, say
+from .stub_voice_client import SAY, expected_sound, say
 
 UNSPEAKABLE: dict[str, Any] = {
     "empty": "",

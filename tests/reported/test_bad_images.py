@@ -1,4 +1,4 @@
-"""T43: an image that is none is a 400 that names its part; one that claims to be huge costs nothing."""
+"""An image that cannot be decoded is a 400 that names its part; an image that claims to be huge costs no memory."""
 
 from __future__ import annotations
 

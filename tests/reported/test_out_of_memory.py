@@ -1,4 +1,4 @@
-"""T21: a job that does not fit into memory fails, and is over; the next, smaller one is done."""
+"""A job that does not fit into memory fails and ends; the next, smaller job is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T56: a URL in a request reaches nothing but the public net."""
+"""A URL in a request reaches nothing but the public net."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ URLS = [
 
 
 @pytest.mark.parametrize("url", URLS)
-async def test_t56_private_addresses_and_other_schemes_are_denied(url: str) -> None:
+async def test_private_addresses_and_other_schemes_are_denied(url: str) -> None:
     async with served(pipeline=PIPELINE) as server:
         content = [{"type": "audio_url", "audio_url": {"url": url}}]
         reply = await server.post("/v1/chat/completions", message(content))  # type: ignore[arg-type]

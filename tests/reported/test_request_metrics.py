@@ -1,4 +1,4 @@
-"""T41: what is counted of requests: their usage once, each outcome once, and never more running than there is room."""
+"""Metrics of requests: usage is counted once, each outcome once, and no more requests run than there are slots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.demo.server import Server, in_thread
 
-from .ask import CHAT, answer_of, chat, connect, expected_text, metric
+from .stub_voice_client import CHAT, answer_of, chat, connect, expected_text, metric
 
 SLOTS, QUEUED = 2, 10
 WORDS = 40
@@ -49,7 +49,7 @@ def events(data: bytes) -> list[Any]:
 
 
 @pytest.mark.parametrize("more", [{}, SPOKEN], ids=["text", "text and audio"])
-def test_t41_usage_is_what_it_is_defined_as_once(server: Server, more: dict[str, Any]) -> None:
+def test_usage_is_what_it_is_defined_as_once(server: Server, more: dict[str, Any]) -> None:
     counted = {it: metric(server, f"omni_actors_{it}_total") for it in ("prompt_tokens", "generation_tokens")}
     asked = chat("count", WORDS, stream=True, stream_options={"include_usage": True}, **more)
     status, data = server.post(CHAT, asked)
@@ -66,7 +66,7 @@ def test_t41_usage_is_what_it_is_defined_as_once(server: Server, more: dict[str,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_t41_an_abort_is_counted_once_and_leaves_no_gauge(server: Server, stream: bool) -> None:
+def test_an_abort_is_counted_once_and_leaves_no_gauge(server: Server, stream: bool) -> None:
     before = outcomes(server)
     connection = connect(server)
     body = json.dumps(chat("go on", 100_000, stream=stream)).encode()
@@ -78,7 +78,7 @@ def test_t41_an_abort_is_counted_once_and_leaves_no_gauge(server: Server, stream
     assert answer_of(server.post(CHAT, chat("next", 3))) == expected_text("next", 3)
 
 
-def test_t41_no_more_run_than_there_is_room_for_and_the_others_wait(server: Server) -> None:
+def test_no_more_run_than_there_is_room_for_and_the_others_wait(server: Server) -> None:
     before = outcomes(server)
     answers = [in_thread(lambda: server.post(CHAT, chat("in turn", WORDS))) for _ in range(SLOTS + QUEUED)]
     waited: set[float] = set()
@@ -99,7 +99,7 @@ def test_t41_no_more_run_than_there_is_room_for_and_the_others_wait(server: Serv
     assert metric(server, "omni_actors_request_queue_time_seconds_count", task="chat") >= SLOTS + QUEUED
 
 
-def test_t41_a_mass_abort_empties_every_gauge_running_and_waiting(server: Server) -> None:
+def test_a_mass_abort_empties_every_gauge_running_and_waiting(server: Server) -> None:
     before = outcomes(server)
     body = json.dumps(chat("all of them", 100_000, stream=True)).encode()
     connections = [connect(server) for _ in range(SLOTS + QUEUED)]

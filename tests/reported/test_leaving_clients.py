@@ -1,4 +1,5 @@
-"""T09, T12: clients that leave. The work stops at its next step, and nothing of it stays."""
+"""Clients leave before their answer is complete; the work stops at its next step, and no memory or process of it
+stays."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from tests.demo.server import Server
 
-from .ask import CHAT, SAY, answer_of, chat, connect, expected_text, metric, running, say
+from .stub_voice_client import CHAT, SAY, answer_of, chat, connect, expected_text, metric, running, say
 
 SETTINGS = ("stages.writer.options.step_s=0.005", "stages.speaker.options.step_s=0.005")
 
@@ -35,7 +36,7 @@ def begin(server: Server, path: str, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("way", ["reset", "close", "unread"])
-def test_t09_who_leaves_stops_its_work(server: Server, kind: str, way: str) -> None:
+def test_who_leaves_stops_its_work(server: Server, kind: str, way: str) -> None:
     """By a reset, by a close, and by a close with unread data in the way (the server learns of it by a failed send)."""
     path, body, stage = BODIES[kind]
     errors = server.log.read_text().count("ERROR")
@@ -56,7 +57,7 @@ def test_t09_who_leaves_stops_its_work(server: Server, kind: str, way: str) -> N
     assert metric(server, "omni_actors_num_requests_running") == 0
 
 
-def test_t12_200_dropped_streams_leave_nothing(server: Server) -> None:
+def test_200_dropped_streams_leave_nothing(server: Server) -> None:
     files, descriptors = set(os.listdir("/dev/shm")), len(os.listdir(f"/proc/{server.process.pid}/fd"))
     for i in range(200):
         path, body, _ = BODIES[("streamed", "sound", "whole")[i % 3]]
@@ -79,7 +80,7 @@ def test_t12_200_dropped_streams_leave_nothing(server: Server) -> None:
     server.wait_for(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= descriptors + 2, 10)
 
 
-def test_t12_a_producer_that_dies_before_its_consumer_reads_leaves_nothing(server: Server) -> None:
+def test_a_producer_that_dies_before_its_consumer_reads_leaves_nothing(server: Server) -> None:
     speaker, writer = (server.workers()[name] for name in ("speaker", "writer"))
     os.kill(speaker, signal.SIGSTOP)
     sock = begin(

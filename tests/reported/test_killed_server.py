@@ -1,4 +1,4 @@
-"""T08: the server is killed; nothing of it stays."""
+"""The server is killed by SIGKILL; no process and no shared memory of it stays."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tests.demo.server import serving, wait_gone
 
-from .ask import CHAT, chat, connect, running
+from .stub_voice_client import CHAT, chat, connect, running
 
 
 @pytest.mark.deadline(60)
-def test_t08_sigkill_of_the_server_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
+def test_sigkill_of_the_server_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     with serving(tmp_path, "stub-voice", "--platform", "cpu", "--set", "stages.writer.options.step_s=0.01") as server:
         workers = server.workers()

@@ -1,4 +1,4 @@
-"""T33, T36: sound is in the format that was asked for, and a strict reader finds nothing wrong with it."""
+"""Sound is in the format that was asked for, and a strict reader finds nothing wrong with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 from tests.demo.server import Server
 
-from .ask import SAY, expected_sound, say
+from .stub_voice_client import SAY, expected_sound, say
 
 TEXT = "one two three. four five. six"
 
@@ -47,7 +47,7 @@ def chunks(wav: bytes) -> dict[bytes, tuple[int, bytes]]:
     return found
 
 
-def test_t33_a_whole_wav_has_exact_sizes(server: Server) -> None:
+def test_a_whole_wav_has_exact_sizes(server: Server) -> None:
     _, _, wav = raw(server, response_format="wav", stream=False)
     found = chunks(wav)
     size, data = found[b"data"]
@@ -56,7 +56,7 @@ def test_t33_a_whole_wav_has_exact_sizes(server: Server) -> None:
     assert data == expected_sound(TEXT)
 
 
-def test_t33_a_streamed_wav_has_one_header_and_the_samples_of_pcm(server: Server) -> None:
+def test_a_streamed_wav_has_one_header_and_the_samples_of_pcm(server: Server) -> None:
     _, _, wav = raw(server, response_format="wav", stream=True)
     size, data = chunks(wav)[b"data"]
     assert size in (0xFFFFFFFF, 0x7FFFFFFF, 0xFFFFFFFF - 36, 0x7FFFFFFF - 36) or size == len(data)
@@ -67,7 +67,7 @@ def test_t33_a_streamed_wav_has_one_header_and_the_samples_of_pcm(server: Server
 
 
 @pytest.mark.parametrize("format", [*MAGIC, "pcm"])
-def test_t36_magic_bytes_and_type_agree(server: Server, format: str) -> None:
+def test_magic_bytes_and_type_agree(server: Server, format: str) -> None:
     status, headers, data = raw(server, response_format=format)
     assert status == 200
     if format == "pcm":
@@ -80,7 +80,7 @@ def test_t36_magic_bytes_and_type_agree(server: Server, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["mpeg", "ogg", "", "MP3 ", 7, ["wav"]])
-def test_t36_an_unknown_format_is_refused_by_its_field(server: Server, format: object) -> None:
+def test_an_unknown_format_is_refused_by_its_field(server: Server, format: object) -> None:
     status, _, body = raw(server, response_format=format)
     assert status == 400
     assert b"response_format" in body

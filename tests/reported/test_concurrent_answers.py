@@ -1,4 +1,4 @@
-"""T19: many at once get what each would alone. T23: health answers while stages and codecs work."""
+"""Concurrent requests get the answers that each gets alone, and health answers while stages and codecs work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from tests.demo.server import Server, in_thread
 
-from .ask import CHAT, SAY, answer_of, chat, expected_sound, expected_text, say
+from .stub_voice_client import CHAT, SAY, answer_of, chat, expected_sound, expected_text, say
 
 SETTINGS = ("stages.writer.replicas=2", "stages.writer.options.step_s=0.003", "stages.speaker.options.step_s=0.002")
 
@@ -35,7 +35,7 @@ def spoken(server: Server, prompt: str, words: int) -> tuple[str, bytes]:
     return audio["transcript"], base64.b64decode(audio["data"])
 
 
-def test_t19_concurrent_answers_are_those_of_each_alone(server: Server) -> None:
+def test_concurrent_answers_are_those_of_each_alone(server: Server) -> None:
     rng = random.Random(19)
     calls = []
     for i in range(48):
@@ -55,7 +55,7 @@ def test_t19_concurrent_answers_are_those_of_each_alone(server: Server) -> None:
         assert answer() == expected
 
 
-def test_t23_health_is_quick_while_all_else_is_busy(server: Server) -> None:
+def test_health_is_quick_while_all_else_is_busy(server: Server) -> None:
     """Encoding minutes of sound, and a stage that works on: the probe's path has no codec, model or lock in it."""
     text = "word " * 1200  # a minute of sound
     bodies = [say(text, response_format=it) for it in ("mp3", "flac", "opus", "aac")]

@@ -1,4 +1,4 @@
-"""Servers of ``stub-voice``: real processes, real sockets, no model."""
+"""A fixture that serves ``stub-voice``: real processes, real sockets, no model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T37: what browsers and their tools ask for. T39: failures before and behind the first word of a stream."""
+"""Browsers' preflights and errors are answered; failures before and after the first word of a stream are told apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import pytest
 from tests.demo.server import Server
 
-from .ask import CHAT, SAY, chat, connect, say
+from .stub_voice_client import CHAT, SAY, chat, connect, say
 
 SETTINGS = ("limits.max_resumes=0", "limits.restart_delay_s=0.2", "stages.writer.options.step_s=0.02")
 
@@ -35,7 +35,7 @@ def asks(path: str, method: str = "GET", more: str = "") -> str:
     return f"{method} {path} HTTP/1.1\nHost: x\nOrigin: {ORIGIN}\nConnection: close{more}"
 
 
-def test_t37_a_preflight_says_what_is_allowed(server: Server) -> None:
+def test_a_preflight_says_what_is_allowed(server: Server) -> None:
     more = "\nAccess-Control-Request-Method: POST\nAccess-Control-Request-Headers: authorization, content-type"
     status, headers, _ = exchange(server, asks(CHAT, "OPTIONS", more))
     assert status == 204
@@ -45,7 +45,7 @@ def test_t37_a_preflight_says_what_is_allowed(server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/audio/voices", "//v1//models", "/v1/models/", "/health"])
-def test_t37_lists_are_there_also_with_more_slashes(server: Server, path: str) -> None:
+def test_lists_are_there_also_with_more_slashes(server: Server, path: str) -> None:
     status, headers, body = exchange(server, asks(path))
     assert status == 200
     assert headers["access-control-allow-origin"] == "*"
@@ -56,7 +56,7 @@ def test_t37_lists_are_there_also_with_more_slashes(server: Server, path: str) -
     ("path", "method", "status"),
     [("/v1/nothing", "GET", 404), ("/v1/models/no", "GET", 404), (CHAT, "GET", 405), (CHAT, "POST", 400)],
 )
-def test_t37_errors_are_json_that_a_browser_may_read(server: Server, path: str, method: str, status: int) -> None:
+def test_errors_are_json_that_a_browser_may_read(server: Server, path: str, method: str, status: int) -> None:
     got, headers, body = exchange(server, asks(path, method, "\nContent-Length: 0" if method == "POST" else ""))
     assert got == status
     assert headers["access-control-allow-origin"] == "*"
@@ -67,14 +67,14 @@ def test_t37_errors_are_json_that_a_browser_may_read(server: Server, path: str, 
 @pytest.mark.parametrize(
     ("path", "body"), [(CHAT, chat("!fail:writer", 5, stream=True)), (SAY, say("!fail:speaker one"))]
 )
-def test_t39_a_failure_before_the_first_word_has_its_status(server: Server, path: str, body: dict[str, object]) -> None:
+def test_a_failure_before_the_first_word_has_its_status(server: Server, path: str, body: dict[str, object]) -> None:
     status, error = server.post(path, body)
     assert status == 500
     assert "asked to fail" in error["error"]["message"]
     assert "Traceback" not in json.dumps(error)
 
 
-def test_t39_a_failure_in_the_midst_of_a_stream_is_said_in_it_and_ends_it_abnormally(server: Server) -> None:
+def test_a_failure_in_the_midst_of_a_stream_is_said_in_it_and_ends_it_abnormally(server: Server) -> None:
     """No success marker, no end of the chunked body: a client cannot take it for whole."""
     body = json.dumps(chat("hello", 100_000, stream=True)).encode()
     with connect(server) as sock:

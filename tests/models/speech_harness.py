@@ -106,7 +106,7 @@ class Spoken:
     pieces: int
 
 
-class Room:
+class SpeechHarness:
     """A talker and its codec. Options of the talker are keywords, those of the codec in ``codec``."""
 
     def __init__(self, pipeline: Pipeline, folder: Path, *, codec: dict[str, Any] | None = None, **talker: Any) -> None:
@@ -139,7 +139,7 @@ class Room:
         return spoken
 
 
-class SoundRoom:
+class WaveformHarness:
     """A talker whose frames are sound already."""
 
     def __init__(self, pipeline: Pipeline, folder: Path, **talker: Any) -> None:
@@ -176,21 +176,21 @@ def clip(seconds: float, rate: int = 24_000) -> Array:
     return (0.3 * np.sin(2 * np.pi * 220 * time) * np.sin(2 * np.pi * 3 * time)).astype(np.float32)
 
 
-def check_seeds(room: Room, texts: Sequence[str]) -> None:
+def check_seeds(harness: SpeechHarness, texts: Sequence[str]) -> None:
     """A seed repeats and another does not, whatever runs beside."""
-    alone = [room.say(texts[0], seed=seed) for seed in (1, 2)]
+    alone = [harness.say(texts[0], seed=seed) for seed in (1, 2)]
     assert alone[0].frames.shape != alone[1].frames.shape or not np.array_equal(alone[0].frames, alone[1].frames)
     beside = [(Speech(text=text, seed=seed), ()) for text, seed in ((texts[0], 1), (texts[1], 7), (texts[0], 2))]
-    together = room.say_all(beside)
+    together = harness.say_all(beside)
     for one, other in ((together[0], alone[0]), (together[2], alone[1])):
         assert np.array_equal(one.frames, other.frames)
         assert np.abs(one.samples - other.samples).max() < 1e-5
 
 
 def refusal(
-    room: Room | SoundRoom, text: str = "Hello", *references: tuple[Array, int], **speech: Any
+    harness: SpeechHarness | WaveformHarness, text: str = "Hello", *references: tuple[Array, int], **speech: Any
 ) -> tuple[int, str | None]:
     """Status and ``param`` of what is refused."""
     with pytest.raises(OmniError) as refused:
-        room.say(text, *references, **speech)
+        harness.say(text, *references, **speech)
     return refused.value.info.status, refused.value.info.param

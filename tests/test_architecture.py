@@ -1,4 +1,4 @@
-"""The rooms of the house: who may import whom, what the serving process never loads, and where device words live."""
+"""The packages: what the serving process never loads, and where the names of devices may stand."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-SERVING_ROOMS = ("entrypoints", "sessions", "orchestrator", "stages", "pipelines", "protocol", "actors", "telemetry")
+SERVING_PACKAGES = ("entrypoints", "sessions", "orchestrator", "stages", "pipelines", "protocol", "actors", "telemetry")
 
 IMPORT_ALL_OF_SERVING = f"""
 import importlib, pathlib, sys
 import omni_actors
 root = pathlib.Path(omni_actors.__file__).parent
-modules = [f for room in {SERVING_ROOMS!r} for f in (root / room).rglob("*.py")]
+modules = [f for package in {SERVING_PACKAGES!r} for f in (root / package).rglob("*.py")]
 modules += (root / "models").glob("*/pipeline.py")
 for file in modules:
     parts = file.relative_to(root.parent).with_suffix("").parts
@@ -54,7 +54,7 @@ for name in names:
 heavy = {"torch", "transformers", "onnxruntime", "diffusers", "vllm"} & set(sys.modules)
 sys.exit(f"who makes a plan has loaded {sorted(heavy)}" if heavy else 0)
 """
-"""What an engine says of its options lies beside the engine, in a worker's room."""
+"""The declaration of an engine's options stands beside the engine, in the worker's package."""
 
 
 @pytest.mark.deadline(120)

@@ -27,7 +27,7 @@ from omni_actors.worker.engine import Work
 GAUGES = ("blobs", "clips", "clips_lent", "streams", "questions", "deliveries", "bytes")
 
 
-class Room:
+class MediaHarness:
     """An engine, and the outbox that it writes to."""
 
     def __init__(self, clock: Callable[[], float] | None = None, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""T04, T06: a worker dies with requests in it; another takes its place."""
+"""A worker dies with requests in it; the error names the stage, and another worker takes its place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.demo.server import Server, in_thread
 
-from .ask import CHAT, SAY, answer_of, chat, expected_sound, expected_text, metric, running, say
+from .stub_voice_client import CHAT, SAY, answer_of, chat, expected_sound, expected_text, metric, running, say
 
 SETTINGS = (
     "limits.max_resumes=0",
@@ -27,7 +27,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("stage", ["writer", "speaker"])
-def test_t04_t06_a_dead_stage_is_named_to_those_who_need_it_and_comes_back(server: Server, stage: str) -> None:
+def test_a_dead_stage_is_named_to_those_who_need_it_and_comes_back(server: Server, stage: str) -> None:
     path, body, other_path, other_body = FAULTS[stage]
     lost = [in_thread(lambda: server.post(path, body)) for _ in range(4)]
     server.wait_for(lambda: running(server, stage) == 4, 10)

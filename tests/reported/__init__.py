@@ -1,0 +1,1 @@
+"""Behaviours that users of multimodal servers reported as broken, one module per behaviour."""

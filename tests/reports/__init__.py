@@ -1,1 +1,0 @@
-"""Cases that users of multimodal servers reported, by their numbers: each stands for a kind."""
