@@ -119,8 +119,8 @@ def test_one_of_eight_fails_alone(kind: Any, bad: int, fault: Callable[[], None]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_t21_a_batch_out_of_memory_is_several_and_the_next_one_too(kind: Any) -> None:
-    """A request that does not fit into memory fails and a smaller one does not; no request that fits alone fails with it."""
+def test_a_batch_out_of_memory_is_several_and_the_next_one_too(kind: Any) -> None:
+    """A request that does not fit into memory fails, a smaller one does not, and none that fits alone fails with it."""
     engine, model = make(kind)
     clean = [decode(engine, {key: it}).of(key) for key, it in enumerate(streams())]
     model.memory = 3
