@@ -112,7 +112,7 @@ def test_what_was_recorded_is_understood(server: Server) -> None:
 
 
 @pytest.mark.parametrize("text", ["1", "A", "No.", "42", "Hi"])
-def test_t32_a_word_is_as_long_as_a_word(server: Server, text: str) -> None:
+def test_a_word_is_as_long_as_a_word(server: Server, text: str) -> None:
     """The sound of the shortest inputs does not go on past its text."""
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
     reply = client.audio.speech.create(model="omni-demo", voice="heart", input=text, response_format="pcm")

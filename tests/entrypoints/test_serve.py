@@ -171,7 +171,7 @@ def test_an_idle_connection_does_not_hold_the_end() -> None:
 
 
 @pytest.mark.deadline(60)
-def test_t03_with_everything_open_it_ends_in_time_and_tells_its_clients() -> None:
+def test_with_everything_open_it_ends_in_time_and_tells_its_clients() -> None:
     """An idle connection, a request in a worker that is deep in a step, a stalled reader, a body that does not come."""
     settings = ("--set", "limits.drain_s=1.5", "--set", "stages.writer.options.step_s=20")
     with starting(*settings, model="stub-voice") as (process, port):

@@ -58,7 +58,7 @@ async def test_after_the_grace_requests_are_cancelled() -> None:
         assert server.orchestrator.cancelled == 1
 
 
-async def test_t02_a_stream_that_is_not_read_is_cancelled_and_its_slot_is_free() -> None:
+async def test_a_stream_that_is_not_read_is_cancelled_and_its_slot_is_free() -> None:
     options = ServerOptions(limits=Limits(write_s=0.5))
     chunk = MediaChunk(0, "audio", {"sample_rate": RATE, "channels": 1}, bytes(1 << 20))
     async with served(lambda request: [chunk] * 40, options=options) as server:
@@ -76,7 +76,7 @@ async def test_t02_a_stream_that_is_not_read_is_cancelled_and_its_slot_is_free()
         assert server.orchestrator.cancelled == 1
 
 
-async def test_t40_a_stream_is_not_cut_however_long_it_takes() -> None:
+async def test_a_stream_is_not_cut_however_long_it_takes() -> None:
     """None of the times of a connection is one of an answer: it outlives all of them, with silences beyond each."""
     limits = Limits(head_s=0.2, keep_alive_s=0.2, write_s=0.2, linger_s=0.2, body_idle_s=0.2, body_s=0.2)
     options = ServerOptions(limits=limits)
@@ -88,7 +88,7 @@ async def test_t40_a_stream_is_not_cut_however_long_it_takes() -> None:
         assert all(b'"content":"%d"' % number in body for number in range(4))
 
 
-async def test_t40_an_upload_of_17_mib() -> None:
+async def test_an_upload_of_17_mib() -> None:
     """Accepted or refused as the deployment says, and never cut."""
     for limit, status in ((1 << 24, 413), (1 << 25, 400)):  # (400: it is no audio)
         async with served(answer, f"limits.max_body_bytes={limit}") as server:

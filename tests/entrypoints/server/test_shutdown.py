@@ -186,7 +186,7 @@ async def stubborn(exchange: Exchange) -> None:
             await trio.sleep(0.3)
 
 
-async def test_t03_with_everything_open_at_once_it_ends_in_time() -> None:
+async def test_with_everything_open_at_once_it_ends_in_time() -> None:
     """An idle socket, a running request, stalled readers, a slow body, a slow head; what can be told is told."""
     works = {"/forever": forever, "/stream": stream_forever, "/stubborn": stubborn}
 

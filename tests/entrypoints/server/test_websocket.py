@@ -105,7 +105,7 @@ async def test_what_breaks_the_protocol_is_closed_with_its_code(what: str) -> No
         await door.settled()
 
 
-async def test_t40_a_message_over_the_limit_is_1009_with_a_reason() -> None:
+async def test_a_message_over_the_limit_is_1009_with_a_reason() -> None:
     async with opened(limits=Limits(message_bytes=16 << 20)) as door:
         async with connect(door.url.replace("http", "ws") + "/socket", max_size=None) as socket:
             await socket.send(bytes(16 << 20))
@@ -273,7 +273,7 @@ async def test_frames_may_come_with_the_handshake() -> None:
 
 
 @pytest.mark.parametrize("early", [b"\x00", frame(TEXT, b"hello"), request("/two"), bytes(100_000)])
-async def test_t01_whatever_follows_an_upgrade_ends_that_connection_at_most(early: bytes) -> None:
+async def test_whatever_follows_an_upgrade_ends_that_connection_at_most(early: bytes) -> None:
     """Accepted or refused; the next client is served."""
 
     async def handler(socket: WebSocket) -> None:
@@ -375,7 +375,7 @@ async def test_what_a_client_sent_before_it_left_has_a_time() -> None:
             await door.closed("client_left")
 
 
-async def test_t02_a_websocket_that_is_not_read_is_cut_off() -> None:
+async def test_a_websocket_that_is_not_read_is_cut_off() -> None:
     """With pings asked for and never read, too: answers wait for their reader like everything else."""
     watched = Watched(send_forever)  # type: ignore[arg-type]
     async with opened(websocket=watched, limits=Limits(write_s=0.3)) as door, socket_to(door) as client:
