@@ -91,7 +91,7 @@ def docstrings_of(source: str, path: str = "module.py", package: str = "") -> It
 
 
 def _all_docstrings() -> dict[str, list[Docstring]]:
-    found = defaultdict(list)
+    found: defaultdict[str, list[Docstring]] = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
         below = path.relative_to(SOURCE)
         package = below.parts[0] if len(below.parts) > 1 else "omni_actors"
