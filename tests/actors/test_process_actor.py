@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +31,23 @@ from omni_actors.actors import (
     Restarts,
     open_launcher,
     open_supervisor,
-    process_actor,
     python_module,
 )
 from omni_actors.actors.errors import ProcessDied, ProtocolError, RemoteFailure
-from omni_actors.actors.process_actor import WINDOW, ProcessActor
-from omni_actors.actors.wire import (
+from omni_actors.actors.remote import process_actor
+from omni_actors.actors.remote.process_actor import WINDOW, ProcessActor
+from omni_actors.actors.remote.wire import (
     DOWN,
     MAX_FRAME,
     UP,
     VERSION,
-    Ask,
-    Crashed,
-    Hello,
-    Link,
-    Signal,
-    Started,
-    Tell,
+    AskFrame,
+    CrashedFrame,
+    FrameChannel,
+    HelloFrame,
+    SignalFrame,
+    StartedFrame,
+    TellFrame,
     encode,
 )
 
@@ -349,42 +350,42 @@ async def test_cancelling_the_tree_ends_the_process() -> None:
 async def last_words(child: ChildProcess, *sent: bytes) -> tuple[list[Any], int | None]:
     for data in sent:
         child.sock.send(data)
-    link = Link(child.sock, UP.decode)
+    channel = FrameChannel(child.sock, UP.decode)
     frames = []
     with trio.fail_after(20):
-        while (frame := await link.receive()) is not None:
+        while (frame := await channel.receive()) is not None:
             frames.append(frame)
         return frames, (await child.wait()).code
 
 
 async def test_another_version_is_told_so() -> None:
-    hello = encode(Hello(99, "remote_actors:Recorder", {}, 64))
+    hello = encode(HelloFrame(99, "remote_actors:Recorder", {}, 64))
     async with open_launcher() as launcher:
         child = launcher.spawn(python_module("omni_actors.actors.remote"), env=ENV)
         frames, code = await last_words(child, len(hello).to_bytes(4, "little") + hello)
     (crashed,) = frames
-    assert isinstance(crashed, Crashed)
+    assert isinstance(crashed, CrashedFrame)
     assert "speaks version 1" in crashed.text
     assert code == 1
 
 
 async def test_a_parent_that_only_closes_the_channel_ends_the_process(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    hello = encode(Hello(VERSION, "remote_actors:Recorder", {"marker": str(marker)}, WINDOW))
+    hello = encode(HelloFrame(VERSION, "remote_actors:Recorder", {"marker": str(marker)}, WINDOW))
     async with open_launcher() as launcher:
         child = launcher.spawn(python_module("omni_actors.actors.remote"), env=ENV)
         child.sock.send(len(hello).to_bytes(4, "little") + hello)
         with trio.fail_after(20):
-            assert isinstance(await Link(child.sock, UP.decode).receive(), Started)
+            assert isinstance(await FrameChannel(child.sock, UP.decode).receive(), StartedFrame)
             child.sock.shutdown(socket.SHUT_WR)
             await child.wait()
     assert marker.read_text() == "torn down"
 
 
 FRAMES = st.one_of(
-    st.builds(Tell, st.binary(max_size=50).map(lambda b: msgspec.Raw(encode(b)))),
-    st.builds(Ask, st.integers(0, 2**60), st.text().map(lambda t: msgspec.Raw(encode(t)))),
-    st.builds(Signal, st.text(), st.none().map(lambda n: msgspec.Raw(encode(n)))),
+    st.builds(TellFrame, st.binary(max_size=50).map(lambda b: msgspec.Raw(encode(b)))),
+    st.builds(AskFrame, st.integers(0, 2**60), st.text().map(lambda t: msgspec.Raw(encode(t)))),
+    st.builds(SignalFrame, st.text(), st.none().map(lambda n: msgspec.Raw(encode(n)))),
 )
 
 
@@ -393,12 +394,12 @@ async def test_frames_survive_any_cutting_of_the_stream(frames: list[Any], cut: 
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        link = Link(ours, DOWN.decode)
+        channel = FrameChannel(ours, DOWN.decode)
         data = b"".join(len(f).to_bytes(4, "little") + f for f in map(encode, frames))
         received = []
 
         async def receive() -> None:
-            while (frame := await link.receive()) is not None:
+            while (frame := await channel.receive()) is not None:
                 received.append(frame)
 
         async with trio.open_nursery() as nursery:
@@ -424,29 +425,29 @@ async def test_nonsense_is_an_error_of_the_channel(data: bytes) -> None:
         ours.setblocking(False)
         theirs.send(data)
         with pytest.raises(ProtocolError):
-            await Link(ours, DOWN.decode).receive()
+            await FrameChannel(ours, DOWN.decode).receive()
 
 
 async def test_a_socket_that_is_closed_is_the_end_of_a_link() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        link = Link(ours, UP.decode)
+        channel = FrameChannel(ours, UP.decode)
         received: list[Any] = []
 
         async def receive() -> None:
-            received.append(await link.receive())
+            received.append(await channel.receive())
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.run_writer)
+            nursery.start_soon(channel.run_writer)
             nursery.start_soon(receive)
             for _ in range(3):
-                link.post(Tell(msgspec.Raw(encode(bytes(1 << 20)))))  # more than the socket takes
+                channel.post(TellFrame(msgspec.Raw(encode(bytes(1 << 20)))))  # more than the socket takes
             await trio.testing.wait_all_tasks_blocked(0.01)
             trio.lowlevel.notify_closing(ours)
             ours.close()
             with trio.fail_after(10):
-                await link.drained()
+                await channel.drained()
             nursery.start_soon(receive)  # and so it stays
             await trio.testing.wait_all_tasks_blocked(0.01)
             nursery.cancel_scope.cancel()
@@ -458,12 +459,12 @@ async def test_a_link_sends_what_the_socket_did_not_take_at_once() -> None:
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
-        out, into = Link(ours, UP.decode), Link(theirs, DOWN.decode)
+        out, into = FrameChannel(ours, UP.decode), FrameChannel(theirs, DOWN.decode)
         body = msgspec.Raw(encode(bytes(1 << 20)))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(out.run_writer)
             for _ in range(3):
-                out.post(Tell(body))
+                out.post(TellFrame(body))
             assert out.backlog > 0
             with trio.fail_after(10):
                 for _ in range(3):
@@ -471,3 +472,9 @@ async def test_a_link_sends_what_the_socket_did_not_take_at_once() -> None:
                 await out.drained()
             assert out.backlog == 0
             nursery.cancel_scope.cancel()
+
+
+def test_the_old_address_of_the_class_warns_and_works() -> None:
+    old = import_module("omni_actors.actors.process_actor")
+    with pytest.warns(DeprecationWarning, match="omni_actors.actors.remote.process_actor.ProcessActor"):
+        assert old.ProcessActor is ProcessActor

@@ -15,8 +15,8 @@ import trio
 import xxhash
 from tests.fuzz.target import One, Target, chance, cuts, plain, silent
 
-from omni_actors.actors import wire
 from omni_actors.actors.errors import ProtocolError as ActorProtocolError
+from omni_actors.actors.remote import wire
 from omni_actors.connectors import handshake, tcp
 from omni_actors.connectors.link import LinkClosed
 from omni_actors.connectors.packing import unpack
@@ -114,12 +114,12 @@ def _actor(data: bytes) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
-            link = wire.Link(ours, (wire.DOWN if chance(data).random() < 0.5 else wire.UP).decode)
+            channel = wire.FrameChannel(ours, (wire.DOWN if chance(data).random() < 0.5 else wire.UP).decode)
             for piece in cuts(data):
                 theirs.sendall(piece)
             theirs.close()
             with trio.fail_after(10), contextlib.suppress(ActorProtocolError):
-                while await link.receive() is not None:
+                while await channel.receive() is not None:
                     pass
 
     trio.run(main)
@@ -128,12 +128,12 @@ def _actor(data: bytes) -> None:
 def _actor_seeds() -> list[bytes]:
     raw = msgspec.Raw(wire.encode({"a": 1}))
     sent = (
-        wire.Hello(1, "m:A", {"a": 1}, 8),
-        wire.Tell(raw),
-        wire.Ask(1, raw),
-        wire.Started(1),
-        wire.Answer(1, 1, raw),
-        wire.Crashed("ValueError", "x", "y"),
+        wire.HelloFrame(1, "m:A", {"a": 1}, 8),
+        wire.TellFrame(raw),
+        wire.AskFrame(1, raw),
+        wire.StartedFrame(1),
+        wire.AnswerFrame(1, 1, raw),
+        wire.CrashedFrame("ValueError", "x", "y"),
     )
     coded = [wire.encode(it) for it in sent]
     return [b"".join(len(it).to_bytes(4, "little") + it for it in coded), *(b"\x01\x00\x00\x00" + it for it in coded)]

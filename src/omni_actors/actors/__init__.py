@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         Renewed,
     )
     from omni_actors.actors.process import ChildProcess, Death, Launcher, open_launcher, python_module
-    from omni_actors.actors.process_actor import ProcessActor
     from omni_actors.actors.ref import ActorRef
+    from omni_actors.actors.remote.process_actor import ProcessActor
     from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
     from omni_actors.actors.tree import Branch, Down
 
@@ -53,7 +53,7 @@ _HOMES = {
         "Renewed",
     ),
     "process": ("ChildProcess", "Death", "Launcher", "open_launcher", "python_module"),
-    "process_actor": ("ProcessActor",),
+    "remote.process_actor": ("ProcessActor",),
     "ref": ("ActorRef",),
     "supervisor": ("Restarts", "Supervisor", "open_supervisor"),
     "tree": ("Branch", "Down"),

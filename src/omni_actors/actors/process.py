@@ -35,8 +35,8 @@ from typing import IO, Self
 import trio
 
 from omni_actors.actors.child import CONTROL_VARIABLE
-from omni_actors.actors.custody import Custody, WardenError
 from omni_actors.actors.warden import kill_group
+from omni_actors.actors.warden_handle import WardenError, WardenHandle
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class ChildProcess:
 class Launcher:
     """Spawns children and owns them. Made by :func:`open_launcher`."""
 
-    def __init__(self, nursery: trio.Nursery, warden: Custody) -> None:
+    def __init__(self, nursery: trio.Nursery, warden: WardenHandle) -> None:
         self._nursery = nursery
         self._warden = warden
         self._children: set[ChildProcess] = set()
@@ -244,7 +244,7 @@ class Launcher:
         self._nursery.start_soon(self._reap, child, name=f"reaper of {child.name}")
         # First the warden, then the go: a child that runs on can leave nothing behind that no warden knows of. If the
         # warden is lost just now, its successor is told and the go is given then.
-        if self._warden.tell(f"+{child.pgid}\n"):
+        if self._warden.send(f"+{child.pgid}\n"):
             child._go()
         return child
 
@@ -260,7 +260,7 @@ class Launcher:
             finally:
                 os.close(child._pidfd)
                 child._close_gate()
-            self._warden.tell(f"-{child.pgid}\n")  # before the number is free
+            self._warden.send(f"-{child.pgid}\n")  # before the number is free
             child._popen.wait()
             self._children.discard(child)
             child._gone.set()
@@ -271,14 +271,14 @@ class Launcher:
             while True:
                 await trio.lowlevel.wait_readable(self._warden.pidfd)
                 logger.warning("the warden (pid %d) is lost; a new one takes over", self.warden_pid)
-                self._warden.bury()
-                while self._warden.buried:
+                self._warden.reap()
+                while self._warden.reaped:
                     if failures:
                         await trio.sleep(min(WARDEN_BACKOFF_S, 0.05 * 2**failures))
                     try:
-                        self._warden = Custody()
-                        self._warden.tell("".join(f"+{child.pgid}\n" for child in self._children))
-                        await self._warden.report()
+                        self._warden = WardenHandle()
+                        self._warden.send("".join(f"+{child.pgid}\n" for child in self._children))
+                        await self._warden.wait_ready()
                         for child in self._children:
                             child._go()
                         failures = 0
@@ -309,10 +309,10 @@ async def open_launcher() -> AsyncIterator[Launcher]:
     it takes at most some seconds. Raises :class:`OSError` or :class:`WardenError` when no warden can be started.
     """
     failure: BaseException | None = None
-    warden = Custody()
+    warden = WardenHandle()
     launcher: Launcher | None = None
     try:
-        await warden.report()
+        await warden.wait_ready()
         async with trio.open_nursery() as nursery:
             launcher = Launcher(nursery, warden)
             nursery.start_soon(launcher._keep_warden, name="keeper of the warden")
@@ -325,7 +325,7 @@ async def open_launcher() -> AsyncIterator[Launcher]:
                     await launcher._close()
     finally:
         with trio.CancelScope(shield=True):
-            await (warden if launcher is None else launcher._warden).dismiss()
+            await (warden if launcher is None else launcher._warden).close()
     if failure is not None:
         try:
             raise failure

@@ -1,13 +1,14 @@
 """The warden: a small process that kills what its owner leaves behind, however the owner ends.
 
-It runs as ``python -I -S warden.py FD OWNER``, made by :class:`~omni_actors.actors.custody.Custody`, and needs nothing
-but the standard library. FD is one end of a stream socket whose other end only the owner holds; OWNER is the owner's
-pid. Lines come in: ``+N`` puts process group N into its care, ``-N`` takes it out (its owner says so *before* it reaps
-the group's leader, so the number still means that group). When the owner is gone, seen as the end of the socket or by
-the owner's pidfd, whichever is first, every group still in its care is killed, and the warden ends.
+The warden runs as ``python -I -S warden.py FD OWNER``, is started by
+:class:`~omni_actors.actors.warden_handle.WardenHandle`, and needs nothing but the standard library. FD is one end of a
+stream socket whose other end only the owner holds; OWNER is the owner's pid. The owner writes lines: ``+N`` puts
+process group N into the warden's care, ``-N`` takes the group out of it. (The owner writes ``-N`` *before* it reaps the
+group's leader, so that the number still means that group.) When the owner is gone, seen as the end of the socket or by
+the owner's pidfd, whichever comes first, the warden kills every group still in its care and ends.
 
-It lives in a session of its own and ignores the signals that end an application (a Ctrl-C in the owner's terminal, a
-service manager's SIGTERM to everybody): its work begins when the others are gone.
+The warden lives in a session of its own and ignores the signals that end an application (a Ctrl-C in the owner's
+terminal, a service manager's SIGTERM to the whole service): its work begins when the other processes are gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parent's side of a warden: it is started, told what is in its care, replaced, dismissed."""
+"""The owner's side of a warden: start the process, tell it the process groups in its care, reap it, close it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import trio
 from omni_actors.actors import warden
 
 START_S = 10.0
-"""Seconds that a new warden may take until it reports for duty."""
+"""Seconds within which a new warden must report that it works."""
 
 
 class WardenError(Exception):
-    """A warden could not be started, so that nothing would keep the promises of a launcher."""
+    """No warden could be started, so nothing would keep the promises of a launcher."""
 
 
-class Custody:
-    """A warden process and the line to it. Its making blocks for a fork (some 10 ms)."""
+class WardenHandle:
+    """A warden process and the socket to it. Constructing the handle blocks for a fork (some 10 ms)."""
 
     def __init__(self) -> None:
         self._sock, theirs = socket.socketpair()
@@ -31,7 +31,7 @@ class Custody:
                 [sys.executable, "-I", "-S", warden.__file__, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # it must not hold a pipe open that somebody reads to its end
+                stderr=subprocess.DEVNULL,  # the warden must hold no pipe open that somebody reads to its end
                 cwd="/",
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -47,56 +47,69 @@ class Custody:
             theirs.close()
         self._sock.setblocking(False)
         self._popen = popen
-        self._at_work = False
+        self._ready = False
 
     @property
     def pid(self) -> int:
+        """The warden's process id."""
         return self._popen.pid
 
     @property
-    def buried(self) -> bool:
+    def reaped(self) -> bool:
+        """Whether the warden has ended and been reaped."""
         return self.pidfd < 0
 
-    async def report(self) -> None:
-        """Wait until it is at work. Raises :class:`WardenError` if it will not be; it is killed then."""
+    async def wait_ready(self) -> None:
+        """Wait at most :data:`START_S` seconds until the warden works.
+
+        Raises:
+            WardenError: The warden did not start. The process is killed.
+        """
         with trio.move_on_after(START_S):
             await trio.lowlevel.wait_readable(self._sock)
         try:
-            self._at_work = bool(self._sock.recv(1))
+            self._ready = bool(self._sock.recv(1))
         except OSError:
             pass
-        if not self._at_work:
+        if not self._ready:
             self._popen.kill()
             raise WardenError("the warden process did not start")
 
-    def tell(self, lines: str) -> bool:
-        """Give it lines. Returns whether it is known to be at work. If it turns out not to be, its successor is told
-        everything anew."""
+    def send(self, lines: str) -> bool:
+        """Send lines to the warden; never waits.
+
+        Returns:
+            Whether the warden is known to work. If not, the warden is replaced, and the owner sends every group to the
+            new one.
+        """
         data = lines.encode()
         try:
             if self._sock.send(data) == len(data):
-                return self._at_work
+                return self._ready
         except BlockingIOError:
             pass
         except OSError:
             return False
-        self._popen.kill()  # it does not read
+        self._popen.kill()  # the warden does not read its socket
         return False
 
-    def bury(self) -> None:
-        """Reap a warden that has ended."""
+    def reap(self) -> None:
+        """Reap a warden that has ended, and close the socket."""
         os.close(self.pidfd)
         self.pidfd = -1
         self._sock.close()
         self._popen.wait()
 
-    async def dismiss(self) -> None:
-        """End it; first it ends what is still in its care."""
-        if self.buried:
+    async def close(self) -> None:
+        """End the warden after it has ended every group still in its care; reap it.
+
+        Waits at most :data:`~omni_actors.actors.warden.PATIENCE_S` seconds before the warden itself is killed.
+        """
+        if self.reaped:
             return
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(warden.PATIENCE_S):
             await trio.lowlevel.wait_readable(self.pidfd)
         self._popen.kill()
-        self.bury()
+        self.reap()

@@ -1,23 +1,24 @@
-"""The channel between a process actor and its other half: frames, and a link that carries them.
+"""The frames between a process actor and the process that hosts it, and the channel that carries the frames.
 
 A frame is a 4-byte little-endian length and one msgpack-encoded tagged array. ``body`` is a message, an answer or a
-signal's value, encoded on its own: it is decoded to the type that its reader wants, never to whatever the writer says.
+signal's value, encoded on its own. The reader decodes ``body`` to the type that the reader wants, never to a type that
+the writer names.
 
-========  =========  ===================================================================================================
-frame     direction  meaning
-========  =========  ===================================================================================================
-Hello     down       the version, the actor to be, and the arguments of its constructor
-Started   up         the same version is spoken, and the setup has returned
-Tell      down       a message
-Ask       down       a message that wants an answer under this id
-Cancel    down       the asker of this id has gone
-Signal    down       a signal
-Stop      down       end after the message at hand
-Taken     up         so many messages have been taken from the mailbox, all in all
-Answer    up         to an ask
-Refused   up         to an ask: the value of a Refusal
-Crashed   up         the life ended by this error; the process is about to end
-========  =========  ===================================================================================================
+============  =========  ================================================================================
+frame         direction  meaning
+============  =========  ================================================================================
+HelloFrame    down       the version, the actor to host, the arguments of its constructor, and the window
+StartedFrame  up         the version is the same, and the actor's setup has returned
+TellFrame     down       a message
+AskFrame      down       a message whose answer is wanted under this id
+CancelFrame   down       the asker of this id has gone
+SignalFrame   down       a signal
+StopFrame     down       end after the current message
+TakenFrame    up         the total number of messages taken from the mailbox
+AnswerFrame   up         the answer to an ask
+RefusedFrame  up         the value of a Refusal that answers an ask
+CrashedFrame  up         the actor failed with this error; its process is about to end
+============  =========  ================================================================================
 """
 
 from __future__ import annotations
@@ -44,66 +45,66 @@ UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
 too deep."""
 
 
-class Hello(msgspec.Struct, tag="hello", array_like=True):
+class HelloFrame(msgspec.Struct, tag="hello", array_like=True):
     version: int
     actor: str
     arguments: dict[str, Any]
     window: int
 
 
-class Started(msgspec.Struct, tag="started", array_like=True):
+class StartedFrame(msgspec.Struct, tag="started", array_like=True):
     version: int
 
 
-class Tell(msgspec.Struct, tag="tell", array_like=True):
+class TellFrame(msgspec.Struct, tag="tell", array_like=True):
     body: msgspec.Raw
 
 
-class Ask(msgspec.Struct, tag="ask", array_like=True):
+class AskFrame(msgspec.Struct, tag="ask", array_like=True):
     id: int
     body: msgspec.Raw
 
 
-class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+class CancelFrame(msgspec.Struct, tag="cancel", array_like=True):
     id: int
 
 
-class Signal(msgspec.Struct, tag="signal", array_like=True):
+class SignalFrame(msgspec.Struct, tag="signal", array_like=True):
     key: str
     body: msgspec.Raw
 
 
-class Stop(msgspec.Struct, tag="stop", array_like=True):
+class StopFrame(msgspec.Struct, tag="stop", array_like=True):
     pass
 
 
-class Taken(msgspec.Struct, tag="taken", array_like=True):
+class TakenFrame(msgspec.Struct, tag="taken", array_like=True):
     total: int
 
 
-class Answer(msgspec.Struct, tag="answer", array_like=True):
+class AnswerFrame(msgspec.Struct, tag="answer", array_like=True):
     id: int
     taken: int
     body: msgspec.Raw
 
 
-class Refused(msgspec.Struct, tag="refused", array_like=True):
+class RefusedFrame(msgspec.Struct, tag="refused", array_like=True):
     id: int
     taken: int
     body: msgspec.Raw
 
 
-class Crashed(msgspec.Struct, tag="crashed", array_like=True):
+class CrashedFrame(msgspec.Struct, tag="crashed", array_like=True):
     kind: str
     text: str
     traceback: str
 
 
-DOWN = msgspec.msgpack.Decoder(Hello | Tell | Ask | Cancel | Signal | Stop)
-UP = msgspec.msgpack.Decoder(Started | Taken | Answer | Refused | Crashed)
+DOWN = msgspec.msgpack.Decoder(HelloFrame | TellFrame | AskFrame | CancelFrame | SignalFrame | StopFrame)
+UP = msgspec.msgpack.Decoder(StartedFrame | TakenFrame | AnswerFrame | RefusedFrame | CrashedFrame)
 
 
-class Link:
+class FrameChannel:
     """One end of a channel: frames over a non-blocking stream socket, which the link does not own.
 
     One task receives; :meth:`run_writer` runs beside for as long as the link is used. A broken or closed socket shows

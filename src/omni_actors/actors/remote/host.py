@@ -1,11 +1,12 @@
-"""The process side of a process actor: ``python -m omni_actors.actors.remote``, started by
-:class:`~omni_actors.actors.process_actor.ProcessActor`."""
+"""The hosting side of a process actor, run by ``python -m omni_actors.actors.remote``.
+
+:class:`~omni_actors.actors.remote.process_actor.ProcessActor` starts the process and speaks the parent's side.
+"""
 
 from __future__ import annotations
 
 import logging
 import pkgutil
-import sys
 import traceback
 from functools import partial
 from typing import Any
@@ -18,22 +19,22 @@ from omni_actors.actors.cell import Cell
 from omni_actors.actors.child import adopt
 from omni_actors.actors.errors import ProtocolError, Refusal
 from omni_actors.actors.ref import ActorRef
-from omni_actors.actors.wire import (
+from omni_actors.actors.remote.wire import (
     DOWN,
     UNENCODABLE,
     VERSION,
-    Answer,
-    Ask,
-    Cancel,
-    Crashed,
-    Hello,
-    Link,
-    Refused,
-    Signal,
-    Started,
-    Stop,
-    Taken,
-    Tell,
+    AnswerFrame,
+    AskFrame,
+    CancelFrame,
+    CrashedFrame,
+    FrameChannel,
+    HelloFrame,
+    RefusedFrame,
+    SignalFrame,
+    StartedFrame,
+    StopFrame,
+    TakenFrame,
+    TellFrame,
     encode,
 )
 
@@ -49,8 +50,8 @@ TEXT_LIMIT = 64 << 10
 class _Host(Actor[msgspec.Raw]):
     """Decodes messages for the actor proper, and counts them for the parent's window."""
 
-    def __init__(self, hello: Hello, link: Link) -> None:
-        self._link = link
+    def __init__(self, hello: HelloFrame, channel: FrameChannel) -> None:
+        self._channel = channel
         self._window = hello.window
         self._taken = 0
         self._told = 0
@@ -63,7 +64,7 @@ class _Host(Actor[msgspec.Raw]):
     async def setup(self) -> None:
         self._inner._cell = self._cell
         await self._inner.setup()
-        self._link.post(Started(VERSION))
+        self._channel.post(StartedFrame(VERSION))
 
     async def receive(self, message: msgspec.Raw) -> Any:
         self.count()
@@ -77,7 +78,7 @@ class _Host(Actor[msgspec.Raw]):
         """One message more has left the mailbox."""
         self._taken += 1
         if self._taken - self._told >= self._window // 2:
-            self._link.post(Taken(self.report()))
+            self._channel.post(TakenFrame(self.report()))
 
     def report(self) -> int:
         """The count, on a frame that is about to leave."""
@@ -91,11 +92,11 @@ class _Host(Actor[msgspec.Raw]):
         await self._inner.teardown()
 
 
-class _Session:
-    """One life of one actor, behind a link."""
+class _HostedActor:
+    """One life of one actor, behind a channel."""
 
-    def __init__(self, hello: Hello, link: Link) -> None:
-        self._link = link
+    def __init__(self, hello: HelloFrame, channel: FrameChannel) -> None:
+        self._channel = channel
         self._host: _Host | None = None
         self._hello = hello
         self._open: dict[int, Reply] = {}
@@ -103,7 +104,7 @@ class _Session:
         self._cell.ref = ActorRef(self._cell)
 
     def _make(self) -> _Host:
-        self._host = _Host(self._hello, self._link)
+        self._host = _Host(self._hello, self._channel)
         return self._host
 
     async def run(self) -> Exception | None:
@@ -114,22 +115,22 @@ class _Session:
         return error
 
     async def _read(self, scope: trio.CancelScope) -> None:
-        while (frame := await self._link.receive()) is not None:
+        while (frame := await self._channel.receive()) is not None:
             match frame:
-                case Tell(body):
+                case TellFrame(body):
                     self._cell.mailbox.put(body)  # has room: the parent keeps to the window
-                case Ask(number, body):
+                case AskFrame(number, body):
                     reply = Reply(body, partial(self._settled, number))
                     reply.cell = self._cell
                     self._open[number] = reply
                     self._cell.mailbox.put(reply)
-                case Cancel(number):
+                case CancelFrame(number):
                     asked = self._open.pop(number, None)
                     if asked is not None and asked.withdraw() and self._host is not None:
                         self._host.count()
-                case Signal(key, body):
+                case SignalFrame(key, body):
                     self._cell.mailbox.signal(key, body)
-                case Stop():
+                case StopFrame():
                     self._cell.stop()
                 case _:
                     raise ProtocolError(f"unexpected {type(frame).__name__}")
@@ -140,31 +141,31 @@ class _Session:
         taken = 0 if self._host is None else self._host.report()
         try:
             if reply.error is None:
-                self._link.post(Answer(number, taken, msgspec.Raw(encode(reply.value))))
+                self._channel.post(AnswerFrame(number, taken, msgspec.Raw(encode(reply.value))))
             elif isinstance(reply.error, Refusal):
-                self._link.post(Refused(number, taken, msgspec.Raw(encode(reply.error.value))))
+                self._channel.post(RefusedFrame(number, taken, msgspec.Raw(encode(reply.error.value))))
             # Any other error ends this life, and the parent fails what it held.
         except (*UNENCODABLE, ProtocolError) as error:
             logger.error("the answer of %s cannot be sent: %s", self._hello.actor, error)
-            self._link.post(Refused(number, taken, msgspec.Raw(encode(f"the answer cannot be sent: {error}"))))
+            self._channel.post(RefusedFrame(number, taken, msgspec.Raw(encode(f"the answer cannot be sent: {error}"))))
 
 
-async def serve(link: Link) -> int:
+async def serve(channel: FrameChannel) -> int:
     """Run the actor that the parent names. Returns the exit status."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(link.run_writer)
+        nursery.start_soon(channel.run_writer)
         error: Exception | None = None
         with trio.fail_after(HANDSHAKE_S):
-            hello = await link.receive()
-        if not isinstance(hello, Hello) or hello.version != VERSION:
+            hello = await channel.receive()
+        if not isinstance(hello, HelloFrame) or hello.version != VERSION:
             error = ProtocolError(f"this process speaks version {VERSION} of the actors' protocol, its parent does not")
         else:
-            error = await _Session(hello, link).run()
+            error = await _HostedActor(hello, channel).run()
         if error is not None:
             text = "".join(traceback.format_exception(error))
-            link.post(Crashed(type(error).__name__, str(error)[:TEXT_LIMIT], text[-TEXT_LIMIT:]))
+            channel.post(CrashedFrame(type(error).__name__, str(error)[:TEXT_LIMIT], text[-TEXT_LIMIT:]))
         with trio.move_on_after(HANDSHAKE_S):
-            await link.drained()
+            await channel.drained()
         nursery.cancel_scope.cancel()
     return 0 if error is None else 1
 
@@ -172,8 +173,4 @@ async def serve(link: Link) -> int:
 def main() -> int:
     control = adopt()
     control.setblocking(False)
-    return trio.run(serve, Link(control, DOWN.decode))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return trio.run(serve, FrameChannel(control, DOWN.decode))

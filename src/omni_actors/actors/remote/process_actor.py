@@ -1,0 +1,179 @@
+"""An actor in a process of its own, with the contract of one in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import msgspec
+import trio
+
+from omni_actors.actors.actor import Actor, Reply
+from omni_actors.actors.errors import ProcessDied, ProtocolError, Refusal, RemoteFailure
+from omni_actors.actors.process import ChildProcess, Launcher, python_module
+from omni_actors.actors.remote.wire import (
+    UNENCODABLE,
+    UP,
+    VERSION,
+    AnswerFrame,
+    AskFrame,
+    CancelFrame,
+    CrashedFrame,
+    FrameChannel,
+    HelloFrame,
+    RefusedFrame,
+    SignalFrame,
+    StartedFrame,
+    StopFrame,
+    TakenFrame,
+    TellFrame,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+START_S = 60.0
+"""Seconds from the fork until the actor's setup in its process has returned."""
+
+WINDOW = 64
+"""Messages that may be on their way to the process, beside those in the mailbox here."""
+
+BACKLOG = 64 << 10
+"""Bytes that the socket has not taken yet, above which this side waits."""
+
+STOP_S = 3.0
+"""Seconds for the process to end by the message, before SIGTERM; a second later comes SIGKILL. (All within the time of
+a teardown.)"""
+
+
+class ProcessActor(Actor[Any]):
+    """Stands here for an actor that lives in a process of its own::
+
+        root.start(lambda: ProcessActor(launcher, "package.module:Class", {"size": 3}), name="worker")
+
+    Each life is a new process (see :mod:`omni_actors.actors.process`: nothing survives it). What an
+    :class:`~omni_actors.actors.ref.ActorRef` promises holds, with these differences:
+
+    - Messages, answers, refusals and the values of signals are what msgspec encodes; the process decodes messages to
+      its actor's ``message_type``, this side answers to ``answer_type``. Nothing is unpickled. A message that cannot be
+      encoded or decoded is refused (:class:`~omni_actors.actors.errors.Refusal`). Keys of signals are strings.
+    - Several messages may be on their way. A crash, or the death of the process, fails every ask that is, with
+      :class:`~omni_actors.actors.errors.ActorCrashed`; its cause is
+      :class:`~omni_actors.actors.errors.RemoteFailure` (an exception there, with the traceback from there) or
+      :class:`~omni_actors.actors.errors.ProcessDied`.
+    - An ask that is cancelled here, or whose time is over, is cancelled there. Code that blocks there (a long
+      computation outside of a thread) is not interrupted: its cancellation comes when it awaits again.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        actor: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        answer_type: Any = Any,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self._actor = actor
+        self._arguments = dict(arguments or {})
+        self._answers = msgspec.msgpack.Decoder(answer_type)
+        self._env = env
+        self._child: ChildProcess
+        self._channel: FrameChannel
+        self._started = trio.Event()
+        self._room = trio.Event()
+        self._ending = False
+        self._sent = 0
+        self._taken = 0
+        self._pending: dict[int, Reply] = {}
+
+    async def setup(self) -> None:
+        self._child = self._launcher.spawn(
+            python_module("omni_actors.actors.remote"), name=self.ref.name, env=self._env
+        )
+        self._channel = FrameChannel(self._child.sock, UP.decode)
+        try:
+            self.start_soon(self._channel.run_writer)
+            self.start_soon(self._read)
+            self._channel.post(HelloFrame(VERSION, self._actor, self._arguments, WINDOW))
+            with trio.fail_after(START_S):
+                await self._started.wait()
+        except BaseException:
+            self._ending = True
+            await self._child.stop(0, 0)  # cancelled, it goes through all the same
+            raise
+
+    async def receive(self, message: Any) -> None:
+        reply = self.defer()
+        try:
+            body = msgspec.Raw(encode(message))
+        except UNENCODABLE as error:
+            raise Refusal(f"the message cannot be sent: {error}") from error
+        while self._sent - self._taken >= WINDOW:
+            self._room = trio.Event()
+            await self._room.wait()
+        if reply is not None and reply.settled:  # withdrawn in the meantime
+            return
+        number = self._sent
+        try:
+            self._channel.post(TellFrame(body) if reply is None else AskFrame(number, body), now=reply is not None)
+        except ProtocolError as error:
+            raise Refusal(f"the message cannot be sent: {error}") from error
+        self._sent += 1
+        if reply is not None:
+            self._pending[number] = reply
+            reply.on_withdrawn(lambda: self._withdrawn(number))
+        if self._channel.backlog > BACKLOG:
+            await self._channel.drained()
+
+    async def on_signal(self, key: Hashable, value: Any) -> None:
+        try:
+            self._channel.post(SignalFrame(str(key), msgspec.Raw(encode(value))))
+        except (*UNENCODABLE, ProtocolError) as error:
+            logger.error("signal %r to %r cannot be sent: %s", key, self.ref.name, error)
+        if self._channel.backlog > BACKLOG:
+            await self._channel.drained()
+
+    async def teardown(self) -> None:
+        self._channel.post(StopFrame())
+        await self._child.stop(STOP_S, 1.0)
+
+    def _withdrawn(self, number: int) -> None:
+        del self._pending[number]
+        self._channel.post(CancelFrame(number))
+
+    async def _read(self) -> None:
+        while (frame := await self._channel.receive()) is not None:
+            match frame:
+                case AnswerFrame(number, taken, body):
+                    self._note_taken(taken)
+                    if (reply := self._pending.pop(number, None)) is not None:
+                        self._answer(reply, body)
+                case RefusedFrame(number, taken, body):
+                    self._note_taken(taken)
+                    if (reply := self._pending.pop(number, None)) is not None:
+                        reply.fail(Refusal(msgspec.msgpack.decode(body)))
+                case TakenFrame(total):
+                    self._note_taken(total)
+                case StartedFrame(version) if version == VERSION:
+                    self._started.set()
+                case CrashedFrame(kind, text, remote_traceback):
+                    raise RemoteFailure(kind, text, remote_traceback)
+                case _:
+                    raise ProtocolError(f"unexpected {frame!r}")
+        if self._ending:
+            return
+        self._child.kill()  # it may have closed the channel only
+        raise ProcessDied(await self._child.wait())
+
+    def _answer(self, reply: Reply, body: msgspec.Raw) -> None:
+        try:
+            reply.answer(self._answers.decode(body))
+        except msgspec.DecodeError as error:
+            reply.fail(Refusal(f"the answer is not what was expected: {error}"))
+
+    def _note_taken(self, total: int) -> None:
+        self._taken = max(self._taken, total)
+        self._room.set()
