@@ -35,7 +35,7 @@ QWEN_TTS := $(shell grep -E '^qwen-tts-hf==' constraints.txt)
 FROM_TORCH_INDEX := --no-deps --force-reinstall --index-url
 TORCH_SOURCE := $(VENV)/.torch-index
 
-.PHONY: help setup weights demo test lint format bench simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
+.PHONY: help setup weights demo test lint format docs bench simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml constraints.txt
 			$(PYTHON) -m venv --without-pip $(VENV); \
 			$(PYTHON) -m pip --python $(BIN)/python install --disable-pip-version-check --quiet pip; }; }
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX),$(FROM_TORCH_INDEX) '$(TORCH_INDEX)') '$(TORCH)'
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[demo,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[demo,dev,docs]'
 	@# Its model code alone is used; what it asks for besides (a web interface, librosa, torchaudio) is not.
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps $(QWEN_TTS)
 	@$(if $(TORCH_INDEX),echo '$(TORCH_INDEX)' >$(TORCH_SOURCE),rm -f $(TORCH_SOURCE))
@@ -82,7 +82,11 @@ format: setup  ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint weights  ## everything that has to hold: lint, types, import contract, tests
+# The variable silences Material's notice about its successor.
+docs: setup  ## build the documentation site into site/, strictly
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+test: lint docs weights  ## everything that has to hold: lint, types, import contract, documentation, tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 bench: weights  ## the benchmarks, one after the other (minutes each), with JSON into results/
@@ -116,4 +120,4 @@ wheel: setup  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove what was built (the weights stay in their cache)
-	rm -rf $(VENV) $(VLLM_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

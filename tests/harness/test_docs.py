@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+import pytest
+from tests.harness.documents import PAGES, ROOT, blocks, rows
 
 from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.cli import cli
@@ -28,12 +30,6 @@ from omni_actors.pipelines.limits import limits_of, with_engine_options
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.pipelines.validate import check_declaration
 from omni_actors.platforms import OmniPlatform
-
-ROOT = Path(__file__).parents[2]
-
-
-def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_contributing_examples_are_a_platform_and_a_pipeline() -> None:
@@ -62,21 +58,11 @@ def test_contributing_names_files_that_exist() -> None:
     assert [name for name in named if not (source / name).exists()] == []
 
 
-# --- the README ------------------------------------------------------------------------------------------------------
-
-README = ROOT / "README.md"
-
-
-def rows(section: str) -> list[list[str]]:
-    """The cells of the tables under a heading, header rows left out."""
-    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", README.read_text(), re.MULTILINE | re.DOTALL)
-    assert found, f"README has no section {section!r}"
-    lines = [line for line in found[1].splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+# --- the pages --------------------------------------------------------------------------------------------------------
 
 
 def shown(name: str, value: Any) -> str:
-    """A default as the README writes it."""
+    """Return a default as the page of limits writes it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -89,7 +75,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def limit_rows() -> dict[str, list[list[str]]]:
-    """What the README's tables of limits must hold, by whose they are."""
+    """Return the rows that the tables of limits must have, by the owner of the limits."""
 
     def of_stage(kind: str) -> list[list[str]]:
         stage = with_engine_options(Stage("any", kind, ""))
@@ -110,54 +96,62 @@ def limit_rows() -> dict[str, list[list[str]]]:
     }
 
 
-def test_readme_lists_every_limit_with_its_default() -> None:
-    documented = rows("Limits and defaults")
+def test_the_page_of_limits_has_every_limit_with_its_default() -> None:
+    documented = rows("docs/reference/limits.md")
     expected = [row for table in limit_rows().values() for row in table]
     missing = [row for row in expected if row not in documented]
-    assert not missing, "the README lacks:\n" + "\n".join(f"| {' | '.join(row)} |" for row in missing)
+    assert not missing, "the page lacks:\n" + "\n".join(f"| {' | '.join(row)} |" for row in missing)
     unknown = [row for row in documented if row not in expected]
-    assert not unknown, f"the README has what the code has not: {unknown}"
+    assert not unknown, f"the page has what the code has not: {unknown}"
 
 
-def test_readme_lists_every_endpoint() -> None:
-    documented = {endpoint for row in rows("Endpoints") for endpoint in re.findall(r"`([A-Z]+ /[^`]*)`", row[0])}
+def test_the_api_page_lists_every_endpoint() -> None:
+    documented = {
+        endpoint for row in rows("docs/api.md", "Endpoints") for endpoint in re.findall(r"`([A-Z]+ /[^`]*)`", row[0])
+    }
     served = {f"{method} {re.sub(r'<(?:path:)?name>', '{id}', path)}" for method, path, _ in ROUTES}
     assert documented == served
 
 
-def test_readme_publishes_the_accepted_no_ops() -> None:
-    documented = {row[0]: row[1] for row in rows("Fields that change nothing")}
+def test_the_api_page_publishes_the_accepted_no_ops() -> None:
+    documented = {row[0]: row[1] for row in rows("docs/api.md", "Fields that change nothing")}
     expected: dict[str, str] = {}
     for kind in (ChatRequest, CompletionRequest, AssistantMessage, SpeechRequest, TranscriptionRequest):
         expected |= {f"`{name}`": why for name, why in accepted_no_ops(kind).items()}
     assert documented == expected
 
 
-def test_readme_explains_why_connections_end() -> None:
-    (table,) = re.findall(r"^\| reason \| \|\n\|---\|---\|\n((?:\|.*\n)+)", README.read_text(), re.MULTILINE)
+def test_the_deploying_page_explains_why_connections_end() -> None:
+    page = (ROOT / "docs/deploying.md").read_text()
+    (table,) = re.findall(r"^\| reason \| \|\n\|---\|---\|\n((?:\|.*\n)+)", page, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", re.sub(r" \|.*", "", table))) == sorted(get_args(Reason))
 
 
-def test_readme_commands_have_the_options_that_it_shows() -> None:
-    used = []
-    for block in blocks("README.md", "sh"):
-        used += re.findall(r"^omni-actors +(\w+)(.*?)(?:#.*)?$", block, re.MULTILINE)
-    assert {name for name, _ in used} >= {"serve", "run", "explain", "bench"}
-    for name, rest in used:
-        context = click.Context(cli)
-        command = cli.get_command(context, name)
-        assert command is not None, name
-        # Parses and converts everything, runs nothing.
-        words = shlex.split(rest)
+@pytest.mark.parametrize("page", ["README.md", *(str(it.relative_to(ROOT)) for it in PAGES)])
+def test_commands_have_the_options_that_a_page_shows(page: str) -> None:
+    for block in blocks(page, "sh"):
+        for name, rest in re.findall(r"^omni-actors +(\w+)(.*?)(?:#.*)?$", block, re.MULTILINE):
+            _parse(name, shlex.split(rest))
+
+
+def _parse(name: str, words: list[str]) -> None:
+    """Parse and convert the options of a command, which is not run. A reader's own file need not be here."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None, name
+    try:
         parsed = command.make_context(name, words.copy())
-        if isinstance(command, click.Group):
-            below = command.get_command(parsed, words[0])
-            assert below is not None, words
-            below.make_context(words[0], words[1:], parent=parsed)
+    except click.BadParameter as error:
+        if not error.message.endswith("does not exist."):
+            raise
+        return
+    if isinstance(command, click.Group):
+        below = command.get_command(parsed, words[0])
+        assert below is not None, words
+        below.make_context(words[0], words[1:], parent=parsed)
 
 
-def test_readme_deploy_file_is_valid(tmp_path: Path) -> None:
-    (source,) = blocks("README.md", "yaml")
+def test_the_deploy_file_of_the_deploying_page_is_valid(tmp_path: Path) -> None:
+    (source,) = blocks("docs/deploying.md", "yaml")
     path = tmp_path / "deploy.yaml"
     path.write_text(source)
     plan = resolve(overlay=path)
@@ -165,8 +159,8 @@ def test_readme_deploy_file_is_valid(tmp_path: Path) -> None:
     assert plan.stage("llm").replicas == 2
 
 
-def test_readme_actor_example_restarts_its_actor() -> None:
-    (source,) = [block for block in blocks("README.md", "python") if "open_supervisor" in block]
+def test_the_actor_example_restarts_its_actor() -> None:
+    (source,) = [block for block in blocks("docs/actors.md", "python") if "open_supervisor" in block]
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
     first, crash, last = done.stdout.splitlines()

@@ -1,11 +1,11 @@
-"""The README's table of models has what the registry has."""
+"""The tables of models in the README and on its page have the pipelines of the registry."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from tests.harness.test_docs import rows
+from tests.harness.documents import rows
 
 from omni_actors.entrypoints.openai.fields import Refused, marks
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
@@ -18,14 +18,19 @@ SERVED = sorted(REGISTRY.targets.keys() - {"stub", "stub-voice"})
 
 @pytest.mark.parametrize("name", SERVED)
 def test_a_pipeline_has_a_row_with_its_checkpoints(name: str) -> None:
-    table = {row[0]: row[1] for row in rows("Models")}
+    table = {row[0]: row[1] for row in rows("docs/models.md")}
     assert f"`{name}`" in table
     for checkpoint in REGISTRY.load(name).checkpoints:
         assert f"`{checkpoint}`" in table[f"`{name}`"]
 
 
 def test_no_row_is_about_what_is_not_there() -> None:
-    assert {row[0].strip("`") for row in rows("Models")} <= set(SERVED)
+    assert {row[0].strip("`") for row in rows("docs/models.md")} <= set(SERVED)
+
+
+def test_the_readme_names_every_pipeline() -> None:
+    named = {name for row in rows("README.md", "What it serves") for name in re.findall(r"`([\w.-]+)`", row[0])}
+    assert named >= set(SERVED)
 
 
 def test_every_family_with_checkpoints_can_be_tried_with_a_tiny_one() -> None:
@@ -35,6 +40,6 @@ def test_every_family_with_checkpoints_can_be_tried_with_a_tiny_one() -> None:
 
 def test_the_voices_table_has_the_fields_of_a_speech_body() -> None:
     """All but those of every body, of the format and of the timing."""
-    documented = {name for row in rows("Voices") for name in re.findall(r"`(\w+)`", row[0])}
+    documented = {name for row in rows("docs/voices.md") for name in re.findall(r"`(\w+)`", row[0])}
     others = {"input", "model", "priority", "response_format", "speed", "stream", "stream_format", "timeout"}
     assert documented == set(SpeechRequest.__struct_fields__) - marks(SpeechRequest, Refused).keys() - others

@@ -48,8 +48,10 @@ def test_the_extra_of_a_page_can_be_installed(name: str) -> None:
         assert package == "torch" or f"`{package}`" in section(name, "Install")
 
 
-def test_the_readme_names_every_page() -> None:
+def test_the_readme_and_the_overview_name_every_page() -> None:
     readme = (ROOT / "README.md").read_text()
+    overview = (PAGES / "index.md").read_text()
     for name in NAMES:
         assert f"(docs/platforms/{name}.md)" in readme
-    assert {path.stem for path in PAGES.glob("*.md")} == set(NAMES)
+        assert f"({name}.md)" in overview
+    assert {path.stem for path in PAGES.glob("*.md")} == {"index", *NAMES}

@@ -18,7 +18,7 @@ from omni_actors.platforms.cuda import CudaPlatform
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 FILES = sorted(FOLDER.glob("*.yaml"))
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "gpus.md"
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +67,9 @@ def test_it_fits_a_machine_with_that_many(file: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_it_can_be_explained_and_is_in_the_readme(file: Path) -> None:
+def test_it_can_be_explained_and_is_on_the_page(file: Path) -> None:
     said = CliRunner().invoke(explain, ["--deploy", str(file), "--json"], catch_exceptions=False)
     assert said.exit_code == 0
     explained = json.loads(said.output)
     assert explained["served_model_name"] == explained["checkpoint"] == plan_of(file).checkpoint
-    assert f"deploy/{file.name}" in README.read_text()
+    assert f"deploy/{file.name}" in PAGE.read_text()

@@ -41,7 +41,7 @@ Reason = Literal[
     "drained",
     "shutdown",
 ]
-"""Why a connection has ended, as the README explains it."""
+"""Why a connection has ended, as docs/deploying.md explains it."""
 
 
 @runtime_checkable
