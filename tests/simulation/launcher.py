@@ -23,7 +23,7 @@ from omni_actors.connectors.tcp import TcpLink
 from omni_actors.protocol.errors import ErrorInfo, stage_failed
 from omni_actors.protocol.frames import Fatal, Ready
 from omni_actors.protocol.liveness import Activity
-from omni_actors.worker.control import Control, Hangup
+from omni_actors.worker.control_socket import ControlSocket, Hangup
 from omni_actors.worker.liveness import Liveness
 from omni_actors.worker.loop import Worker
 from omni_actors.worker.main import give_up, handshake, load, tell
@@ -106,7 +106,7 @@ class SimChild(ChildProcess):
         if self.worker is not None and self.death is None:
             self.worker._control._unsent += data
             with contextlib.suppress(Hangup):
-                Control.flush(self.worker._control)
+                ControlSocket.flush(self.worker._control)
 
     # ---- its life
 

@@ -199,12 +199,12 @@ def _held(world: World, replica: StageReplica) -> list[str]:
     out = worker._out
     counts = {
         "requests in its engine": len(child.engine.held),
-        "jobs": len(out.jobs),
+        "jobs": len(out.requests),
         "jobs that drain": len(out.draining),
         "early chunks": len(worker._early),
-        "bytes of its arena": out.departures.arena.used_bytes,
+        "bytes of its arena": out.send_queue.arena.used_bytes,
         "bytes of its inbox": worker._links.inbox.used_bytes,
-        "payloads that have not left": out.departures.pending,
+        "payloads that have not left": out.send_queue.pending,
         "words that it is done": len(out._done),
         "unsent acknowledgements": len(out._acks),
         "bytes for the serving process": len(worker._control._unsent),

@@ -23,7 +23,7 @@ from omni_actors.orchestrator import orchestrator, request, wiring
 from omni_actors.protocol.errors import OmniError
 from omni_actors.stages import channel
 from omni_actors.stages.liveness import Watch
-from omni_actors.worker import control, links, loop, rest
+from omni_actors.worker import control_socket, links, loop, rest
 
 from .deployments import socket_pair
 from .launcher import open_sim_launcher
@@ -72,7 +72,7 @@ def substituted(world: World) -> Iterator[None]:
             (orchestrator, "open_launcher", open_sim_launcher),
             (Watch.__init__, "__defaults__", (trio.current_time,)),
             (request, "FEEDS_UNDER_WAY", FEEDS),
-            (control, "_MAX_UNSENT", MOST_UNSENT),
+            (control_socket, "_MAX_UNSENT", MOST_UNSENT),
             (descriptors, "RECV_BYTES", RECV_BYTES),
             (channel, "_RECV_BYTES", RECV_BYTES),
             (listener, "time", clock),

@@ -16,8 +16,8 @@ from omni_actors.orchestrator.request import RequestStream
 from omni_actors.protocol.request import Completed
 from omni_actors.protocol.states import RequestState
 from omni_actors.stages.replica import StageReplica
-from omni_actors.worker.jobs import Route
-from omni_actors.worker.outlet import Outlet
+from omni_actors.worker.credits import Route
+from omni_actors.worker.output_collector import OutputCollector
 
 from .__main__ import BATCH, search
 
@@ -61,7 +61,7 @@ PLANTED: dict[str, tuple[Patch, str]] = {
     "a lost abort": (_losing(StageReplica, "abort", 10), "after its end|holds|in flight"),
     "a double terminal event": (_double_terminal, "got something after its end"),
     "an end after the end": (_failure_after_completion, "hangs|IllegalTransition"),
-    "a leaked credit": (_losing(Outlet, "acknowledged", 10), "deadline_exceeded|holds"),
+    "a leaked credit": (_losing(OutputCollector, "acknowledged", 10), "deadline_exceeded|holds"),
     "credits that nobody counts": (
         lambda patch: patch.setattr(Route, "ready", property(lambda self: True)),
         "more chunks under way than",

@@ -114,7 +114,7 @@ class World:
         found: set[int] = set()
         if replica.pid != child.pid or replica._channel is None or replica._channel._out:
             return frozenset()  # its life is over, and its end on its way; or what it is told has no room to get there
-        for key in child.worker._out.jobs:
+        for key in child.worker._out.requests:
             record = replica.requests.get(key)
             if record is None or not record.state.live or record.key != key:  # type: ignore[attr-defined]
                 found.add(key)
@@ -126,11 +126,11 @@ class World:
         assert worker is not None
         out = worker._out
         # Abort goes first: whoever was told before a turn has let go after it.
-        for key in bygone & out.jobs.keys():
+        for key in bygone & out.requests.keys():
             if not worker.stopping:
-                self.violate(f"{child.stage} goes on with request {out.jobs[key].request_id} after its end")
-        for job in out.jobs.values():
-            for route in job.routes:
+                self.violate(f"{child.stage} goes on with request {out.requests[key].request_id} after its end")
+        for request in out.requests.values():
+            for route in request.routes:
                 if route.edge.mode == "chunk" and route.seq + route.queued - route.acked > route.edge.capacity:
                     self.violate(f"{child.stage} has more chunks under way than edge {route.edge.port} has credits")
         if len(worker._early) > 64:

@@ -13,9 +13,9 @@ from omni_actors.connectors.shared_memory import Arena
 from omni_actors.connectors.unix import UnixLink
 from omni_actors.protocol.frames import Ack, EdgeSpec
 from omni_actors.worker.bridge import Identity
-from omni_actors.worker.control import Control
-from omni_actors.worker.jobs import Job, Route, Source
-from omni_actors.worker.outlet import Outlet
+from omni_actors.worker.control_socket import ControlSocket
+from omni_actors.worker.credits import RequestCredits, Route, Source
+from omni_actors.worker.output_collector import OutputCollector
 
 KEY = 1
 
@@ -28,40 +28,40 @@ def sockets() -> Iterator[list[socket.socket]]:
         each.close()
 
 
-def producer(sockets: list[socket.socket], mode: Literal["chunk", "full"], capacity: int) -> Outlet:
+def producer(sockets: list[socket.socket], mode: Literal["chunk", "full"], capacity: int) -> OutputCollector:
     """The outbox of a worker with one request on one outgoing edge."""
     control, serving = socket.socketpair()
     mine, peer = socket.socketpair()
     sockets += [control, serving, mine, peer]
     edge = EdgeSpec(index=0, source="a", target="b", port="in", kind="text", mode=mode, capacity=capacity)
-    outlet = Outlet("a", Control(control), Arena(), lambda key: None)
-    outlet.jobs[KEY] = Job(KEY, "req", False, (Route(edge, UnixLink(7, "b#0@1", mine)),), set())
-    return outlet
+    collector = OutputCollector("a", ControlSocket(control), Arena(), lambda key: None)
+    collector.requests[KEY] = RequestCredits(KEY, "req", False, (Route(edge, UnixLink(7, "b#0@1", mine)),), set())
+    return collector
 
 
 def test_a_step_cannot_spend_more_credits_than_there_are(sockets: list[socket.socket]) -> None:
-    outlet = producer(sockets, "chunk", capacity=3)
+    collector = producer(sockets, "chunk", capacity=3)
     spent = 0
-    while outlet.ready(KEY):
-        outlet.emit(KEY, text_payload("x"))
+    while collector.ready(KEY):
+        collector.emit(KEY, text_payload("x"))
         spent += 1
         assert spent <= 3
-    outlet.flush()
-    assert not outlet.ready(KEY), "sent is not consumed"
-    outlet.acknowledged(Ack(KEY, 0, 2))
+    collector.flush()
+    assert not collector.ready(KEY), "sent is not consumed"
+    collector.acknowledged(Ack(KEY, 0, 2))
     for _ in range(2):
-        assert outlet.ready(KEY)
-        outlet.emit(KEY, text_payload("x"))
-    assert not outlet.ready(KEY)
+        assert collector.ready(KEY)
+        collector.emit(KEY, text_payload("x"))
+    assert not collector.ready(KEY)
 
 
 def test_an_edge_in_full_mode_needs_no_credits(sockets: list[socket.socket]) -> None:
-    outlet = producer(sockets, "full", capacity=1)
+    collector = producer(sockets, "full", capacity=1)
     for _ in range(5):
-        assert outlet.ready(KEY)
-        outlet.emit(KEY, text_payload("x"))
-        outlet.flush()
-    assert outlet.ready(KEY)
+        assert collector.ready(KEY)
+        collector.emit(KEY, text_payload("x"))
+        collector.flush()
+    assert collector.ready(KEY)
 
 
 def test_a_chunk_that_waits_is_not_given_back_for_a_later_one_that_does_not(sockets: list[socket.socket]) -> None:

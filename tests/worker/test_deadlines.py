@@ -11,7 +11,7 @@ from tests.worker.test_boundary import Raw, hello
 from omni_actors.actors.process import open_launcher, python_module
 from omni_actors.protocol.codec import frame, raw
 from omni_actors.protocol.frames import Ready, Step, Submit
-from omni_actors.worker.deadlines import JobDeadlines
+from omni_actors.worker.deadlines import RequestDeadlines
 
 
 def submit(key: int, deadline_s: float | None, **stub: object) -> bytes:
@@ -50,10 +50,10 @@ async def test_a_request_whose_time_is_up_is_not_stepped_any_more() -> None:
 def test_those_whose_time_is_up_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    deadlines = JobDeadlines()
-    jobs = {1, 2, 3}
+    deadlines = RequestDeadlines()
+    requests = {1, 2, 3}
     for key, budget in ((1, 5.0), (2, 1.0), (3, 9.0)):
-        deadlines.add(key, budget, jobs, 3)
+        deadlines.add(key, budget, requests, 3)
     assert deadlines.passed() == []
     now = 105.0
     assert deadlines.passed() == [2, 1]
@@ -63,9 +63,9 @@ def test_those_whose_time_is_up_are_told_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_over_long_before_its_deadline_is_not_kept() -> None:
-    deadlines = JobDeadlines()
-    jobs: set[int] = set()
+    deadlines = RequestDeadlines()
+    requests: set[int] = set()
     for key in range(10_000):
-        jobs = {key, key - 1}
-        deadlines.add(key, 600.0, jobs, 2)
+        requests = {key, key - 1}
+        deadlines.add(key, 600.0, requests, 2)
         assert len(deadlines) < 100

@@ -9,9 +9,9 @@ from collections.abc import Container
 _SLACK = 64
 
 
-class JobDeadlines:
+class RequestDeadlines:
     """By key, on this process's monotonic clock. Adding is O(log n); what is over is forgotten by and by: no more is
-    kept than about twice as many as ``jobs`` has."""
+    kept than about twice as many as ``requests`` has."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
@@ -19,10 +19,10 @@ class JobDeadlines:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, key: int, budget_s: float, jobs: Container[int], count: int) -> None:
-        """``jobs`` are the keys of the ``count`` requests that are here now."""
+    def add(self, key: int, budget_s: float, requests: Container[int], count: int) -> None:
+        """``requests`` are the keys of the ``count`` requests that are here now."""
         if len(self._heap) > 2 * count + _SLACK:
-            self._heap = [entry for entry in self._heap if entry[1] in jobs]
+            self._heap = [entry for entry in self._heap if entry[1] in requests]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (time.monotonic() + budget_s, key))
 

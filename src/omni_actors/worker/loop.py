@@ -1,9 +1,10 @@
 """The worker's loop: drain the sockets, admit, step, one write; block when nothing is runnable.
 
-One thread does everything, so nothing here is locked. The loop owns sockets and identities, its :class:`Outlet` the
-credits; the engine owns the model. Control frames are always handled before link frames of the same wake-up: the
-orchestrator submits a request to consumers before producers, so a chunk rarely meets a worker that does not know its
-request, and when it does it is kept back until the Submit arrives.
+One thread does everything, so nothing here is locked. The loop owns sockets and identities, its
+:class:`~omni_actors.worker.output_collector.OutputCollector` the credits, and the engine the model. Control frames are
+always handled before link frames of the same wake-up: the orchestrator submits a request to consumers before producers,
+so a chunk rarely meets a worker that does not know its request, and when it does it is kept back until the Submit
+arrives.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from omni_actors.protocol.liveness import FIRST_STEPS, HEARTBEAT_S
 from omni_actors.protocol.params import SECTIONS
 from omni_actors.worker.bridge import Bridge, Identity
 from omni_actors.worker.checks import InputError
-from omni_actors.worker.control import Control, Hangup
-from omni_actors.worker.deadlines import JobDeadlines
+from omni_actors.worker.control_socket import ControlSocket, Hangup
+from omni_actors.worker.credits import RequestCredits, Route, Source
+from omni_actors.worker.deadlines import RequestDeadlines
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.isolation import Faults
-from omni_actors.worker.jobs import Job, Route, Source
 from omni_actors.worker.links import Links
 from omni_actors.worker.liveness import COMPILING, WAITING, WORKING, Liveness
 from omni_actors.worker.named import connectors_of
-from omni_actors.worker.outlet import Outlet
+from omni_actors.worker.output_collector import OutputCollector
 from omni_actors.worker.rest import Rest
 from omni_actors.worker.returned import WrongReturn, counters_of, flag_of, kind_of, wrong
 
@@ -86,13 +87,15 @@ class Worker:
         self._bridges = bridges
         self._inputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.inputs}
         self._outputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.outputs}
-        self._control = Control(sock, check=engine.foreign)
+        self._control = ControlSocket(sock, check=engine.foreign)
         budget = hello.limits.get("arena_bytes", ARENA_BYTES)
         exports = None if memory is None else Exports(memory, budget)
         self._arena = Arena(budget)
         maker = type(engine).__name__ + (f" with adapter '{hello.adapter}'" if hello.adapter else "")
-        self._out = Outlet(hello.stage, self._control, self._arena, engine.abort, exports, maker, engine.foreign)
-        self._deadlines = JobDeadlines()
+        self._out = OutputCollector(
+            hello.stage, self._control, self._arena, engine.abort, exports, maker, engine.foreign
+        )
+        self._deadlines = RequestDeadlines()
         self._early: dict[int, list[tuple[Link, Chunk]]] = {}
         self._last_key = -1
         self._watched_writable = False
@@ -163,8 +166,8 @@ class Worker:
         if deadline is not None and deadline <= time.monotonic():
             self._give_up()
         for key in self._deadlines.passed():
-            if (job := self._out.jobs.get(key)) is not None:
-                self._fail(job, deadline_exceeded())
+            if (request := self._out.requests.get(key)) is not None:
+                self._fail(request, deadline_exceeded())
                 self._blocked = False
         if not self._blocked and not self.stopping and self._may_step:
             liveness.enter(WORKING if self._steps >= FIRST_STEPS else COMPILING)
@@ -221,12 +224,12 @@ class Worker:
         key = message.key
         self._last_key = max(self._last_key, key)
         routes = tuple(Route(self._outputs[edge], self._links.get(link)) for edge, link in message.routes)
-        job = Job(key, message.request_id, message.visible, routes, set(message.ports))
-        self._out.jobs[key] = job
+        request = RequestCredits(key, message.request_id, message.visible, routes, set(message.ports))
+        self._out.requests[key] = request
         if message.deadline_s is not None:
-            self._deadlines.add(key, message.deadline_s, self._out.jobs, len(self._out.jobs))
+            self._deadlines.add(key, message.deadline_s, self._out.requests, len(self._out.requests))
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("submit key=%d ports=%s", key, list(message.ports), extra={"request": job.request_id})
+            log.debug("submit key=%d ports=%s", key, list(message.ports), extra={"request": request.request_id})
         try:
             params = {
                 name: msgspec.msgpack.decode(value, type=SECTIONS.get(name, Any))
@@ -236,51 +239,51 @@ class Worker:
             self._engine.admit(
                 Work(
                     key,
-                    job.request_id,
+                    request.request_id,
                     params,
                     ports,
-                    visible=job.visible,
+                    visible=request.visible,
                     routed=bool(routes),
                     prefix=message.prefix,
                     delivered=message.delivered,
                 )
             )
         except Exception as error:
-            self._fail(job, error)
-        job.awaited = dict(message.sources)
+            self._fail(request, error)
+        request.awaited = dict(message.sources)
         for link, chunk in self._early.pop(key, ()):
             self._chunk(link, chunk)
-        for id in job.awaited.values():
+        for id in request.awaited.values():
             if not self._links.known(id):  # broken before the request came
                 self._control.send(Unlinked(id, (key,)))
 
     def _abort(self, key: int) -> None:
-        job = self._out.jobs.get(key)
-        if job is not None:
-            log.debug("abort key=%d", key, extra={"request": job.request_id})
+        request = self._out.requests.get(key)
+        if request is not None:
+            log.debug("abort key=%d", key, extra={"request": request.request_id})
             self._engine.abort(key)
-            self._out.retire(job)
+            self._out.retire(request)
 
     def _feed(self, message: Feed) -> None:
-        job = self._out.jobs.get(message.key)
-        if job is None:
+        request = self._out.requests.get(message.key)
+        if request is None:
             return
-        job.feeds += 1
+        request.feeds += 1
         payload = None if message.meta is None else Payload(message.kind, message.meta)
-        end = message.end and job.end_port(message.port)
+        end = message.end and request.end_port(message.port)
         try:
             consumed = self._give(message.key, message.port, payload, end)
         except Exception as error:
-            self._fail(job, error)
+            self._fail(request, error)
             return
         if consumed or payload is None:
-            self._out.feed_consumed(job)
+            self._out.feed_consumed(request)
 
-    def _fail(self, job: Job, error: Exception) -> None:
+    def _fail(self, request: RequestCredits, error: Exception) -> None:
         """One request fails alone: the client's mistake as it is, anything else named after the stage, or after the one
         whose payload it is."""
-        self._engine.abort(job.key)
-        self._out.fail(job.key, self._faults.explain(error, job.request_id))
+        self._engine.abort(request.key)
+        self._out.fail(request.key, self._faults.explain(error, request.request_id))
 
     # ---- links
 
@@ -307,14 +310,14 @@ class Worker:
 
     def _chunk(self, link: Link, chunk: Chunk) -> None:
         key = chunk.key
-        job = self._out.jobs.get(key)
-        if job is None:
+        request = self._out.requests.get(key)
+        if request is None:
             if key > self._last_key:
                 self._early.setdefault(key, []).append((link, chunk))
             else:  # over here: what is unread is not waited for
                 self._out.ack(link, key, chunk.edge, chunk.seq + 1)
             return
-        source = job.sources.get(chunk.edge)
+        source = request.sources.get(chunk.edge)
         if source is None:
             edge = self._inputs.get(chunk.edge)
             if edge is None:
@@ -322,20 +325,20 @@ class Worker:
             try:
                 bridge = self._bridges.get(edge.index, Identity)()
             except Exception as error:
-                self._fail(job, error)
+                self._fail(request, error)
                 self._out.ack(link, key, chunk.edge, chunk.seq + 1)
                 return
-            source = job.sources[chunk.edge] = Source(edge, link, bridge)
+            source = request.sources[chunk.edge] = Source(edge, link, bridge)
         if chunk.seq != source.seq:
             raise ProtocolError(f"chunk {chunk.seq} of request {key} where {source.seq} was due")
         source.seq += 1
         source.ended = chunk.end
         if chunk.end:
-            job.awaited.pop(chunk.edge, None)
+            request.awaited.pop(chunk.edge, None)
         source.slabs |= chunk.slab is not None or bool(chunk.device)
         try:
             items = source.take(link.payload(chunk), chunk.end)
-            end = chunk.end and job.end_port(source.edge.port)
+            end = chunk.end and request.end_port(source.edge.port)
             last = len(items) - 1
             for i, item in enumerate(items):
                 if not self._give(key, source.edge.port, item, end and i == last):
@@ -346,10 +349,10 @@ class Worker:
         except Exception as error:
             if isinstance(error, InputError):
                 error.stage = source.edge.source
-            self._fail(job, error)
+            self._fail(request, error)
             return
         source.marks.append((chunk.seq, source.fed))
-        self._out.settle(job, source)
+        self._out.settle(request, source)
 
     def _give(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
         """Input for the engine; whether it is consumed."""
@@ -363,8 +366,8 @@ class Worker:
         log.debug("link to %s closed", link.peer)
         self._out.lost(link)
         for key in link.invalidated():
-            if (job := self._out.jobs.get(key)) is not None:
-                self._fail(job, link_lost(self._stage))
+            if (request := self._out.requests.get(key)) is not None:
+                self._fail(request, link_lost(self._stage))
         if link.may_break:
             self._unlinked(link.id)
 
@@ -380,7 +383,7 @@ class Worker:
     def _unlinked(self, id: int) -> None:
         """Say that a link is gone that may have broken while both its ends live, and whose input is not whole by that:
         nobody else knows."""
-        keys = tuple(job.key for job in self._out.jobs.values() if id in job.awaited.values())
+        keys = tuple(request.key for request in self._out.requests.values() if id in request.awaited.values())
         self._control.send(Unlinked(id, keys))
 
     # ---- questions

@@ -18,8 +18,8 @@ from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import FrameTooLarge
 from omni_actors.protocol.frames import Ack, Chunk
-from omni_actors.worker.control import Control
-from omni_actors.worker.jobs import Job, Route
+from omni_actors.worker.control_socket import ControlSocket
+from omni_actors.worker.credits import RequestCredits, Route
 
 UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError, RecursionError, msgspec.ValidationError)
 """What a frame raises that has no encoding, is too large, or would be refused by its reader."""
@@ -32,22 +32,26 @@ _END = Packed("", {}, ())
 
 
 @dataclass(slots=True, eq=False)
-class _Departure:
+class _Entry:
     """A payload, ``packed`` for each route at the end of its step, or the bare end of the request's edges. It leaves
     when the control socket has taken its output up to ``upto``."""
 
-    job: Job
+    request: RequestCredits
     payload: Payload | None
     end: bool = False
     packed: dict[Route, Packed] = field(default_factory=dict)
     upto: int = 0
 
 
-class Departures:
+class SendQueue:
     """Those of one worker, in order. Between two steps there is none, unless the control socket is full."""
 
     def __init__(
-        self, control: Control, arena: Arena, exports: Exports | None, unsendable: Callable[[int, Exception], None]
+        self,
+        control: ControlSocket,
+        arena: Arena,
+        exports: Exports | None,
+        unsendable: Callable[[int, Exception], None],
     ) -> None:
         """``unsendable`` is called with the key of a request whose payload cannot leave, and why."""
         self.arena = arena
@@ -56,9 +60,9 @@ class Departures:
         self._chunk_bytes = 0
         self._control = control
         self._unsendable = unsendable
-        self._made: list[_Departure] = []
-        self._last: dict[int, _Departure] = {}
-        self._waiting: deque[_Departure] = deque()
+        self._made: list[_Entry] = []
+        self._last: dict[int, _Entry] = {}
+        self._waiting: deque[_Entry] = deque()
 
     @property
     def pressed(self) -> bool:
@@ -82,77 +86,77 @@ class Departures:
 
     # ---- what a step makes
 
-    def allocate(self, job: Job, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
+    def allocate(self, request: RequestCredits, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         """A payload to be written in place, where that pays."""
-        if any(route.link is not None for route in job.routes):
+        if any(route.link is not None for route in request.routes):
             placed = place(kind, meta, specs, self.arena)
             if placed is not None:
-                job.placed.add(placed.slot)
+                request.placed.add(placed.slot)
                 return placed
         return blank_payload(kind, meta, specs)
 
-    def add(self, job: Job, payload: Payload) -> None:
+    def add(self, request: RequestCredits, payload: Payload) -> None:
         """A payload for all the request's edges."""
-        self._add(_Departure(job, payload))
-        for route in job.routes:
+        self._add(_Entry(request, payload))
+        for route in request.routes:
             if route.edge.mode != "full":
                 route.queued += 1
 
-    def end(self, job: Job) -> None:
+    def end(self, request: RequestCredits) -> None:
         """The end of all the request's edges, behind or with the last payload."""
-        if (last := self._last.get(job.key)) is not None:
+        if (last := self._last.get(request.key)) is not None:
             last.end = True
         else:
-            self._add(_Departure(job, None, True))
+            self._add(_Entry(request, None, True))
 
     def flush(self, touched: set[Link]) -> None:
         """Queue on their links what may leave; those are added to ``touched``. What this step made may when the control
         socket has taken all that is queued there by now."""
         if self._made:
             upto = self._control.put
-            for departure in self._made:
+            for entry in self._made:
                 try:
-                    self._pack(departure)
+                    self._pack(entry)
                 except Exception as problem:  # whatever an engine has put there as tensors
-                    self._unsendable(departure.job.key, problem)
-                departure.upto = upto
+                    self._unsendable(entry.request.key, problem)
+                entry.upto = upto
             self._waiting += self._made
             self._made.clear()
             self._last.clear()
         waiting, written = self._waiting, self._control.written
         while waiting and waiting[0].upto <= written:
-            departure = waiting.popleft()
+            entry = waiting.popleft()
             try:
-                self._send(departure, touched)
+                self._send(entry, touched)
             except UNSENDABLE as problem:
-                self._unsendable(departure.job.key, problem)
+                self._unsendable(entry.request.key, problem)
 
     # ---- what comes back
 
-    def acknowledged(self, job: Job, ack: Ack) -> None:
+    def acknowledged(self, request: RequestCredits, ack: Ack) -> None:
         """A consumer's credits and memory come back."""
-        for route in job.routes:
+        for route in request.routes:
             if route.edge.index == ack.edge:
                 route.acked = max(route.acked, min(ack.upto, route.seq))
                 while route.lent and route.lent[0][0] < ack.upto:
                     self._release(route.lent.popleft()[1])
 
-    def lost(self, link: Link, jobs: Iterable[Job]) -> None:
+    def lost(self, link: Link, requests: Iterable[RequestCredits]) -> None:
         """A consumer is gone: all its credits and memory come back, and what would go there goes nowhere."""
-        for job in jobs:
-            for route in job.routes:
+        for request in requests:
+            for route in request.routes:
                 if route.link is link:
                     route.link = None
                     while route.lent:
                         self._release(route.lent.popleft()[1])
                     self._release_held(route)
 
-    def drop(self, job: Job) -> None:
+    def drop(self, request: RequestCredits) -> None:
         """Free what no reader has been told of. (What waits still is free when its turn comes.)"""
-        for slot in job.placed:
+        for slot in request.placed:
             self.arena.release(slot)
-        job.placed.clear()
-        for route in job.routes:
+        request.placed.clear()
+        for route in request.routes:
             self._release_held(route)
 
     def counters(self) -> dict[str, float]:
@@ -173,69 +177,69 @@ class Departures:
 
     # ---- inside
 
-    def _add(self, departure: _Departure) -> None:
-        departure.job.leaving += 1
-        self._made.append(departure)
-        self._last[departure.job.key] = departure
+    def _add(self, entry: _Entry) -> None:
+        entry.request.leaving += 1
+        self._made.append(entry)
+        self._last[entry.request.key] = entry
 
-    def _pack(self, departure: _Departure) -> None:
+    def _pack(self, entry: _Entry) -> None:
         """Put a payload where its readers will get it, before the engine goes on. When that raises, it is nowhere."""
-        job, payload = departure.job, departure.payload
-        if job.dropped or payload is None:
+        request, payload = entry.request, entry.payload
+        if request.dropped or payload is None:
             return
-        links = {route: route.link for route in job.routes if route.link is not None}
+        links = {route: route.link for route in request.routes if route.link is not None}
         readers = len(links)
         direct: Packed | None = None
         if self.exports is not None and (there := sum(link.direct for link in links.values())):
             direct = self.exports.pack(payload, self.arena, there)
         if direct is not None:
-            departure.packed = {route: direct for route, link in links.items() if link.direct}
-            readers -= len(departure.packed)
+            entry.packed = {route: direct for route, link in links.items() if link.direct}
+            readers -= len(entry.packed)
         if not readers:
             return  # what was written in place is given back when the request ends
         try:
-            copied = self._copy(job, payload, readers)
+            copied = self._copy(request, payload, readers)
         except BaseException:
-            self._release_all(departure)
+            self._release_all(entry)
             raise
         for route in links:
-            departure.packed.setdefault(route, copied)
+            entry.packed.setdefault(route, copied)
 
-    def _copy(self, job: Job, payload: Payload, readers: int) -> Packed:
-        if isinstance(payload, Placed) and payload.slot in job.placed:
-            job.placed.remove(payload.slot)
+    def _copy(self, request: RequestCredits, payload: Payload, readers: int) -> Packed:
+        if isinstance(payload, Placed) and payload.slot in request.placed:
+            request.placed.remove(payload.slot)
             return payload.packed(readers)
         return pack(payload, self.arena, readers)
 
-    def _send(self, departure: _Departure, touched: set[Link]) -> None:
+    def _send(self, entry: _Entry, touched: set[Link]) -> None:
         """Put a payload on the request's edges, or keep it back on those that publish at the end."""
-        job = departure.job
-        job.leaving -= 1
-        if departure.payload is not None:
+        request = entry.request
+        request.leaving -= 1
+        if entry.payload is not None:
             # Of every route, also one whose consumer is gone: what is owed for ever keeps the request from its release.
-            for route in job.routes:
+            for route in request.routes:
                 if route.edge.mode != "full":
                     route.queued -= 1
         try:
-            for route in () if job.dropped else job.routes:
+            for route in () if request.dropped else request.routes:
                 if (link := route.link) is None:
                     continue
                 touched.add(link)
-                packed = departure.packed.get(route)
+                packed = entry.packed.get(route)
                 at_once = route.edge.mode != "full"
                 if at_once:
-                    self._put(job.key, route, link, packed, departure.end)
+                    self._put(request.key, route, link, packed, entry.end)
                 elif packed is not None:
                     route.held.append(packed)
                 if packed is not None:
-                    del departure.packed[route]
-                if departure.end and not at_once:
-                    self._publish(job.key, route, link)
+                    del entry.packed[route]
+                if entry.end and not at_once:
+                    self._publish(request.key, route, link)
         finally:
-            if departure.packed:
-                self._release_all(departure)  # nobody will read it
-            if departure.end:
-                self.drop(job)
+            if entry.packed:
+                self._release_all(entry)  # nobody will read it
+            if entry.end:
+                self.drop(request)
 
     def _publish(self, key: int, route: Route, link: Link) -> None:
         """Send all that was held back, the last of it with the end."""
@@ -266,10 +270,10 @@ class Departures:
             self._release(packed)
         route.held.clear()
 
-    def _release_all(self, departure: _Departure) -> None:
-        for packed in departure.packed.values():
+    def _release_all(self, entry: _Entry) -> None:
+        for packed in entry.packed.values():
             self._release(packed)
-        departure.packed.clear()
+        entry.packed.clear()
 
     def _release(self, packed: Packed) -> None:
         if packed.slot is not None:

@@ -91,7 +91,7 @@ class Source:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class RequestCredits:
     """A request in this worker. ``waiting`` are the ports that have not ended. ``placed`` are slots that the engine
     writes in and has not emitted; ``leaving`` counts what it has emitted and no link has yet; ``dropped``
     says that this goes nowhere. ``awaited`` are the edges by TCP whose end is still to come, with their links."""

@@ -1,4 +1,4 @@
-"""An outlet under random use: contents arrive whole and in order, credits hold, and in the end nothing is held."""
+"""An output collector under random use: contents arrive whole and in order, credits hold, and all is given back."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from omni_actors.connectors.unix import UnixLink
 from omni_actors.pipelines.declaration import Mode
 from omni_actors.protocol.frames import Ack, Chunk, EdgeSpec
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.control import Control
-from omni_actors.worker.jobs import Job, Route
-from omni_actors.worker.outlet import Outlet
+from omni_actors.worker.control_socket import ControlSocket
+from omni_actors.worker.credits import RequestCredits, Route
+from omni_actors.worker.output_collector import OutputCollector
 
 CAPACITY = 3
 BUDGET = 1 << 20
 
 
 class Scenario:
-    """A producer's outlet, and two consumers that read and acknowledge when they like. One of them may die. With a
+    """A producer's collector, and two consumers that read and acknowledge when they like. One of them may die. With a
     ``device``, which has room only now and then, the first of them opens its memory."""
 
     def __init__(self, seed: int, *, device: bool = False) -> None:
@@ -35,7 +35,7 @@ class Scenario:
         self.chance = random.Random(seed)
         ours, self.serving = socket.socketpair()
         self.serving.setblocking(False)
-        self.control = Control(ours)
+        self.control = ControlSocket(ours)
         pairs = [socket.socketpair() for _ in range(2)]
         self.links = [UnixLink(i, f"c{i}", pair[0]) for i, pair in enumerate(pairs)]
         self.consumers: list[UnixLink | None] = [UnixLink(i, "p", pair[1]) for i, pair in enumerate(pairs)]
@@ -51,7 +51,7 @@ class Scenario:
                 wait(other)
                 assert other.receive() == []
             assert self.links[0].direct
-        self.outlet = Outlet("p", self.control, Arena(BUDGET), lambda key: None, self.exports)
+        self.collector = OutputCollector("p", self.control, Arena(BUDGET), lambda key: None, self.exports)
         self.placed: dict[int, tuple[Payload, int]] = {}
         self.sent: dict[int, list[int]] = defaultdict(list)
         self.read: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -71,40 +71,40 @@ class Scenario:
             )
             routes.append(Route(edge, self.links[to] if self.consumers[to] is not None else None))
             self.edges[key].append((index, mode, to))
-        self.outlet.jobs[key] = Job(key, f"r{key}", False, tuple(routes), set())
+        self.collector.requests[key] = RequestCredits(key, f"r{key}", False, tuple(routes), set())
 
     def use(self, key: int) -> None:
         """One thing that an engine may do with a request."""
-        outlet, what = self.outlet, self.chance.random()
+        collector, what = self.collector, self.chance.random()
         if what < 0.05:
-            outlet.retire(outlet.jobs[key])  # an abort
+            collector.retire(collector.requests[key])  # an abort
             self.placed.pop(key, None)
         elif what < 0.15 and key not in self.placed:
-            outlet.finish(key, Usage())
+            collector.finish(key, Usage())
             self.finished.add(key)
-        elif not outlet.ready(key):
+        elif not collector.ready(key):
             return
         elif key in self.placed:
             payload, value = self.placed.pop(key)
             payload.tensors["a"][:] = value
-            outlet.emit(key, payload)
+            collector.emit(key, payload)
             self.sent[key].append(value)
         else:
             count, value = self.chance.choice((10, 10_000, 200_000)), self.chance.randrange(1 << 30)
             if self.chance.random() < 0.5:
-                self.placed[key] = outlet.allocate(key, "x", {}, {"a": ((count,), "int64")}), value
+                self.placed[key] = collector.allocate(key, "x", {}, {"a": ((count,), "int64")}), value
             else:
                 array = np.full(count, value)
                 there = self.exports is not None and self.chance.random() < 0.7
-                outlet.emit(key, Payload("x", {}, DeviceTensors({"a": Tensor(array)}) if there else {"a": array}))
+                collector.emit(key, Payload("x", {}, DeviceTensors({"a": Tensor(array)}) if there else {"a": array}))
                 self.sent[key].append(value)
 
     def turn(self) -> None:
-        self.memory.scenario = self.chance.choice((0, 1 << 30))
-        for link in self.outlet.flush():
+        self.memory.capacity = self.chance.choice((0, 1 << 30))
+        for link in self.collector.flush():
             if link.pending:
                 link.flush()
-        self.outlet.report()
+        self.collector.report()
         self.control.flush()
         try:
             while self.serving.recv(1 << 20):
@@ -135,7 +135,7 @@ class Scenario:
         consumer.flush()
         for message in self.links[to].receive():
             assert isinstance(message, Ack)
-            self.outlet.acknowledged(message)
+            self.collector.acknowledged(message)
 
     def die(self, to: int) -> None:
         consumer = self.consumers[to]
@@ -144,13 +144,13 @@ class Scenario:
             self.consumers[to] = None
             self.unread = [entry for entry in self.unread if entry[0] != to]
             self.links[to].close()
-            self.outlet.lost(self.links[to])
+            self.collector.lost(self.links[to])
 
     def close(self) -> None:
         for end in (*self.links, *self.consumers):
             if end is not None:
                 end.close()
-        self.outlet.departures.arena.close()
+        self.collector.send_queue.arena.close()
         self.serving.close()
 
 
@@ -171,16 +171,16 @@ def test_random_use_of_a_device(seed: int) -> None:
 
 def run(scenario: Scenario) -> Scenario:
     """Forty requests to their ends."""
-    chance, outlet = scenario.chance, scenario.outlet
+    chance, collector = scenario.chance, scenario.collector
     keys = iter(range(40))
     more = True
     for turn in range(5000):
-        while more and len(outlet.jobs) < 6:
+        while more and len(collector.requests) < 6:
             key = next(keys, None)
             more = key is not None
             if key is not None:
                 scenario.admit(key)
-        for key in list(outlet.jobs):
+        for key in list(collector.requests):
             if chance.random() < 0.7:
                 scenario.use(key)
         scenario.turn()
@@ -188,20 +188,20 @@ def run(scenario: Scenario) -> Scenario:
             scenario.consume(to, chance.randrange(4))
         if scenario.seed % 3 == 0 and turn == 40:
             scenario.die(chance.randrange(2))
-        for job in (*outlet.jobs.values(), *outlet.draining.values()):
-            for route in job.routes:
+        for request in (*collector.requests.values(), *collector.draining.values()):
+            for route in request.routes:
                 if route.link is not None and route.edge.mode != "full":
                     assert route.seq - route.acked <= CAPACITY + 1, "a bare end takes no credit"
-        if not more and not outlet.jobs:
+        if not more and not collector.requests:
             break
-    assert not outlet.jobs, "every request ends"
+    assert not collector.requests, "every request ends"
     for _ in range(100):
         scenario.turn()
         for to in range(2):
             scenario.consume(to, 100)
     scenario.turn()
-    assert not outlet.draining
-    assert outlet.departures.arena.used_bytes == 0
+    assert not collector.draining
+    assert collector.send_queue.arena.used_bytes == 0
     for key in scenario.finished:
         for index, _mode, to in scenario.edges[key]:
             if scenario.consumers[to] is not None:

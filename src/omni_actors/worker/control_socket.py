@@ -18,7 +18,7 @@ class Hangup(Exception):
     """The serving process is gone."""
 
 
-class Control:
+class ControlSocket:
     """Frames in (with the descriptors that ride on them), frames out. Nothing here waits."""
 
     def __init__(self, sock: socket.socket, *, check: bool = True) -> None:

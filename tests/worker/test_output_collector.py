@@ -19,31 +19,31 @@ from omni_actors.protocol.codec import frame, peer_reader, up_reader
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import INLINE_LIMIT, MAX_CONTROL_FRAME, Ack, Chunk, EdgeSpec, Reply, Step, Up, Wire
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
-from omni_actors.worker.control import Control
-from omni_actors.worker.jobs import Job, Route
-from omni_actors.worker.outlet import Outlet
+from omni_actors.worker.control_socket import ControlSocket
+from omni_actors.worker.credits import RequestCredits, Route
+from omni_actors.worker.output_collector import OutputCollector
 
 
 class Bench:
-    """An outlet with two requests, each on an edge of its own; both other ends are here."""
+    """An output collector with two requests, each on an edge of its own; both other ends are here."""
 
     def __init__(self) -> None:
         ours, self.serving = socket.socketpair()
         mine, self.peer = socket.socketpair()
         self.sockets = [ours, self.serving, mine, self.peer]
-        self.control = Control(ours)
+        self.control = ControlSocket(ours)
         self.link = UnixLink(7, "b#0@1", mine)
         self.aborted: list[int] = []
-        self.outlet = Outlet("a", self.control, Arena(), self.aborted.append)
+        self.collector = OutputCollector("a", self.control, Arena(), self.aborted.append)
         edge = EdgeSpec(index=0, source="a", target="b", port="in", kind="text", mode="chunk", capacity=8)
         for key in (1, 2):
-            self.outlet.jobs[key] = Job(key, f"r{key}", True, (Route(edge, self.link),), set())
+            self.collector.requests[key] = RequestCredits(key, f"r{key}", True, (Route(edge, self.link),), set())
 
     def turn(self) -> list[Up]:
         """What the serving process gets of one turn of the loop."""
-        for link in self.outlet.flush():
+        for link in self.collector.flush():
             link.flush()
-        self.outlet.report()
+        self.collector.report()
         self.control.flush()
         self.serving.setblocking(False)
         data = b""
@@ -67,7 +67,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     it = Bench()
     yield it
-    it.outlet.departures.arena.close()
+    it.collector.send_queue.arena.close()
     for each in it.sockets:
         each.close()
 
@@ -76,17 +76,17 @@ def bench() -> Iterator[Bench]:
     "meta", [{"x": np.float32(1)}, {"x": object()}, {"x": "y" * (5 << 20)}], ids=["numpy", "object", "size"]
 )
 def test_a_payload_that_cannot_be_sent_fails_its_request_alone(bench: Bench, meta: dict[str, object]) -> None:
-    bench.outlet.emit(1, Payload("text", meta, {"a": np.zeros(1 << 20)}))
-    bench.outlet.finish(1, Usage())
-    bench.outlet.emit(2, Payload("text", {"x": 1}))
-    bench.outlet.finish(2, Usage())
+    bench.collector.emit(1, Payload("text", meta, {"a": np.zeros(1 << 20)}))
+    bench.collector.finish(1, Usage())
+    bench.collector.emit(2, Payload("text", {"x": 1}))
+    bench.collector.finish(2, Usage())
     (step,) = bench.turn()
     assert isinstance(step, Step)
     assert [(it.key, it.error.stage) for it in step.failed] == [(1, "a")]
     assert [it.key for it in step.done] == [2]
     assert sorted(step.released) == [1, 2]
     assert bench.chunks() == [2]
-    assert bench.outlet.departures.arena.used_bytes == 0
+    assert bench.collector.send_queue.arena.used_bytes == 0
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
@@ -94,17 +94,17 @@ def test_a_payload_that_cannot_be_sent_fails_its_request_alone(bench: Bench, met
 def test_what_is_put_out_for_a_consumer_that_is_gone_is_not_waited_for(bench: Bench, mode: Mode, when: str) -> None:
     """The request ends here like any other, and the serving process learns that."""
     edge = EdgeSpec(index=1, source="a", target="b", port="in", kind="text", mode=mode, capacity=8)
-    bench.outlet.jobs[3] = Job(3, "r3", True, (Route(edge, bench.link),), set())
+    bench.collector.requests[3] = RequestCredits(3, "r3", True, (Route(edge, bench.link),), set())
     for moment in ("before", "between"):
         if moment == when:
-            bench.outlet.lost(bench.link)
-        bench.outlet.emit(3, Payload("text", {}, {"a": np.zeros(1 << 20)}))
+            bench.collector.lost(bench.link)
+        bench.collector.emit(3, Payload("text", {}, {"a": np.zeros(1 << 20)}))
         bench.turn()
-    bench.outlet.retire(bench.outlet.jobs[3])
+    bench.collector.retire(bench.collector.requests[3])
     (step,) = bench.turn()
     assert isinstance(step, Step)
     assert step.released == [3]
-    assert bench.outlet.departures.arena.used_bytes == 0
+    assert bench.collector.send_queue.arena.used_bytes == 0
 
 
 def test_a_payload_that_cannot_be_sent_on_one_edge_leaves_no_debt_on_another(bench: Bench) -> None:
@@ -112,9 +112,9 @@ def test_a_payload_that_cannot_be_sent_on_one_edge_leaves_no_debt_on_another(ben
         EdgeSpec(index=i, source="a", target="b", port=f"in{i}", kind="text", mode=mode, capacity=8)
         for i, mode in enumerate[Mode](("full", "chunk"))
     ]
-    bench.outlet.jobs[3] = Job(3, "r3", True, tuple(Route(edge, bench.link) for edge in edges), set())
-    bench.outlet.emit(3, Payload("text", {"x": object()}))
-    bench.outlet.finish(3, Usage())
+    bench.collector.requests[3] = RequestCredits(3, "r3", True, tuple(Route(edge, bench.link) for edge in edges), set())
+    bench.collector.emit(3, Payload("text", {"x": object()}))
+    bench.collector.finish(3, Usage())
     (step,) = bench.turn()
     assert isinstance(step, Step)
     assert ([it.key for it in step.failed], step.released) == ([3], [3])
@@ -125,10 +125,10 @@ def test_a_payload_that_cannot_be_sent_on_one_edge_leaves_no_debt_on_another(ben
 def test_a_delta_that_cannot_be_sent_fails_its_request_alone(
     bench: Bench, meta: dict[str, object], finished: bool
 ) -> None:
-    bench.outlet.text(TextDelta(1, 0, "x", [], None, None, meta))
-    bench.outlet.text(TextDelta(2, 0, "y", [1]))
+    bench.collector.text(TextDelta(1, 0, "x", [], None, None, meta))
+    bench.collector.text(TextDelta(2, 0, "y", [1]))
     if finished:
-        bench.outlet.finish(1, Usage())
+        bench.collector.finish(1, Usage())
     steps = [step for step in [*bench.turn(), *bench.turn()] if isinstance(step, Step)]
     assert [it.key for step in steps for it in step.failed] == [1]
     assert [it for step in steps for it in step.done] == []
@@ -140,34 +140,34 @@ def test_a_delta_that_cannot_be_sent_fails_its_request_alone(
 
 @pytest.mark.parametrize("routed", [True, False])
 def test_what_is_too_much_for_the_ledger_fails_its_request_alone(bench: Bench, routed: bool) -> None:
-    bench.outlet.text(TextDelta(2, 0, "said", [5]))
-    bench.outlet.ledger(1, 0, [], bytes(MAX_CONTROL_FRAME))
-    bench.outlet.ledger(2, 0, [7], b"chosen")
+    bench.collector.text(TextDelta(2, 0, "said", [5]))
+    bench.collector.ledger(1, 0, [], bytes(MAX_CONTROL_FRAME))
+    bench.collector.ledger(2, 0, [7], b"chosen")
     if routed:
-        bench.outlet.emit(2, Payload("text", {}))
+        bench.collector.emit(2, Payload("text", {}))
     steps = [it for it in bench.turn() if isinstance(it, Step)]
     assert [failed.key for step in steps for failed in step.failed] == [1]
     assert [entry.data for step in steps for entry in step.ledger] == [b"chosen"]
     assert [delta.text for step in steps for delta in step.texts] == ["said"]
     assert bench.aborted == [1]
-    assert 2 in bench.outlet.jobs
+    assert 2 in bench.collector.requests
 
 
 def test_a_payload_that_cannot_be_sent_ends_the_work_on_its_request(bench: Bench) -> None:
-    bench.outlet.emit(1, Payload("text", {"x": object()}))
+    bench.collector.emit(1, Payload("text", {"x": object()}))
     bench.turn()
     assert bench.aborted == [1]
-    assert 1 not in bench.outlet.jobs
+    assert 1 not in bench.collector.requests
 
 
 def test_a_payload_that_finds_no_memory_fails_its_request_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(nbytes: int) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(bench.outlet.departures.arena, "allocate", full)
-    bench.outlet.emit(1, Payload("text", {}, {"a": np.zeros(1 << 20)}))
-    bench.outlet.emit(2, Payload("text", {"x": 1}))
-    bench.outlet.finish(2, Usage())
+    monkeypatch.setattr(bench.collector.send_queue.arena, "allocate", full)
+    bench.collector.emit(1, Payload("text", {}, {"a": np.zeros(1 << 20)}))
+    bench.collector.emit(2, Payload("text", {"x": 1}))
+    bench.collector.finish(2, Usage())
     (step,) = bench.turn()
     assert isinstance(step, Step)
     assert [(it.key, it.error.code, it.error.stage) for it in step.failed] == [(1, "out_of_memory", "a")]
@@ -179,21 +179,21 @@ def test_what_is_lent_on_the_device_comes_back_when_the_copy_for_the_others_find
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = Memory({})
-    exports = bench.outlet.departures.exports = Exports(memory, 1 << 20)
+    exports = bench.collector.send_queue.exports = Exports(memory, 1 << 20)
     mine, theirs = socket.socketpair()
     bench.sockets += [mine, theirs]
     direct = DeviceLink(8, "c#0@1", mine, "a", memory)
     direct.direct = True
     edges = [EdgeSpec(index=i, source="a", target="b", port=f"in{i}", kind="x", mode="chunk") for i in range(2)]
     routes = (Route(edges[0], direct), Route(edges[1], bench.link))
-    bench.outlet.jobs[3] = Job(3, "r3", True, routes, set())
+    bench.collector.requests[3] = RequestCredits(3, "r3", True, routes, set())
     lent = set(memory.lent)  # the link's own probe
 
     def full(nbytes: int) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(bench.outlet.departures.arena, "allocate", full)
-    bench.outlet.emit(3, Payload("x", {}, DeviceTensors({"a": Tensor(np.zeros(1 << 20, np.float32))})))
+    monkeypatch.setattr(bench.collector.send_queue.arena, "allocate", full)
+    bench.collector.emit(3, Payload("x", {}, DeviceTensors({"a": Tensor(np.zeros(1 << 20, np.float32))})))
     (step,) = bench.turn()
     assert isinstance(step, Step)
     assert [(it.key, it.error.code) for it in step.failed] == [(3, "out_of_memory")]
@@ -203,14 +203,14 @@ def test_what_is_lent_on_the_device_comes_back_when_the_copy_for_the_others_find
 
 def test_deltas_that_are_too_much_for_one_frame_together_all_arrive(bench: Bench) -> None:
     for i in range(6):
-        bench.outlet.text(TextDelta(1 + i % 2, 0, "x" * (4 << 20), [i]))
+        bench.collector.text(TextDelta(1 + i % 2, 0, "x" * (4 << 20), [i]))
     steps = [step for step in bench.turn() if isinstance(step, Step)]
     assert [it.token_ids for step in steps for it in step.texts] == [[i] for i in range(6)]
     assert not [step for step in steps if step.failed]
 
 
 def test_an_answer_that_cannot_be_sent_is_an_error_to_whoever_asked(bench: Bench) -> None:
-    bench.outlet.reply(5, object())
+    bench.collector.reply(5, object())
     (reply,) = bench.turn()
     assert isinstance(reply, Reply)
     assert (reply.id, reply.error is not None) == (5, True)
@@ -219,9 +219,9 @@ def test_an_answer_that_cannot_be_sent_is_an_error_to_whoever_asked(bench: Bench
 def test_much_media_of_one_step_goes_in_several_frames_in_order(bench: Bench) -> None:
     second = bytes(48_000)
     for i in range(200):
-        bench.outlet.media(MediaChunk(1 + i % 2, "audio", {"i": i}, second))
+        bench.collector.media(MediaChunk(1 + i % 2, "audio", {"i": i}, second))
     for key in (1, 2):
-        bench.outlet.finish(key, Usage())
+        bench.collector.finish(key, Usage())
     steps = [step for step in bench.turn() if isinstance(step, Step)]
     assert len(steps) > 2
     assert [chunk.meta["i"] for step in steps for chunk in step.media] == list(range(200))
@@ -231,8 +231,8 @@ def test_much_media_of_one_step_goes_in_several_frames_in_order(bench: Bench) ->
 def test_a_stage_is_not_done_before_its_output_is_written(bench: Bench) -> None:
     bench.sockets[2].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     for _ in range(8):
-        bench.outlet.emit(1, Payload("text", {}, {"a": np.zeros(INLINE_LIMIT, dtype=np.uint8)}))
-    bench.outlet.finish(1, Usage())
+        bench.collector.emit(1, Payload("text", {}, {"a": np.zeros(INLINE_LIMIT, dtype=np.uint8)}))
+    bench.collector.finish(1, Usage())
     assert bench.turn() == []
     reader = peer_reader()
     done: list[int] = []
@@ -248,7 +248,7 @@ def test_descriptors_that_arrive_pass_to_no_program_that_is_started() -> None:
     serving, ours = socket.socketpair()
     left, right = socket.socketpair()
     with serving, left, right:
-        control = Control(ours)
+        control = ControlSocket(ours)
         socket.send_fds(serving, [frame(Wire(1, "x"))], [left.fileno()])
         control.receive()
         with control.take_fd() as received:
@@ -273,90 +273,90 @@ def received(bench: Bench, other: UnixLink) -> list[tuple[int, Payload | None, b
 
 def test_what_was_allocated_is_sent_without_a_copy(bench: Bench) -> None:
     other = UnixLink(7, "a#0@1", bench.peer)
-    payload = bench.outlet.allocate(1, "text", {"n": 1}, LARGE)
+    payload = bench.collector.allocate(1, "text", {"n": 1}, LARGE)
     payload.tensors["a"][:] = np.arange(300_000, dtype=np.float32).reshape(300, 1000)
     payload.tensors["b"][:] = 7
-    used = bench.outlet.departures.arena.used_bytes
-    bench.outlet.emit(1, payload)
+    used = bench.collector.send_queue.arena.used_bytes
+    bench.collector.emit(1, payload)
     bench.turn()
-    assert bench.outlet.departures.arena.used_bytes == used, "the same slot"
+    assert bench.collector.send_queue.arena.used_bytes == used, "the same slot"
     ((_, got, _),) = received(bench, other)
     assert got is not None
     assert (got.meta, got.dtypes) == ({"n": 1}, {"b": "bfloat16"})
     np.testing.assert_array_equal(got.tensors["a"], payload.tensors["a"])
     payload.tensors["a"][0, 0] = 42  # against the rules, and the proof that it is one memory
     assert got.tensors["a"][0, 0] == 42
-    bench.outlet.acknowledged(Ack(1, 0, 1))
-    assert bench.outlet.departures.arena.used_bytes == 0
+    bench.collector.acknowledged(Ack(1, 0, 1))
+    assert bench.collector.send_queue.arena.used_bytes == 0
 
 
 @pytest.mark.parametrize("key", [1, 99], ids=["small", "of a request that is over"])
 def test_what_is_not_worth_a_slot_is_allocated_all_the_same(bench: Bench, key: int) -> None:
-    payload = bench.outlet.allocate(key, "text", {}, {"a": ((4,), "float32")} if key == 1 else LARGE)
+    payload = bench.collector.allocate(key, "text", {}, {"a": ((4,), "float32")} if key == 1 else LARGE)
     payload.tensors["a"][:] = 1
-    bench.outlet.emit(key, payload)
+    bench.collector.emit(key, payload)
     bench.turn()
     assert bench.chunks() == ([1] if key == 1 else [])
-    assert bench.outlet.departures.arena.used_bytes == 0
+    assert bench.collector.send_queue.arena.used_bytes == 0
 
 
 @pytest.mark.parametrize("emitted", [False, True])
 @pytest.mark.parametrize("how", ["abort", "fail", "finish"])
 def test_what_was_allocated_is_free_when_the_request_is_over(bench: Bench, how: str, emitted: bool) -> None:
-    outlet = bench.outlet
-    payload = outlet.allocate(1, "text", {}, LARGE)
-    outlet.allocate(1, "text", {}, LARGE)  # never emitted
+    collector = bench.collector
+    payload = collector.allocate(1, "text", {}, LARGE)
+    collector.allocate(1, "text", {}, LARGE)  # never emitted
     if emitted:
-        outlet.emit(1, payload)
+        collector.emit(1, payload)
     if how == "abort":
-        outlet.retire(outlet.jobs[1])
+        collector.retire(collector.requests[1])
     elif how == "fail":
-        outlet.fail(1, ErrorInfo(message="no"))
+        collector.fail(1, ErrorInfo(message="no"))
     else:
-        outlet.finish(1, Usage())
+        collector.finish(1, Usage())
     bench.turn()
     sent = emitted and how == "finish"
     assert bench.chunks() == ([1] if how == "finish" else [])
-    assert bool(outlet.departures.arena.used_bytes) == sent
-    outlet.acknowledged(Ack(1, 0, 8))
+    assert bool(collector.send_queue.arena.used_bytes) == sent
+    collector.acknowledged(Ack(1, 0, 8))
     bench.turn()
-    assert outlet.departures.arena.used_bytes == 0
-    assert list(outlet.jobs) == [2]
-    assert not outlet.draining
+    assert collector.send_queue.arena.used_bytes == 0
+    assert list(collector.requests) == [2]
+    assert not collector.draining
 
 
 def test_a_slot_that_somebody_may_read_still_is_not_reused_after_an_abort(bench: Bench) -> None:
     other = UnixLink(7, "a#0@1", bench.peer)
-    bench.outlet.emit(1, Payload("text", {}, {"a": np.full(100_000, 1.0)}))
+    bench.collector.emit(1, Payload("text", {}, {"a": np.full(100_000, 1.0)}))
     bench.turn()
     ((_, held, _),) = received(bench, other)
     assert held is not None
-    bench.outlet.retire(bench.outlet.jobs[1])
-    used = bench.outlet.departures.arena.used_bytes
+    bench.collector.retire(bench.collector.requests[1])
+    used = bench.collector.send_queue.arena.used_bytes
     for _ in range(8):
-        bench.outlet.emit(2, Payload("text", {}, {"a": np.full(100_000, 2.0)}))
+        bench.collector.emit(2, Payload("text", {}, {"a": np.full(100_000, 2.0)}))
         bench.turn()
     assert (held.tensors["a"] == 1.0).all()
-    assert bench.outlet.departures.arena.used_bytes == 9 * used
-    bench.outlet.acknowledged(Ack(1, 0, 1))
-    assert bench.outlet.departures.arena.used_bytes == 8 * used
-    bench.outlet.lost(bench.link)  # the reader's death gives back the rest
-    assert bench.outlet.departures.arena.used_bytes == 0
+    assert bench.collector.send_queue.arena.used_bytes == 9 * used
+    bench.collector.acknowledged(Ack(1, 0, 1))
+    assert bench.collector.send_queue.arena.used_bytes == 8 * used
+    bench.collector.lost(bench.link)  # the reader's death gives back the rest
+    assert bench.collector.send_queue.arena.used_bytes == 0
 
 
 def test_parallel_edges_share_one_copy_and_one_channel_in_order(bench: Bench) -> None:
     other = UnixLink(7, "a#0@1", bench.peer)
     routes = tuple(Route(edge(i, mode), bench.link) for i, mode in enumerate[Mode](("chunk", "full", "chunk")))
-    bench.outlet.jobs[3] = Job(3, "r3", False, routes, set())
+    bench.collector.requests[3] = RequestCredits(3, "r3", False, routes, set())
     emitted = [np.full(100_000, i, np.float32) for i in range(3)]
     for array in emitted:
-        bench.outlet.emit(3, Payload("x", {}, {"a": array}))
+        bench.collector.emit(3, Payload("x", {}, {"a": array}))
         bench.turn()
         array[:] = -1  # the engine's buffer is its own again after the step, also on an edge that publishes later
-    assert bench.outlet.departures.arena.used_bytes == 3 << 19
-    bench.outlet.finish(3, Usage())
+    assert bench.collector.send_queue.arena.used_bytes == 3 << 19
+    bench.collector.finish(3, Usage())
     bench.turn()
-    assert bench.outlet.departures.arena.used_bytes == 3 << 19
+    assert bench.collector.send_queue.arena.used_bytes == 3 << 19
     got: dict[int, list[tuple[int, float | None, bool]]] = {0: [], 1: [], 2: []}
     order = []
     for message in other.receive():
@@ -369,21 +369,21 @@ def test_parallel_edges_share_one_copy_and_one_channel_in_order(bench: Bench) ->
     assert got[0] == got[2] == [(0, 0.0, False), (1, 1.0, False), (2, 2.0, False), (3, None, True)]
     assert got[1] == [(0, 0.0, False), (1, 1.0, False), (2, 2.0, True)]
     for index, upto in ((0, 3), (1, 2), (2, 3)):
-        bench.outlet.acknowledged(Ack(3, index, upto))
-    assert bench.outlet.departures.arena.used_bytes == 1 << 19, "the last one's reader on edge 1 is not done"
-    bench.outlet.acknowledged(Ack(3, 1, 3))
-    assert bench.outlet.departures.arena.used_bytes == 0
+        bench.collector.acknowledged(Ack(3, index, upto))
+    assert bench.collector.send_queue.arena.used_bytes == 1 << 19, "the last one's reader on edge 1 is not done"
+    bench.collector.acknowledged(Ack(3, 1, 3))
+    assert bench.collector.send_queue.arena.used_bytes == 0
 
 
 @pytest.mark.parametrize("how", ["abort", "lost"])
 def test_what_is_held_back_for_the_end_is_free_when_there_is_none(bench: Bench, how: str) -> None:
-    bench.outlet.jobs[3] = Job(3, "r3", False, (Route(edge(0, "full"), bench.link),), set())
+    bench.collector.requests[3] = RequestCredits(3, "r3", False, (Route(edge(0, "full"), bench.link),), set())
     for _ in range(3):
-        bench.outlet.emit(3, Payload("x", {}, {"a": np.zeros(100_000)}))
+        bench.collector.emit(3, Payload("x", {}, {"a": np.zeros(100_000)}))
     bench.turn()
-    assert bench.outlet.departures.arena.used_bytes
+    assert bench.collector.send_queue.arena.used_bytes
     if how == "abort":
-        bench.outlet.retire(bench.outlet.jobs[3])
+        bench.collector.retire(bench.collector.requests[3])
     else:
-        bench.outlet.lost(bench.link)
-    assert bench.outlet.departures.arena.used_bytes == 0
+        bench.collector.lost(bench.link)
+    assert bench.collector.send_queue.arena.used_bytes == 0

@@ -1,6 +1,6 @@
 """Where an engine's output goes: to the client by way of the serving process, and to other workers by links.
 
-It keeps the requests of this worker (:class:`Job`) with their credits, and collects what one step makes.
+It keeps the requests of this worker (:class:`RequestCredits`) with their credits, and collects what one step makes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from omni_actors.protocol.errors import ErrorInfo, out_of_memory, stage_failed
 from omni_actors.protocol.frames import ANY_KIND, Ack, Ledger, Reply, Step
 from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
 from omni_actors.worker.checks import OutputError
-from omni_actors.worker.control import Control
-from omni_actors.worker.departures import NO_MEMORY, UNSENDABLE, Departures
-from omni_actors.worker.jobs import Job, Source
+from omni_actors.worker.control_socket import ControlSocket
+from omni_actors.worker.credits import RequestCredits, Source
 from omni_actors.worker.returned import payload_problem, struct_problem, usage_problem
+from omni_actors.worker.send_queue import NO_MEMORY, UNSENDABLE, SendQueue
 
 log = logging.getLogger("omni_actors.worker")
 
@@ -29,13 +29,13 @@ _FULL_STEP = 4 << 20
 """Bytes of media in one Step frame; with more than that, each piece goes in a frame of its own."""
 
 
-class Outlet:
+class OutputCollector:
     """The :class:`~omni_actors.worker.engine.Outbox` of a worker's engine."""
 
     def __init__(
         self,
         stage: str,
-        control: Control,
+        control: ControlSocket,
         arena: Arena,
         abort: Callable[[int], None],
         exports: Exports | None = None,
@@ -44,95 +44,95 @@ class Outlet:
     ) -> None:
         """``abort`` has the engine forget a request whose output cannot be sent. ``exports`` is for payloads that may
         stay on the device. ``maker`` is what messages call the engine. ``check`` says to look at its payloads."""
-        self.departures = Departures(control, arena, exports, self._unsendable)
+        self.send_queue = SendQueue(control, arena, exports, self._unsendable)
         self._stage = stage
         self._abort = abort
         self._maker = maker
         self._check = check
         self._wrong: dict[int, OutputError] = {}
-        self.jobs: dict[int, Job] = {}
+        self.requests: dict[int, RequestCredits] = {}
         """Requests that the engine holds."""
-        self.draining: dict[int, Job] = {}
+        self.draining: dict[int, RequestCredits] = {}
         """Requests that are over here, but whose payloads have readers still."""
         self.asked: set[int] = set()
         """Questions without an answer."""
         self._control = control
         self._step = Step()
-        self._done: list[tuple[Job, StageDone]] = []
+        self._done: list[tuple[RequestCredits, StageDone]] = []
         self._acks: dict[tuple[int, int], tuple[Link, Ack]] = {}
 
     # ---- the Outbox
 
     def ready(self, key: int) -> bool:
-        job = self.jobs.get(key)
-        if job is None or not job.routes:
+        request = self.requests.get(key)
+        if request is None or not request.routes:
             return True
-        return job.ready and not (self.departures.pressed and job.holds_memory)
+        return request.ready and not (self.send_queue.pressed and request.holds_memory)
 
     def text(self, delta: TextDelta) -> None:
-        job = self.jobs.get(delta.key)
-        if job is not None and job.visible:
+        request = self.requests.get(delta.key)
+        if request is not None and request.visible:
             self._step.texts.append(delta)
 
     def media(self, chunk: MediaChunk) -> None:
-        job = self.jobs.get(chunk.key)
-        if job is not None and job.visible:
+        request = self.requests.get(chunk.key)
+        if request is not None and request.visible:
             self._step.media.append(chunk)
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
-        if key in self.jobs:
+        if key in self.requests:
             self._step.ledger.append(Ledger(key, index, tokens, data))
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
-        job = self.jobs.get(key)
-        if job is None:
+        request = self.requests.get(key)
+        if request is None:
             return blank_payload(kind, meta, specs)
-        return self.departures.allocate(job, kind, meta, specs)
+        return self.send_queue.allocate(request, kind, meta, specs)
 
     def emit(self, key: int, payload: Payload) -> None:
-        job = self.jobs.get(key)
-        if job is None or not job.routes:
+        request = self.requests.get(key)
+        if request is None or not request.routes:
             return
         problem = payload_problem(payload) if self._check else None
-        problem = problem or _misdirected(payload, job)
+        problem = problem or _misdirected(payload, request)
         if problem is None:
-            self.departures.add(job, payload)
+            self.send_queue.add(request, payload)
         else:
             self._refuse(key, "emit", problem)
 
     def consumed(self, key: int, port: str) -> None:
-        job = self.jobs.get(key)
-        if job is None:
+        request = self.requests.get(key)
+        if request is None:
             return
-        for source in job.sources.values():
+        for source in request.sources.values():
             if source.edge.port == port and source.queued:
                 source.queued.popleft()
-                self.settle(job, source)
+                self.settle(request, source)
                 return
-        self.feed_consumed(job)
+        self.feed_consumed(request)
 
     def finish(self, key: int, usage: Usage) -> None:
-        job = self.jobs.get(key)
-        if job is None:
+        request = self.requests.get(key)
+        if request is None:
             return
         if (problem := usage_problem(usage)) is not None:
             self._refuse(key, "finish", problem)
             return
-        if job.routes:
-            self.departures.end(job)
-        self._done.append((job, StageDone(key, usage)))
-        log.debug("done key=%d", key, extra={"request": job.request_id})
-        self.retire(job, finished=True)
+        if request.routes:
+            self.send_queue.end(request)
+        self._done.append((request, StageDone(key, usage)))
+        log.debug("done key=%d", key, extra={"request": request.request_id})
+        self.retire(request, finished=True)
 
     def fail(self, key: int, error: ErrorInfo) -> None:
-        job = self.jobs.get(key)
-        if job is None:
+        request = self.requests.get(key)
+        if request is None:
             return
         if (problem := struct_problem(error, ErrorInfo)) is not None:
             error = stage_failed(self._stage, f"{self._named('fail', problem)}.").info
         self._step.failed.append(StageFailed(key, error))
-        log.debug("failed key=%d: %s", key, error.message, extra={"request": job.request_id})
-        self.retire(job)
+        log.debug("failed key=%d: %s", key, error.message, extra={"request": request.request_id})
+        self.retire(request)
 
     def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
         self.asked.discard(query)
@@ -148,64 +148,64 @@ class Outlet:
     @property
     def busy(self) -> bool:
         """Whether anybody waits for something that this worker has."""
-        return bool(self.jobs or self.draining or self.asked)
+        return bool(self.requests or self.draining or self.asked)
 
-    def retire(self, job: Job, *, finished: bool = False) -> None:
+    def retire(self, request: RequestCredits, *, finished: bool = False) -> None:
         """Nothing more comes of this request here. What readers have been told of stays until they let go; unless it is
         ``finished``, the rest of its memory is free at once."""
-        del self.jobs[job.key]
+        del self.requests[request.key]
         if not finished:
-            job.dropped = True
-            self.departures.drop(job)
-        for source in job.sources.values():
+            request.dropped = True
+            self.send_queue.drop(request)
+        for source in request.sources.values():
             if source.seq > source.acked:  # what was not consumed will not be
-                self.ack(source.link, job.key, source.edge.index, source.seq)
-        job.sources.clear()
-        self.draining[job.key] = job
+                self.ack(source.link, request.key, source.edge.index, source.seq)
+        request.sources.clear()
+        self.draining[request.key] = request
 
-    def settle(self, job: Job, source: Source) -> None:
+    def settle(self, request: RequestCredits, source: Source) -> None:
         """Give back the credits of what has been consumed."""
         upto = source.settle()
         if upto is not None:
-            self.ack(source.link, job.key, source.edge.index, upto)
+            self.ack(source.link, request.key, source.edge.index, upto)
 
     def ack(self, link: Link, key: int, edge: int, upto: int) -> None:
         """Acknowledge with this step's write; a later one takes an earlier one's place."""
         self._acks[key, edge] = (link, Ack(key, edge, upto))
 
-    def feed_consumed(self, job: Job) -> None:
+    def feed_consumed(self, request: RequestCredits) -> None:
         """A piece of streaming input is consumed."""
-        if job.feeds_consumed < job.feeds:
-            job.feeds_consumed += 1
-            self._step.fed.append((job.key, job.feeds_consumed))
+        if request.feeds_consumed < request.feeds:
+            request.feeds_consumed += 1
+            self._step.fed.append((request.key, request.feeds_consumed))
 
     def acknowledged(self, ack: Ack) -> None:
         """A consumer's credits and memory come back."""
-        job = self.jobs.get(ack.key) or self.draining.get(ack.key)
-        if job is None:
+        request = self.requests.get(ack.key) or self.draining.get(ack.key)
+        if request is None:
             return
-        self.departures.acknowledged(job, ack)
+        self.send_queue.acknowledged(request, ack)
 
     def lost(self, link: Link) -> None:
         """A consumer is gone: all its credits and memory come back, and what would go there goes nowhere."""
-        self.departures.lost(link, (*self.jobs.values(), *self.draining.values()))
+        self.send_queue.lost(link, (*self.requests.values(), *self.draining.values()))
 
     @property
     def due(self) -> bool:
         """Whether :meth:`flush` has payloads that the control socket let go since the last one."""
-        return self.departures.due
+        return self.send_queue.due
 
     def flush(self) -> set[Link]:
         """Queue what was collected on its links, and return those."""
         touched: set[Link] = set()
-        departures = self.departures
+        send_queue = self.send_queue
         while self._wrong:  # not before: an engine is not told to forget a request in the middle of its own step
             self._unsendable(*self._wrong.popitem())
-        if departures.made:
-            self._confide()
-        if departures.pending:
+        if send_queue.made:
+            self._flush_ledger_first()
+        if send_queue.pending:
             self._control.flush()
-            departures.flush(touched)
+            send_queue.flush(touched)
         if self._acks:
             for link, ack in self._acks.values():
                 link.send_ack(ack)
@@ -213,7 +213,7 @@ class Outlet:
             self._acks.clear()
         return touched
 
-    def _confide(self) -> None:
+    def _flush_ledger_first(self) -> None:
         """What was chosen leaves before anything that follows from it goes to another worker: a new attempt then
         repeats it, and does not contradict what the client has by way of that worker. While the serving process is so
         slow to read that the socket does not take it, what follows stays here."""
@@ -224,17 +224,17 @@ class Outlet:
             try:
                 self._control.send(told)
             except UNSENDABLE:
-                self._tell_one_by_one(told)
+                self._send_one_by_one(told)
 
     def report(self) -> None:
         """Queue this step's frame for the serving process. Call it when the links have been flushed: a stage is done
         when its output is out of this process's hands, so that its death after that takes nothing with it."""
         step = self._step
         if self._done:
-            step.done += [done for job, done in self._done if job.written]
-            self._done = [(job, done) for job, done in self._done if not job.written]
+            step.done += [done for request, done in self._done if request.written]
+            self._done = [(request, done) for request, done in self._done if not request.written]
         if self.draining:
-            for key in [key for key, job in self.draining.items() if job.written and not job.holds_memory]:
+            for key in [key for key, request in self.draining.items() if request.written and not request.holds_memory]:
                 del self.draining[key]
                 step.released.append(key)
         if not (step.texts or step.media or step.done or step.failed or step.released or step.fed or step.ledger):
@@ -246,7 +246,7 @@ class Outlet:
                 return
             except UNSENDABLE:
                 pass
-        self._tell_one_by_one(step)
+        self._send_one_by_one(step)
         failed, self._step.failed = self._step.failed, []
         keys = {it.key for it in failed}
         done = [it for it in step.done if it.key not in keys]
@@ -254,11 +254,11 @@ class Outlet:
 
     def counters(self) -> dict[str, float]:
         """Gauges of requests, credits and memory; what ends in ``_total`` only grows."""
-        jobs = (*self.jobs.values(), *self.draining.values())
+        requests = (*self.requests.values(), *self.draining.values())
         return {
-            "jobs": len(jobs),
-            "credits_outstanding": sum(job.credits for job in jobs),
-            **self.departures.counters(),
+            "jobs": len(requests),
+            "credits_outstanding": sum(request.credits for request in requests),
+            **self.send_queue.counters(),
         }
 
     # ---- inside
@@ -266,8 +266,8 @@ class Outlet:
     def _unsendable(self, key: int, problem: Exception) -> None:
         """A payload or delta of this request has no encoding, is too large, or finds no memory: the request fails,
         nothing else does."""
-        job = self.jobs.get(key)
-        held = job or self.draining.get(key)
+        request = self.requests.get(key)
+        held = request or self.draining.get(key)
         log.error("output cannot be sent: %s", problem, extra={"request": held.request_id if held else None})
         self._done = [(it, done) for it, done in self._done if it.key != key]
         error = out_of_memory(self._stage)
@@ -275,12 +275,12 @@ class Outlet:
             why = f"{problem}." if isinstance(problem, OutputError) else "its output cannot be sent"
             error = stage_failed(self._stage, why)
         self._step.failed.append(StageFailed(key, error.info))
-        if job is not None:
+        if request is not None:
             self._abort(key)
-            self.retire(job)
+            self.retire(request)
         elif held is not None:
             held.dropped = True
-            self.departures.drop(held)
+            self.send_queue.drop(held)
 
     def _refuse(self, key: int, call: str, problem: tuple[str, str]) -> None:
         """Note that the engine said something wrong of this request: the request fails at the end of the step."""
@@ -290,7 +290,7 @@ class Outlet:
         got, expected = problem
         return f"{self._maker} gave Outbox.{call} {got}; expected {expected}"
 
-    def _tell_one_by_one(self, step: Step) -> None:
+    def _send_one_by_one(self, step: Step) -> None:
         """Each event in a frame of its own: for what is too much together, and to find out whose event cannot be sent
         at all. Of a request of which one cannot, nothing more is told but that it has failed."""
         events: list[tuple[str, Any, type[Any], Step]] = []
@@ -309,9 +309,9 @@ class Outlet:
                 self._unsendable(it.key, problem if wrong is None else OutputError(self._named(call, wrong)))
 
 
-def _misdirected(payload: Payload, job: Job) -> tuple[str, str] | None:
+def _misdirected(payload: Payload, request: RequestCredits) -> tuple[str, str] | None:
     """Say what is wrong with a payload's kind for the edges that it goes to."""
-    for route in job.routes:
+    for route in request.routes:
         edge = route.edge
         if payload.kind != edge.kind and edge.kind not in ANY_KIND:
             got = f"a payload of kind '{payload.kind}' for the edge to '{edge.target}.{edge.port}'"
