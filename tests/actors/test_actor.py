@@ -467,6 +467,26 @@ async def test_watchers_hear_of_every_end(autojump_clock: Clock) -> None:
     assert second.ref is ref
 
 
+async def test_unwatch_ends_the_signals_to_that_watcher_only(autojump_clock: Clock) -> None:
+    log: list[Any] = []
+    others: list[Any] = []
+    async with open_supervisor() as root:
+        ref = root.start(Scripted, name="one")
+        watcher = root.start(lambda: Scripted(log), name="watcher")
+        other = root.start(lambda: Scripted(others), name="other")
+        ref.unwatch(watcher)  # a watcher that never was is no error
+        ref.watch(watcher)
+        ref.watch(other)
+        ref.tell(crash)
+        await trio.sleep(1)
+        ref.unwatch(watcher)
+        ref.stop()
+        await ref.wait_stopped()
+        await trio.testing.wait_all_tasks_blocked()
+    downs = [[entry[1] for entry in entries if entry[0] == ("down", "one")] for entries in (log, others)]
+    assert [[down.final for down in found] for found in downs] == [[False], [False, True]]
+
+
 # --- a life ----------------------------------------------------------------------------------------------------------
 
 

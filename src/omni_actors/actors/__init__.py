@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from omni_actors.actors.actor import Actor, Reply
+    from omni_actors.actors.actor import Actor
     from omni_actors.actors.errors import (
         ActorCrashed,
         ActorError,
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
         Renewed,
     )
     from omni_actors.actors.process import ChildProcess, Death, Launcher, open_launcher, python_module
-    from omni_actors.actors.ref import ActorRef
+    from omni_actors.actors.ref import ActorRef, Down
     from omni_actors.actors.remote.process_actor import ProcessActor
+    from omni_actors.actors.reply import Reply
     from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
-    from omni_actors.actors.tree import Branch, Down
+    from omni_actors.actors.tree import Branch
 
 _HOMES = {
-    "actor": ("Actor", "Reply"),
+    "actor": ("Actor",),
     "errors": (
         "ActorCrashed",
         "ActorError",
@@ -54,9 +55,10 @@ _HOMES = {
     ),
     "process": ("ChildProcess", "Death", "Launcher", "open_launcher", "python_module"),
     "remote.process_actor": ("ProcessActor",),
-    "ref": ("ActorRef",),
+    "ref": ("ActorRef", "Down"),
+    "reply": ("Reply",),
     "supervisor": ("Restarts", "Supervisor", "open_supervisor"),
-    "tree": ("Branch", "Down"),
+    "tree": ("Branch",),
 }
 
 __all__ = [

@@ -1,100 +1,28 @@
-"""What an actor is: state that one task owns, changed by one message at a time."""
+"""The base class of actors: state that one task owns and changes by one message at a time."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, TypeVarTuple
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, TypeVarTuple
 
-import trio
+from omni_actors.actors.ref import ActorRef
+from omni_actors.actors.reply import Reply
 
-if TYPE_CHECKING:
-    from omni_actors.actors.cell import Cell
-    from omni_actors.actors.ref import ActorRef
+__all__ = ["Actor", "Reply"]
 
 M = TypeVar("M")
 Ts = TypeVarTuple("Ts")
 
 
-class Reply:
-    """The other end of an ask. It is settled once: answered, failed, or withdrawn by the asker; what comes later is
-    dropped."""
+class _Cell(Protocol):
+    """The running side of an actor, with the parts that the actor itself uses."""
 
-    __slots__ = ("_on_settled", "_on_withdrawn", "_task", "cell", "deferred", "error", "message", "settled", "value")
+    ref: ActorRef[Any]
 
-    def __init__(self, message: object, on_settled: Callable[[Reply], object] | None = None) -> None:
-        """``on_settled`` is called, synchronously, when there is an answer or a failure; without it a task waits for
-        them (:meth:`wait`)."""
-        self.message = message
-        self.settled = False
-        """Whether nobody waits any longer."""
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.deferred = False
-        self.cell: Cell | None = None
-        """The actor that it was sent to."""
-        self._task: trio.lowlevel.Task | None = None
-        self._on_settled = on_settled
-        self._on_withdrawn: Callable[[], object] | None = None
+    def start_soon(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None: ...
 
-    def answer(self, value: object) -> None:
-        """End the ask with a value."""
-        if not self.settled:
-            self.value = value
-            self._settle()
-
-    def fail(self, error: BaseException) -> None:
-        """End the ask with an exception, raised in the asker."""
-        if not self.settled:
-            self.error = error
-            self._settle()
-
-    def withdraw(self) -> bool:
-        """The asker goes away. A message that waits in the mailbox leaves it (returns ``True``); if it is being
-        handled, and not deferred, the handling is cancelled."""
-        if self.settled:
-            return False
-        self._task = self._on_settled = None
-        self._settle()
-        if self._on_withdrawn is not None:
-            self._on_withdrawn()
-        if self.cell is None:
-            return False
-        if self.cell.current is self:
-            if not self.deferred:
-                self.cell.interrupt()
-            return False
-        return self.cell.mailbox.discard(self)
-
-    def on_withdrawn(self, callback: Callable[[], object]) -> None:
-        """Call this, synchronously, when the asker goes away without an answer (cancelled, or its deadline passed)."""
-        self._on_withdrawn = callback
-
-    async def wait(self) -> Any:
-        """For the asker, once. Cancellation withdraws the question."""
-        if not self.settled:
-            self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abort)
-        if self.error is not None:
-            try:
-                raise self.error
-            finally:
-                self.error = None  # no cycle of traceback, frame and reply
-        return self.value
-
-    def _settle(self) -> None:
-        self.settled = True
-        if self.deferred and self.cell is not None:
-            self.cell.deferred.discard(self)
-        if self._task is not None:
-            task, self._task = self._task, None
-            trio.lowlevel.reschedule(task)
-        elif self._on_settled is not None:
-            self._on_settled(self)
-
-    def _abort(self, raise_cancel: object) -> trio.lowlevel.Abort:
-        self.withdraw()
-        return trio.lowlevel.Abort.SUCCEEDED
+    def defer(self) -> Reply | None: ...
 
 
 class Actor(ABC, Generic[M]):
@@ -108,7 +36,7 @@ class Actor(ABC, Generic[M]):
     message_type: ClassVar[Any] = Any
     """What messages are decoded to when they come from another process (any type that msgspec knows)."""
 
-    _cell: Cell
+    _cell: _Cell
 
     async def setup(self) -> None:
         """Make what the life needs. A failure here counts as a crash, however long it took."""

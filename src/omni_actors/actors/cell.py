@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVarTuple
+from typing import Any, TypeVarTuple
 
 import trio
 
-from omni_actors.actors.actor import Actor, Reply
+from omni_actors.actors.actor import Actor
 from omni_actors.actors.errors import ActorCrashed, ActorStopped, Refusal
 from omni_actors.actors.mailbox import Mailbox
-from omni_actors.actors.tree import Branch, Down, describe
-
-if TYPE_CHECKING:
-    from omni_actors.actors.ref import ActorRef
+from omni_actors.actors.ref import ActorRef, Down, State, Target, current_cell
+from omni_actors.actors.reply import Reply
+from omni_actors.actors.tree import Branch, describe
 
 Ts = TypeVarTuple("Ts")
 
@@ -27,11 +25,6 @@ BATCH = 64
 
 TEARDOWN_S = 5.0
 """Seconds that a teardown may take."""
-
-State = Literal["starting", "running", "stopping", "waiting", "stopped"]
-"""``waiting``: between two lives, for the backoff to pass. ``stopped`` is the end."""
-
-current_cell: contextvars.ContextVar[Cell | None] = contextvars.ContextVar("current_cell", default=None)
 
 
 class Cell:
@@ -56,14 +49,14 @@ class Cell:
         self.last_error: Exception | None = None
         self.watchers: set[ActorRef[Any]] = set()
         self.task: trio.lowlevel.Task | None = None
-        self.asking: Cell | None = None
+        self.asking: Target | None = None
         """Whom the actor's own task waits for."""
         self.current: Reply | None = None
         self.deferred: set[Reply] = set()
         self._nursery: trio.Nursery | None = None
         self._turn: trio.CancelScope | None = None
         self._error: Exception | None = None
-        self.ref: ActorRef[Any]
+        self.ref: ActorRef[Any] = ActorRef(self)
 
     # --- for the supervisor ------------------------------------------------------------------------------------------
 

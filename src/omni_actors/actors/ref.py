@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Hashable
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import trio
 
-from omni_actors.actors.actor import Reply
-from omni_actors.actors.cell import Cell, State, current_cell
 from omni_actors.actors.errors import ActorStopped, AskCycle
+from omni_actors.actors.reply import Handler, Reply
 from omni_actors.actors.thread import check_thread, get_ident
-from omni_actors.actors.tree import Down
 
 M = TypeVar("M")
+
+State = Literal["starting", "running", "stopping", "waiting", "stopped"]
+"""``waiting``: between two lives, for the backoff to pass. ``stopped`` is the end."""
+
+
+class Target(Handler, Protocol):
+    """The actor behind a ref, with the state that refs read and change."""
+
+    name: str
+    state: State
+    ready: trio.Event
+    failures: int
+    restart_at: float | None
+    last_error: Exception | None
+    watchers: set[ActorRef[Any]]
+    task: trio.lowlevel.Task | None
+    asking: Target | None
+    """The actor whose answer this actor's own task waits for."""
+
+    def stop(self) -> None: ...
+
+    async def wait_stopped(self) -> None: ...
+
+
+current_cell: contextvars.ContextVar[Target | None] = contextvars.ContextVar("current_cell", default=None)
+"""The actor whose task, or whose task's child, runs."""
 
 
 class ActorRef(Generic[M]):
@@ -23,7 +49,7 @@ class ActorRef(Generic[M]):
 
     __slots__ = ("__weakref__", "_cell", "_put", "_thread", "name")
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Target) -> None:
         self.name = cell.name
         self._cell = cell
         self._put = cell.mailbox.put
@@ -129,11 +155,22 @@ class ActorRef(Generic[M]):
     def _check_thread(self, call: str) -> None:
         check_thread(self._thread, f"actor {self.name!r}", call)
 
-    def _refuse_circle(self, caller: Cell) -> None:
+    def _refuse_circle(self, caller: Target) -> None:
         names = [caller.name]
-        cell: Cell | None = self._cell
+        cell: Target | None = self._cell
         while cell is not None:
             names.append(cell.name)
             if cell is caller:
                 raise AskCycle(names)
             cell = cell.asking
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """A life of an actor ended: what those who :meth:`watch <omni_actors.actors.ref.ActorRef.watch>` it are told."""
+
+    ref: ActorRef[Any]
+    error: Exception | None
+    """Why it crashed; ``None`` when it was stopped or cancelled."""
+    final: bool
+    """Whether no other life follows."""

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 import trio
 
 from omni_actors.actors.cell import Cell
 from omni_actors.actors.errors import Renewed
-
-if TYPE_CHECKING:
-    from omni_actors.actors.supervisor import Supervisor
+from omni_actors.actors.supervised import Supervised
 
 logger = logging.getLogger(__name__)
 
 
-class _Seat:
+class Owner(Protocol):
+    """The supervisor whose children are restarted in order."""
+
+    name: str
+    stop_wished: trio.Event
+
+    def renew(self, child: Supervised, wish: Renewed) -> None: ...
+
+    def give_up(self, child: Supervised, error: Exception) -> bool: ...
+
+    async def pause(self, child: Supervised) -> None: ...
+
+
+class _Slot:
     """The place of one child in the order. Its life runs within ``scope``; ``at_rest`` is set while no life runs, and
     ``go`` lets the next one begin."""
 
@@ -36,41 +48,41 @@ class RestForOne:
     meantime takes over: the restart begins anew from that child. What fails while it is cancelled counts as no failure.
     """
 
-    def __init__(self, supervisor: Supervisor, children: dict[str, Cell | Supervisor], nursery: trio.Nursery) -> None:
+    def __init__(self, supervisor: Owner, children: Mapping[str, Supervised], nursery: trio.Nursery) -> None:
         self._supervisor = supervisor
         self._children = children
         self._nursery = nursery
-        self._seats: dict[str, _Seat] = {}
+        self._slots: dict[str, _Slot] = {}
         self._restarting = False
-        self._failed: Cell | Supervisor | None = None
+        self._failed: Supervised | None = None
         """The child whose failure ends those after it at the moment."""
         self._beginning = trio.CancelScope()
         """Cancels the task that lets children begin again, while there is one."""
 
-    async def keep(self, child: Cell | Supervisor) -> bool:
+    async def keep(self, child: Supervised) -> bool:
         """Run a child's lives, one after the other. Returns whether it was asked to stop; otherwise the supervisor has
         given up."""
-        seat = self._seats[child.name] = _Seat()
+        slot = self._slots[child.name] = _Slot()
         try:
             if self._restarting:
-                await self._rest(child, seat)
+                await self._rest(child, slot)
             while not child.stop_wished.is_set():
-                seat.lived = True
-                if not await self._live(child, seat):
+                slot.lived = True
+                if not await self._live(child, slot):
                     return False
                 if not child.stop_wished.is_set():
-                    await self._rest(child, seat)
+                    await self._rest(child, slot)
             return True
         finally:
-            del self._seats[child.name]
-            seat.at_rest.set()
+            del self._slots[child.name]
+            slot.at_rest.set()
 
-    async def _live(self, child: Cell | Supervisor, seat: _Seat) -> bool:
+    async def _live(self, child: Supervised, slot: _Slot) -> bool:
         """Lives of a child until it is asked to stop, or until it has to wait for its turn in a restart. Returns
         ``False`` when the supervisor gives up over it."""
-        with seat.scope:
+        with slot.scope:
             while (error := await child.live()) is not None:
-                if seat.scope.cancel_called or self._is_ended_for_another(child):
+                if slot.scope.cancel_called or self._is_ended_for_another(child):
                     logger.error("%s under %s failed on its way out", child.name, self._supervisor.name, exc_info=error)
                 elif isinstance(error, Renewed):
                     self._supervisor.renew(child, error)
@@ -83,19 +95,19 @@ class RestForOne:
                 break
         return True
 
-    def _is_ended_for_another(self, child: Cell | Supervisor) -> bool:
+    def _is_ended_for_another(self, child: Supervised) -> bool:
         """Whether an older child has failed, and this one is only not yet cancelled for it."""
         members = list(self._children.values())
         return self._failed is not None and members.index(self._failed) < members.index(child)
 
-    async def _fall(self, child: Cell | Supervisor) -> None:
+    async def _fall(self, child: Supervised) -> None:
         """A child failed: end those after it, and arrange for all of them to begin again. Cancelled when an older one
         fails, which then does the same for more children."""
         self._restarting, self._failed = True, child
         self._beginning.cancel()
         members = list(self._children.values())
         for younger in reversed(members[members.index(child) + 1 :]):
-            if (other := self._seats.get(younger.name)) is not None:
+            if (other := self._slots.get(younger.name)) is not None:
                 other.scope.cancel()
                 await other.at_rest.wait()
         await self._supervisor.pause(child)
@@ -106,18 +118,18 @@ class RestForOne:
             self._beginning = trio.CancelScope()
             self._nursery.start_soon(self._begin, self._beginning, name="restart in order")
 
-    async def _rest(self, child: Cell | Supervisor, seat: _Seat) -> None:
+    async def _rest(self, child: Supervised, slot: _Slot) -> None:
         """Wait for the child's turn, or for the wish that it stops."""
         child.state = "waiting"
-        seat.go = trio.Event()
-        seat.at_rest.set()
+        slot.go = trio.Event()
+        slot.at_rest.set()
         async with trio.open_nursery() as nursery:
 
             async def hear(event: trio.Event) -> None:
                 await event.wait()
                 nursery.cancel_scope.cancel()
 
-            nursery.start_soon(hear, seat.go)
+            nursery.start_soon(hear, slot.go)
             nursery.start_soon(hear, child.stop_wished)
 
     async def _begin(self, scope: trio.CancelScope) -> None:
@@ -127,14 +139,14 @@ class RestForOne:
                 # A child that failed as soon as it was ready has taken over before this task went on.
                 if scope.cancel_called or self._supervisor.stop_wished.is_set():
                     return
-                seat = self._seats[child.name]
-                seat.at_rest, seat.scope = trio.Event(), trio.CancelScope()
-                child.restarts += seat.lived
-                seat.go.set()
+                slot = self._slots[child.name]
+                slot.at_rest, slot.scope = trio.Event(), trio.CancelScope()
+                child.restarts += slot.lived
+                slot.go.set()
                 if isinstance(child, Cell):
                     await child.ready.wait()  # also set when it stops; a failure cancels this task
             self._restarting = False
 
-    def _next(self) -> Cell | Supervisor | None:
-        resting = (seat is not None and seat.at_rest.is_set() for seat in map(self._seats.get, self._children))
+    def _next(self) -> Supervised | None:
+        resting = (slot is not None and slot.at_rest.is_set() for slot in map(self._slots.get, self._children))
         return next((child for child, rests in zip(self._children.values(), resting, strict=True) if rests), None)

@@ -14,8 +14,9 @@ import trio
 from omni_actors.actors.actor import Actor
 from omni_actors.actors.cell import Cell
 from omni_actors.actors.errors import ActorCrashed, ActorStopped, Escalation, ProcessDied, Renewed
-from omni_actors.actors.ref import ActorRef
+from omni_actors.actors.ref import ActorRef, State
 from omni_actors.actors.rest_for_one import RestForOne
+from omni_actors.actors.supervised import Supervised
 from omni_actors.actors.thread import check_thread, get_ident
 from omni_actors.actors.tree import Branch, describe
 
@@ -72,7 +73,7 @@ class Supervisor:
         self.name = name
         self.strategy = strategy
         self.policy = restarts
-        self.state = "starting"
+        self.state: State = "starting"
         self.ready_at: float | None = None
         self.restarts = 0
         self.failures = 0
@@ -80,13 +81,13 @@ class Supervisor:
         self.last_error: Exception | None = None
         self.stop_wished = trio.Event()
         self.stopped = trio.Event()
-        self._children: dict[str, Cell | Supervisor] = {}
+        self._children: dict[str, Supervised] = {}
         self._nursery: trio.Nursery | None = None
         self._order: RestForOne | None = None
         self._thread = get_ident()
         self.escalation: Escalation | None = None
         """Why it gave up, if it did."""
-        self._failed: Cell | Supervisor | None = None
+        self._failed: Supervised | None = None
 
     def __repr__(self) -> str:
         return f"<Supervisor {self.name} {self.state}, {len(self._children)} children>"
@@ -101,10 +102,8 @@ class Supervisor:
         """
         _check_factory(factory)
         cell = Cell(name, factory, capacity)
-        ref: ActorRef[M] = ActorRef(cell)
-        cell.ref = ref
         self._start(cell)
-        return ref
+        return cell.ref
 
     def supervisor(
         self, name: str, *, strategy: Strategy = "one_for_one", restarts: Restarts | None = None
@@ -173,7 +172,7 @@ class Supervisor:
 
     # --- the children ------------------------------------------------------------------------------------------------
 
-    def _start(self, child: Cell | Supervisor) -> None:
+    def _start(self, child: Supervised) -> None:
         check_thread(self._thread, f"supervisor {self.name!r}", "start")
         if self.stop_wished.is_set():
             raise RuntimeError(f"supervisor {self.name!r} is stopping")
@@ -183,7 +182,7 @@ class Supervisor:
         if self._nursery is not None:  # else the next turn of live starts it
             self._nursery.start_soon(self._keep, child, name=child.name)
 
-    async def _keep(self, child: Cell | Supervisor) -> None:
+    async def _keep(self, child: Supervised) -> None:
         """Run a child's lives, one after the other."""
         if self._order is not None:
             if await self._order.keep(child):
@@ -210,16 +209,16 @@ class Supervisor:
             child.restarts += 1
         self._leave(child)
 
-    def _leave(self, child: Cell | Supervisor) -> None:
+    def _leave(self, child: Supervised) -> None:
         child.close()
         del self._children[child.name]
 
-    def renew(self, child: Cell | Supervisor, wish: Renewed) -> None:
+    def renew(self, child: Supervised, wish: Renewed) -> None:
         """Note that a child wished for another life."""
         logger.info("%s under %s begins another life: %s", child.name, self.name, wish)
         child.restarts += 1
 
-    def give_up(self, child: Cell | Supervisor, error: Exception) -> bool:
+    def give_up(self, child: Supervised, error: Exception) -> bool:
         """Count a failure; escalate if it is one too many."""
         row = [child] if self.strategy == "one_for_one" else list(self._children.values())
         if child.ready_at is not None and trio.current_time() - child.ready_at >= self.policy.healthy_s:
@@ -239,7 +238,7 @@ class Supervisor:
                 self._nursery.cancel_scope.cancel()
         return over
 
-    async def pause(self, child: Cell | Supervisor) -> None:
+    async def pause(self, child: Supervised) -> None:
         """The backoff. It ends early when there is a wish to stop."""
         child.state = "waiting"
         stop_wished = child.stop_wished if self.strategy == "one_for_one" else self.stop_wished

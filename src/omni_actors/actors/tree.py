@@ -1,23 +1,13 @@
-"""Facts about the tree of supervisors and actors: what telemetry shows and watchers are told."""
+"""Snapshots of the tree of supervisors and actors, for telemetry."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from omni_actors.actors.ref import ActorRef
+from omni_actors.moved import moved_names
 
-
-@dataclass(frozen=True, slots=True)
-class Down:
-    """A life of an actor ended: what those who :meth:`watch <omni_actors.actors.ref.ActorRef.watch>` it are told."""
-
-    ref: ActorRef[Any]
-    error: Exception | None
-    """Why it crashed; ``None`` when it was stopped or cancelled."""
-    final: bool
-    """Whether no other life follows."""
+__getattr__ = moved_names(__name__, {"Down": "omni_actors.actors.ref:Down"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 import trio
 
-from omni_actors.actors.actor import Actor, Reply
+from omni_actors.actors.actor import Actor
 from omni_actors.actors.cell import Cell
 from omni_actors.actors.child import adopt
 from omni_actors.actors.errors import ProtocolError, Refusal
-from omni_actors.actors.ref import ActorRef
 from omni_actors.actors.remote.wire import (
     DOWN,
     UNENCODABLE,
@@ -37,6 +36,7 @@ from omni_actors.actors.remote.wire import (
     TellFrame,
     encode,
 )
+from omni_actors.actors.reply import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,6 @@ class _HostedActor:
         self._hello = hello
         self._open: dict[int, Reply] = {}
         self._cell = Cell(hello.actor, self._make, hello.window)
-        self._cell.ref = ActorRef(self._cell)
 
     def _make(self) -> _Host:
         self._host = _Host(self._hello, self._channel)

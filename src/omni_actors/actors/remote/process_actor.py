@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import trio
 
-from omni_actors.actors.actor import Actor, Reply
+from omni_actors.actors.actor import Actor
 from omni_actors.actors.errors import ProcessDied, ProtocolError, Refusal, RemoteFailure
 from omni_actors.actors.process import ChildProcess, Launcher, python_module
 from omni_actors.actors.remote.wire import (
@@ -30,6 +30,7 @@ from omni_actors.actors.remote.wire import (
     TellFrame,
     encode,
 )
+from omni_actors.actors.reply import Reply
 
 logger = logging.getLogger(__name__)
 
