@@ -31,7 +31,7 @@ class Silent(Actor[Any]):
 
 
 async def test_an_unknown_strategy_is_refused() -> None:
-    with pytest.raises(ValueError, match="no strategy 'one_for_two'; it is one of one_for_one, one_for_all, rest_for_"):
+    with pytest.raises(ValueError, match="no strategy 'one_for_two'; choose one of one_for_one, one_for_all, rest"):
         async with open_supervisor(strategy="one_for_two"):  # type: ignore[arg-type]
             raise AssertionError("not reached")
     async with open_supervisor() as root:
@@ -44,9 +44,9 @@ async def test_an_unknown_strategy_is_refused() -> None:
     ("factory", "message"),
     [
         (Echo(), "not the actor <.*Echo.*>: pass the class, or lambda: Echo"),
-        (None, "a new actor for each life, not None"),
+        (None, "a new actor for each incarnation, not None"),
         ("package:Echo", "not 'package:Echo'"),
-        (dict, "dict is no Actor"),
+        (dict, "dict is not an Actor"),
         (Silent, r"Silent has no receive\(\)"),
         (Actor, r"Actor has no receive\(\)"),
     ],
@@ -81,7 +81,7 @@ async def test_a_factory_that_makes_no_new_actor_crashes_with_the_reason(kind: s
             await ref.wait_stopped()
             again: ActorRef[Any] = root.start(factory, name="it")
             await again.ask(1, within=1)
-    wanted = "which is no Actor" if kind == "dict" else "gave the Echo of an earlier life"
+    wanted = "which is not an Actor" if kind == "dict" else "returned the Echo of an earlier incarnation"
     assert isinstance(caught.value.__cause__, TypeError)
     assert wanted in str(caught.value.__cause__)
 

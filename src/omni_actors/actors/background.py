@@ -1,4 +1,4 @@
-"""A nursery for what runs beside a block."""
+"""A nursery for tasks that run beside a block."""
 
 from __future__ import annotations
 
@@ -10,11 +10,26 @@ import trio
 
 @asynccontextmanager
 async def background(stop: Callable[[], None] | None = None) -> AsyncIterator[trio.Nursery]:
-    """A nursery whose tasks live no longer than the block.
+    """Open a nursery whose tasks live no longer than the block.
 
-    When the block is left, ``stop()`` is called if given and the tasks are waited for; without it they are cancelled.
-    What the block raises (a cancellation too) comes out as it is, not wrapped in the nursery's group; what a task
-    raises cancels the block and comes out in a group.
+    >>> import trio
+    >>> from omni_actors.actors.background import background
+    >>> async def main() -> None:
+    ...     async with background() as nursery:
+    ...         nursery.start_soon(trio.sleep_forever)
+    ...     print("the sleeper is cancelled")
+    >>> trio.run(main)
+    the sleeper is cancelled
+
+    Args:
+        stop: Called when the block is left; then the tasks are waited for. Without ``stop`` the tasks are cancelled.
+
+    Yields:
+        The nursery.
+
+    Raises:
+        BaseException: An exception of the block (a cancellation too) comes out unchanged, not wrapped in the nursery's
+            group. An exception of a task cancels the block and comes out in a group.
     """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:

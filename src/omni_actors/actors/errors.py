@@ -1,4 +1,4 @@
-"""What an actor's callers and owners may catch."""
+"""The exceptions of the actor library, for the callers and for the owners of actors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ if TYPE_CHECKING:
 
 
 class ActorError(Exception):
-    """Base of what this package raises to callers of an actor."""
+    """The base class of the errors that a ref raises to the caller of an actor."""
 
 
 class MailboxFull(ActorError):
-    """The mailbox holds as many messages as it may; this one was not taken. Try later, or shed the load."""
+    """The mailbox holds as many messages as it may, and this message was not taken. Try later, or shed the load.
+
+    >>> from omni_actors.actors.mailbox import Mailbox
+    >>> mailbox = Mailbox("printer", capacity=1)
+    >>> mailbox.put("page 1")
+    >>> mailbox.put("page 2")
+    Traceback (most recent call last):
+    omni_actors.actors.errors.MailboxFull: the mailbox of 'printer' is full: it holds 1 message
+    """
 
     def __init__(self, name: str, capacity: int) -> None:
-        super().__init__(f"the mailbox of {name!r} holds its {capacity} messages")
+        count = "1 message" if capacity == 1 else f"{capacity} messages"
+        super().__init__(f"the mailbox of {name!r} is full: it holds {count}")
         self.name = name
         self.capacity = capacity
 
 
 class ActorStopped(ActorError):
-    """The actor is stopped, or was stopped before it answered. A message that it had not begun had no effect."""
+    """The actor is stopped, or was stopped before it answered. A message that the actor had not begun had no effect."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"actor {name!r} is stopped")
@@ -30,8 +39,10 @@ class ActorStopped(ActorError):
 
 
 class ActorCrashed(ActorError):
-    """The actor failed while it held this message. The message is not delivered again; the next one may find the actor
-    restarted. ``__cause__`` is the failure."""
+    """The actor failed while it held this message; ``__cause__`` is the failure.
+
+    The message is not delivered again. The next message may find the actor restarted.
+    """
 
     def __init__(self, name: str, cause: BaseException) -> None:
         super().__init__(f"actor {name!r} crashed: {type(cause).__name__}: {cause}")
@@ -40,18 +51,43 @@ class ActorCrashed(ActorError):
 
 
 class AskCycle(ActorError):
-    """This ask could only end by its deadline: the actor that would answer waits, perhaps through others, for the one
-    that asks. Asks go downward in the tree; upward goes ``tell``."""
+    """This ask could only end by its deadline, because the actor that would answer waits for the asking actor.
+
+    The wait may lead through other actors. Asks go downward in the tree of supervisors; upward goes ``tell``.
+    """
 
     def __init__(self, names: list[str]) -> None:
-        super().__init__(f"asks in a circle: {' → '.join(names)}")
+        super().__init__(f"actors ask each other in a circle: {' → '.join(names)}")
         self.names = names
 
 
 class Refusal(ActorError):
-    """Raised by :meth:`Actor.receive <omni_actors.actors.actor.Actor.receive>` to answer an ask with an error. It is an
-    answer, not a crash: the actor goes on, and the asker gets it as it is. ``value`` says why, for a program to read;
-    it crosses process boundaries, so it is made of what the messages are made of."""
+    """An answer that is an error. :meth:`Actor.receive <omni_actors.actors.actor.Actor.receive>` raises a refusal.
+
+    A refusal is no crash: the actor goes on, and the asker gets the same exception object. ``value`` says why, for a
+    program to read. A refusal also crosses process boundaries, so ``value`` is made of what messages are made of.
+
+    >>> import trio
+    >>> from omni_actors.actors import Actor, Refusal, open_supervisor
+    >>> class Account(Actor[int]):
+    ...     balance = 10
+    ...     async def receive(self, amount: int) -> int:
+    ...         if amount > self.balance:
+    ...             raise Refusal({"missing": amount - self.balance})
+    ...         self.balance -= amount
+    ...         return self.balance
+    >>> async def main() -> None:
+    ...     async with open_supervisor() as root:
+    ...         account = root.start(Account, name="account")
+    ...         try:
+    ...             await account.ask(25, within=1)
+    ...         except Refusal as refusal:
+    ...             print(refusal.value)
+    ...         print(await account.ask(4, within=1))
+    >>> trio.run(main)
+    {'missing': 15}
+    6
+    """
 
     def __init__(self, value: object) -> None:
         super().__init__(str(value))
@@ -59,22 +95,25 @@ class Refusal(ActorError):
 
 
 class Escalation(Exception):
-    """A supervisor gave up: a child failed too often in a row. ``__cause__`` is its last failure."""
+    """A supervisor gave up because a child failed too often in a row; ``__cause__`` is the last failure."""
 
     def __init__(self, name: str, failures: int, cause: BaseException) -> None:
-        super().__init__(f"{name!r} failed {failures} times in a row; last: {type(cause).__name__}: {cause}")
+        times = "once" if failures == 1 else f"{failures} times in a row"
+        super().__init__(f"{name!r} failed {times}; last: {type(cause).__name__}: {cause}")
         self.name = name
         self.failures = failures
         self.__cause__ = cause
 
 
 class Renewed(Exception):
-    """Raised in a life to end it for another one to begin at once: a restart that was wished for, not a failure. It is
-    not counted, and there is no pause."""
+    """Raised by an actor to end its incarnation on purpose, so that the next incarnation begins at once.
+
+    The supervisor counts no failure and makes no pause.
+    """
 
 
 class ProcessDied(Exception):
-    """An actor's process ended by itself. ``death`` says how."""
+    """An actor's process ended by itself; ``death`` says how."""
 
     def __init__(self, death: Death) -> None:
         super().__init__(str(death))
@@ -82,8 +121,11 @@ class ProcessDied(Exception):
 
 
 class RemoteFailure(Exception):
-    """An actor failed in its process. ``kind`` is the name of the exception there; the traceback from there is a note
-    on this one, so that it shows in the log."""
+    """An actor failed in its own process.
+
+    ``kind`` is the class name of the exception there. The traceback from there is a note on this exception, so that the
+    log shows it.
+    """
 
     def __init__(self, kind: str, text: str, remote_traceback: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -93,4 +135,4 @@ class RemoteFailure(Exception):
 
 
 class ProtocolError(Exception):
-    """The other end of a channel sent what this version does not understand, or too much of it."""
+    """The other end of a channel sent bytes that this version does not understand, or a frame that is too large."""

@@ -1,4 +1,4 @@
-"""The address of an actor: all that others hold of it."""
+"""The ref of an actor: the address by which others send messages to the actor and watch it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_actors.actors.thread import check_thread, get_ident
 M = TypeVar("M")
 
 State = Literal["starting", "running", "stopping", "waiting", "stopped"]
-"""``waiting``: between two lives, for the backoff to pass. ``stopped`` is the end."""
+"""The state of an actor or supervisor. ``waiting`` is the backoff between two incarnations; ``stopped`` is final."""
 
 
 class Target(Handler, Protocol):
@@ -33,19 +33,23 @@ class Target(Handler, Protocol):
     asking: Target | None
     """The actor whose answer this actor's own task waits for."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Ask the actor to end in good order."""
 
-    async def wait_stopped(self) -> None: ...
+    async def wait_stopped(self) -> None:
+        """Wait for the end of the last incarnation."""
 
 
 current_cell: contextvars.ContextVar[Target | None] = contextvars.ContextVar("current_cell", default=None)
-"""The actor whose task, or whose task's child, runs."""
+"""The actor in whose task, or in a child of whose task, the code runs."""
 
 
 class ActorRef(Generic[M]):
-    """Sends messages to one actor, over all its lives. To be used in the thread of its trio run: elsewhere ``tell``,
-    ``ask``, ``signal`` and ``stop`` raise ``RuntimeError``. From another thread call them through
-    :func:`trio.from_thread.run_sync` and :func:`trio.from_thread.run`."""
+    """The address of one actor, valid over all incarnations of the actor.
+
+    A ref belongs to the thread of its trio run. In another thread ``tell``, ``ask``, ``signal`` and ``stop`` raise
+    ``RuntimeError``: from there call them through :func:`trio.from_thread.run_sync` and :func:`trio.from_thread.run`.
+    """
 
     __slots__ = ("__weakref__", "_cell", "_put", "_thread", "name")
 
@@ -59,28 +63,85 @@ class ActorRef(Generic[M]):
         return f"<ActorRef {self.name} {self._cell.state}>"
 
     def tell(self, message: M) -> None:
-        """Put a message into the mailbox; no checkpoint, no answer. Messages from one sender arrive in order.
+        """Put a message into the mailbox, without an answer. No checkpoint.
 
-        Raises :class:`~omni_actors.actors.errors.MailboxFull` or :class:`~omni_actors.actors.errors.ActorStopped`: it
-        was not taken. Otherwise it is handled once, unless the actor is stopped before, or not at all completed if the
-        actor crashes or is stopped in it. A mailbox outlives crashes.
+        Messages from one sender arrive in order, and a mailbox outlives crashes. A message that was taken is handled
+        once, or never if the actor is stopped first. A message that the actor was handling when it crashed or was
+        stopped is not handled again.
+
+        >>> import trio
+        >>> from omni_actors.actors import Actor, MailboxFull, open_supervisor
+        >>> class Printer(Actor[str]):
+        ...     async def receive(self, message: str) -> None:
+        ...         print(message)
+        >>> async def main() -> None:
+        ...     async with open_supervisor() as root:
+        ...         printer = root.start(Printer, name="printer", capacity=2)
+        ...         printer.tell("one")
+        ...         printer.tell("two")
+        ...         try:
+        ...             printer.tell("three")
+        ...         except MailboxFull as full:
+        ...             print(full)
+        ...         await trio.testing.wait_all_tasks_blocked()
+        >>> import trio.testing
+        >>> trio.run(main)
+        the mailbox of 'printer' is full: it holds 2 messages
+        one
+        two
+
+        Args:
+            message: The message, of the actor's own type.
+
+        Raises:
+            MailboxFull: The mailbox is full; the message was not taken.
+            ActorStopped: The actor is stopped; the message was not taken.
+            RuntimeError: The caller is in another thread.
         """
         if get_ident() != self._thread:
             self._check_thread("tell")
         self._put(message)
 
     async def ask(self, message: M, *, within: float) -> Any:
-        """Send a message and wait for what :meth:`Actor.receive <omni_actors.actors.actor.Actor.receive>` returns, for
-        at most ``within`` seconds (also while the actor is restarted).
+        """Send a message and wait for the answer of :meth:`Actor.receive <omni_actors.actors.actor.Actor.receive>`.
 
-        Raises what :meth:`tell` does, at once, and :class:`trio.TooSlowError`;
-        :class:`~omni_actors.actors.errors.Refusal` as the actor's answer;
-        :class:`~omni_actors.actors.errors.ActorCrashed` if it crashed and
-        :class:`~omni_actors.actors.errors.ActorStopped` if it was stopped while it held the message;
-        :class:`~omni_actors.actors.errors.AskCycle`, at once, when an actor asks itself or one that waits for it.
+        A checkpoint. When the ask is cancelled or its time is over, the message is withdrawn: a waiting message leaves
+        the mailbox, and the handling of a message is cancelled. An ask that is already cancelled on entry sends
+        nothing.
 
-        A checkpoint. When it is cancelled or its time is over, the message is withdrawn: it leaves the mailbox, and if
-        it is being handled, the handling is cancelled. Already cancelled on entry, it sends nothing.
+        >>> import trio
+        >>> from omni_actors.actors import Actor, open_supervisor
+        >>> class Slow(Actor[float]):
+        ...     async def receive(self, seconds: float) -> str:
+        ...         await trio.sleep(seconds)
+        ...         return f"slept {seconds} s"
+        >>> async def main() -> None:
+        ...     async with open_supervisor() as root:
+        ...         slow = root.start(Slow, name="slow")
+        ...         try:
+        ...             await slow.ask(60.0, within=0.05)
+        ...         except trio.TooSlowError:
+        ...             print("too slow")
+        ...         print(await slow.ask(0.01, within=5))  # the sleep of 60 s was cancelled
+        >>> trio.run(main)
+        too slow
+        slept 0.01 s
+
+        Args:
+            message: The message, of the actor's own type.
+            within: Seconds until the answer must be there. A restart of the actor counts too.
+
+        Returns:
+            The value that ``receive`` returned, or that was given to a deferred :class:`Reply`.
+
+        Raises:
+            trio.TooSlowError: There was no answer in time.
+            Refusal: The actor's answer is an error.
+            ActorCrashed: The actor crashed while it held the message.
+            ActorStopped: The actor is stopped, or was stopped while it held the message.
+            MailboxFull: The mailbox is full; raised at once.
+            AskCycle: An actor asks itself, or asks an actor that waits for it; raised at once.
+            RuntimeError: The caller is in another thread.
         """
         self._check_thread("ask")
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -88,7 +149,7 @@ class ActorRef(Generic[M]):
         if caller is not None and caller.task is not trio.lowlevel.current_task():
             caller = None  # a task beside receive: to wait in it blocks no actor
         if caller is not None:
-            self._refuse_circle(caller)
+            self._refuse_cycle(caller)
             caller.asking = self._cell
         try:
             with trio.fail_after(within):
@@ -101,61 +162,131 @@ class ActorRef(Generic[M]):
                 caller.asking = None
 
     def signal(self, key: Hashable, value: object = None) -> None:
-        """Set a signal: mergeable state that is handled before the messages that wait, and never refused. A newer value
-        replaces one of the same key that was not yet handled. To a stopped actor it says nothing."""
+        """Set a signal: control state that is handled before the messages that wait, and is never refused.
+
+        A newer value replaces an older value of the same key that was not yet handled. A stopped actor ignores signals.
+        :meth:`Actor.on_signal <omni_actors.actors.actor.Actor.on_signal>` has an example.
+
+        Args:
+            key: The name of the signal.
+            value: The latest state, best cumulative ("acknowledged up to 17", not "2 more").
+
+        Raises:
+            RuntimeError: The caller is in another thread.
+        """
         self._check_thread("signal")
         self._cell.mailbox.signal(key, value)
 
     def stop(self) -> None:
-        """Let the actor end after the setup or the message it is at (or instead of its next life). Messages that wait
-        are not begun: their asks fail. Cannot be lost or refused; does not wait."""
+        """Ask the actor to end after its current setup or message, or instead of its next incarnation. Does not wait.
+
+        The actor begins none of the messages that wait: their asks fail. The request is never lost or refused.
+
+        >>> import trio
+        >>> from omni_actors.actors import Actor, ActorStopped, open_supervisor
+        >>> class Worker(Actor[str]):
+        ...     async def receive(self, message: str) -> None: ...
+        ...     async def teardown(self) -> None:
+        ...         print("torn down")
+        >>> async def main() -> None:
+        ...     async with open_supervisor() as root:
+        ...         worker = root.start(Worker, name="worker")
+        ...         await worker.wait_ready()
+        ...         worker.stop()
+        ...         await worker.wait_stopped()
+        ...         try:
+        ...             worker.tell("more work")
+        ...         except ActorStopped as stopped:
+        ...             print(stopped)
+        >>> trio.run(main)
+        torn down
+        actor 'worker' is stopped
+
+        Raises:
+            RuntimeError: The caller is in another thread.
+        """
         self._check_thread("stop")
         self._cell.stop()
 
     def watch(self, watcher: ActorRef[Any]) -> None:
-        """From now on, whenever a life of this actor ends, send ``watcher`` the signal ``("down", name)`` with a
-        :class:`~omni_actors.actors.tree.Down`. At once if it is stopped already."""
+        """Send ``watcher`` the signal ``("down", name)`` with a :class:`Down` at the end of each incarnation.
+
+        If this actor is stopped already, the signal is sent at once.
+
+        >>> import trio
+        >>> from omni_actors.actors import Actor, Restarts, open_supervisor
+        >>> class Fragile(Actor[str]):
+        ...     async def receive(self, message: str) -> None:
+        ...         raise ValueError(message)
+        >>> class Nurse(Actor[str]):
+        ...     async def receive(self, message: str) -> None: ...
+        ...     async def on_signal(self, key, value) -> None:
+        ...         print(key, repr(value.error), "for good" if value.final else "restarting")
+        >>> async def main() -> None:
+        ...     async with open_supervisor() as root:
+        ...         fragile = root.start(Fragile, name="fragile")
+        ...         nurse = root.start(Nurse, name="nurse")
+        ...         fragile.watch(nurse)
+        ...         fragile.tell("ouch")
+        ...         await fragile.wait_ready()
+        ...         await trio.sleep(0.2)
+        ...         fragile.stop()
+        ...         await fragile.wait_stopped()
+        ...         await trio.sleep(0.1)
+        >>> trio.run(main)
+        ('down', 'fragile') ValueError('ouch') restarting
+        ('down', 'fragile') None for good
+
+        Args:
+            watcher: The actor whose :meth:`~omni_actors.actors.actor.Actor.on_signal` is called.
+        """
         if self._cell.state == "stopped":
             watcher.signal(("down", self.name), Down(self, self._cell.last_error, True))
         else:
             self._cell.watchers.add(watcher)
 
     def unwatch(self, watcher: ActorRef[Any]) -> None:
+        """Send ``watcher`` no more signals about this actor. An actor that never watched is no error."""
         self._cell.watchers.discard(watcher)
 
     @property
     def state(self) -> State:
+        """The actor's state at this moment."""
         return self._cell.state
 
     @property
     def failures(self) -> int:
-        """The latest failures in a row."""
+        """The number of the latest failures in a row."""
         return self._cell.failures
 
     @property
     def restart_at(self) -> float | None:
-        """When its next life begins (trio time), if it is between two."""
+        """The trio time at which the next incarnation begins, while the actor waits for it; otherwise ``None``."""
         return self._cell.restart_at
 
     @property
     def depth(self) -> int:
-        """Messages that wait."""
+        """The number of messages that wait in the mailbox."""
         return len(self._cell.mailbox.queue)
 
     async def wait_ready(self) -> None:
-        """Wait until a life is running. Raises :class:`~omni_actors.actors.errors.ActorStopped` if none will."""
+        """Wait until an incarnation runs: its setup has returned. A cancelled wait changes nothing.
+
+        Raises:
+            ActorStopped: The actor is stopped, so no incarnation will run.
+        """
         await self._cell.ready.wait()
         if self._cell.state == "stopped":
             raise ActorStopped(self.name)
 
     async def wait_stopped(self) -> None:
-        """Wait for the end of the last life, its teardown included."""
+        """Wait for the end of the last incarnation, its teardown included. A cancelled wait changes nothing."""
         await self._cell.wait_stopped()
 
     def _check_thread(self, call: str) -> None:
         check_thread(self._thread, f"actor {self.name!r}", call)
 
-    def _refuse_circle(self, caller: Target) -> None:
+    def _refuse_cycle(self, caller: Target) -> None:
         names = [caller.name]
         cell: Target | None = self._cell
         while cell is not None:
@@ -167,10 +298,11 @@ class ActorRef(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """A life of an actor ended: what those who :meth:`watch <omni_actors.actors.ref.ActorRef.watch>` it are told."""
+    """The end of one incarnation, told to every actor that :meth:`watches <ActorRef.watch>`."""
 
     ref: ActorRef[Any]
+    """The actor whose incarnation ended."""
     error: Exception | None
-    """Why it crashed; ``None`` when it was stopped or cancelled."""
+    """The failure that ended the incarnation; ``None`` when the actor was stopped or cancelled."""
     final: bool
-    """Whether no other life follows."""
+    """Whether no other incarnation follows."""

@@ -24,41 +24,55 @@ class Handler(Protocol):
 
 
 class Reply:
-    """The other end of an ask. It is settled once: answered, failed, or withdrawn by the asker; what comes later is
-    dropped."""
+    """The answer that an asker waits for. An actor gets a reply from :meth:`Actor.defer()
+    <omni_actors.actors.actor.Actor.defer>`.
+
+    A reply is settled once: answered, failed, or withdrawn by the asker. Later calls do nothing.
+    """
 
     __slots__ = ("_on_settled", "_on_withdrawn", "_task", "cell", "deferred", "error", "message", "settled", "value")
 
     def __init__(self, message: object, on_settled: Callable[[Reply], object] | None = None) -> None:
-        """``on_settled`` is called, synchronously, when there is an answer or a failure; without it a task waits for
-        them (:meth:`wait`)."""
+        """Make the reply of one ask.
+
+        Args:
+            message: The message that the actor receives.
+            on_settled: Called, synchronously, when there is an answer or a failure. Without it a task waits by
+                :meth:`wait`.
+        """
         self.message = message
         self.settled = False
-        """Whether nobody waits any longer."""
+        """Whether the ask is over, so that nobody waits any longer."""
         self.value: Any = None
         self.error: BaseException | None = None
         self.deferred = False
         self.cell: Handler | None = None
-        """The actor that it was sent to."""
+        """The actor that was asked."""
         self._task: trio.lowlevel.Task | None = None
         self._on_settled = on_settled
         self._on_withdrawn: Callable[[], object] | None = None
 
     def answer(self, value: object) -> None:
-        """End the ask with a value."""
+        """End the ask with a value, which :meth:`ActorRef.ask <omni_actors.actors.ref.ActorRef.ask>` returns."""
         if not self.settled:
             self.value = value
             self._settle()
 
     def fail(self, error: BaseException) -> None:
-        """End the ask with an exception, raised in the asker."""
+        """End the ask with an exception, which is raised in the asker."""
         if not self.settled:
             self.error = error
             self._settle()
 
     def withdraw(self) -> bool:
-        """The asker goes away. A message that waits in the mailbox leaves it (returns ``True``); if it is being
-        handled, and not deferred, the handling is cancelled."""
+        """End the ask because the asker goes away.
+
+        A message that still waits leaves the mailbox. If the message is being handled, and its answer is not deferred,
+        the handling is cancelled.
+
+        Returns:
+            Whether the message left the mailbox, so that the actor never sees it.
+        """
         if self.settled:
             return False
         self._task = self._on_settled = None
@@ -74,11 +88,24 @@ class Reply:
         return self.cell.mailbox.discard(self)
 
     def on_withdrawn(self, callback: Callable[[], object]) -> None:
-        """Call this, synchronously, when the asker goes away without an answer (cancelled, or its deadline passed)."""
+        """Register a callback for an asker that goes away without an answer: cancelled, or past its deadline.
+
+        Args:
+            callback: Called synchronously, in the asker's task. It must neither wait nor raise.
+        """
         self._on_withdrawn = callback
 
     async def wait(self) -> Any:
-        """For the asker, once. Cancellation withdraws the question."""
+        """Wait for the answer. The asker calls this once.
+
+        Cancellation withdraws the ask. A checkpoint only if there is no answer yet.
+
+        Returns:
+            The value of :meth:`answer`.
+
+        Raises:
+            BaseException: The exception that :meth:`fail` was given.
+        """
         if not self.settled:
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort)

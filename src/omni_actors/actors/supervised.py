@@ -23,9 +23,9 @@ class Supervised(Protocol):
     restart_at: float | None
     """The trio time at which the next incarnation begins, while the child waits for it."""
     last_error: Exception | None
-    stop_wished: trio.Event
+    stop_requested: trio.Event
 
-    async def live(self) -> Exception | None:
+    async def run_incarnation(self) -> Exception | None:
         """Run one incarnation.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Supervisors: who restarts what, when, and when to give up."""
+"""Supervisors: owners of actors, which restart failed actors and give up after too many failures."""
 
 from __future__ import annotations
 
@@ -25,51 +25,60 @@ M = TypeVar("M")
 logger = logging.getLogger(__name__)
 
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
-"""Which children are restarted after a failure of one, as in Erlang/OTP: that one alone (``one_for_one``), all children
-of the supervisor (``one_for_all``: they share state), or that one and those that were started after it
-(``rest_for_one``: each may depend on those before it)."""
+"""The children that are restarted after a failure, as in Erlang/OTP.
+
+``one_for_one`` restarts the failed child alone. ``one_for_all`` restarts all children of the supervisor, because the
+children share state. ``rest_for_one`` restarts the failed child and the children that were started after it, because a
+child may depend on the children before it."""
 
 DEFAULT_CAPACITY = 256
-"""Messages that a mailbox holds."""
+"""Messages that a mailbox holds unless :meth:`Supervisor.start` is given another number."""
 
 STOP_S = 10.0
-"""Seconds that the children of a supervisor have, all together, to end in good order before they are cancelled."""
+"""Seconds after which the children of a stopping supervisor, all together, are cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """When to restart and when to give up.
+    """The policy of a supervisor: when to restart a child, and when to give up.
 
-    Failures are counted *in a row*, and a life that had been ready for ``healthy_s`` seconds when it failed starts the
-    row anew: a start that fails slowly counts like one that fails at once. After failure ``n`` of a row the restart
-    waits ``first_s * 2 ** (n - 1)`` seconds, at most ``cap_s``. Failure ``limit + 1`` escalates; ``None``: none does.
-    With ``one_for_all`` and ``rest_for_one`` all children share one row. A supervisor that is restarted itself counts
-    its children's anew.
+    Failures are counted *in a row*. An incarnation that had been ready for ``healthy_s`` seconds when it failed starts
+    a new row, so a setup that fails slowly counts like a setup that fails at once. With ``one_for_all`` and
+    ``rest_for_one`` all children share one row. A supervisor that is restarted itself starts new rows.
+
+    >>> from omni_actors.actors import Restarts
+    >>> restarts = Restarts(limit=5, first_s=0.5, cap_s=3.0)
+    >>> [restarts.delay(failures) for failures in (1, 2, 3, 4, 5)]
+    [0.5, 1.0, 2.0, 3.0, 3.0]
     """
 
     limit: int | None = 5
+    """Failures in a row that are followed by a restart; the next failure escalates. ``None``: no failure escalates."""
     first_s: float = 0.05
+    """Seconds before the first restart of a row. Every further restart of the row waits twice as long."""
     cap_s: float = 10.0
+    """Seconds that a restart waits at most."""
     healthy_s: float = 60.0
+    """Seconds of being ready after which a failure starts a new row."""
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row."""
+        """Return the seconds to wait before the restart after ``failures`` failures in a row, at least one."""
         return min(self.cap_s, self.first_s * 2.0 ** min(failures - 1, 100))
 
 
 class Supervisor:
-    """Owns actors and other supervisors. Made by :func:`open_supervisor` or by :meth:`supervisor`.
+    """The owner of actors and of other supervisors, made by :func:`open_supervisor` or by :meth:`supervisor`.
 
-    A child that ends because it was asked to stop is not restarted; it leaves the tree. A child that fails is restarted
-    by the strategy, one that raises :class:`~omni_actors.actors.errors.Renewed` alone and at once. When failures in a
-    row exceed the limit, the supervisor ends its other children and fails itself: that is a failure like another for
-    the supervisor above; from the topmost one it comes out as :class:`~omni_actors.actors.errors.Escalation`.
+    A child that was asked to stop leaves the tree when it has ended. A child that fails is restarted by the strategy; a
+    child that raises :class:`~omni_actors.actors.errors.Renewed` is restarted alone and at once. When the failures in a
+    row exceed the limit, the supervisor ends its other children and fails itself. For the supervisor above, that is a
+    failure like any other; out of the topmost supervisor comes an :class:`~omni_actors.actors.errors.Escalation`.
     """
 
     def __init__(self, name: str, strategy: Strategy, restarts: Restarts) -> None:
         if strategy not in get_args(Strategy):
             known = ", ".join(get_args(Strategy))
-            raise ValueError(f"supervisor {name!r}: there is no strategy {strategy!r}; it is one of {known}")
+            raise ValueError(f"supervisor {name!r}: there is no strategy {strategy!r}; choose one of {known}")
         self.name = name
         self.strategy = strategy
         self.policy = restarts
@@ -79,26 +88,50 @@ class Supervisor:
         self.failures = 0
         self.restart_at: float | None = None
         self.last_error: Exception | None = None
-        self.stop_wished = trio.Event()
+        self.stop_requested = trio.Event()
         self.stopped = trio.Event()
         self._children: dict[str, Supervised] = {}
         self._nursery: trio.Nursery | None = None
         self._order: RestForOne | None = None
         self._thread = get_ident()
         self.escalation: Escalation | None = None
-        """Why it gave up, if it did."""
+        """The error with which the supervisor gave up."""
         self._failed: Supervised | None = None
 
     def __repr__(self) -> str:
         return f"<Supervisor {self.name} {self.state}, {len(self._children)} children>"
 
     def start(self, factory: Callable[[], Actor[M]], *, name: str, capacity: int = DEFAULT_CAPACITY) -> ActorRef[M]:
-        """Start an actor; ``factory`` makes the object of each of its lives. Does not wait for its setup: messages may
-        be sent at once (or see :meth:`ActorRef.wait_ready`). Names are unique under one supervisor.
+        """Start an actor. Does not wait for the actor's setup: messages may be sent at once.
 
-        Raises ``TypeError`` for a factory that cannot make an actor (an actor is none: it would be the object of one
-        life only), ``ValueError`` for a name that is taken, and ``RuntimeError`` when the supervisor is stopping or
-        belongs to another thread.
+        >>> import trio
+        >>> from omni_actors.actors import Actor, open_supervisor
+        >>> class Greeter(Actor[str]):
+        ...     def __init__(self, greeting: str) -> None:
+        ...         self.greeting = greeting
+        ...     async def receive(self, name: str) -> str:
+        ...         return f"{self.greeting}, {name}"
+        >>> async def main() -> None:
+        ...     async with open_supervisor() as root:
+        ...         greeter = root.start(lambda: Greeter("Hello"), name="greeter")
+        ...         print(await greeter.ask("Ada", within=1))
+        >>> trio.run(main)
+        Hello, Ada
+
+        Args:
+            factory: Called for each incarnation; returns a new actor. A class without arguments is a factory.
+            name: The actor's name, unique under this supervisor.
+            capacity: Messages that the mailbox holds.
+
+        Returns:
+            The ref of the actor, valid over all its incarnations (:meth:`ActorRef.wait_ready
+            <omni_actors.actors.ref.ActorRef.wait_ready>` waits for the first).
+
+        Raises:
+            TypeError: ``factory`` cannot make an actor. (An actor object is no factory: one object serves one
+                incarnation.)
+            ValueError: The name is taken, or ``capacity`` is less than 1.
+            RuntimeError: The supervisor is stopping, or the caller is in another thread.
         """
         _check_factory(factory)
         cell = Cell(name, factory, capacity)
@@ -108,23 +141,61 @@ class Supervisor:
     def supervisor(
         self, name: str, *, strategy: Strategy = "one_for_one", restarts: Restarts | None = None
     ) -> Supervisor:
-        """Start a supervisor as a child. If it is restarted, it starts the children that it had anew."""
+        """Start a supervisor as a child of this one. A restarted supervisor starts the children that it had.
+
+        >>> import trio
+        >>> from omni_actors.actors import Actor, Restarts, open_supervisor
+        >>> class Idle(Actor[str]):
+        ...     async def receive(self, message: str) -> None: ...
+        >>> async def main() -> None:
+        ...     async with open_supervisor("app") as root:
+        ...         pool = root.supervisor("pool", strategy="one_for_all", restarts=Restarts(limit=None))
+        ...         for name in ("reader", "writer"):
+        ...             await pool.start(Idle, name=name).wait_ready()
+        ...         print(root.tree())
+        >>> trio.run(main)
+        app [running]
+          pool [running]
+            reader [running] 0/256
+            writer [running] 0/256
+
+        Args:
+            name: The child's name, unique under this supervisor.
+            strategy: The children that are restarted together, see :data:`Strategy`.
+            restarts: When to restart and when to give up; :class:`Restarts` with its defaults if not given.
+
+        Returns:
+            The child, which runs already.
+
+        Raises:
+            ValueError: The name is taken, or the strategy is unknown.
+            RuntimeError: This supervisor is stopping, or the caller is in another thread.
+        """
         child = Supervisor(name, strategy, restarts or Restarts())
         self._start(child)
         return child
 
     def stop(self) -> None:
-        """Let all children end in good order, the last started first, each after the message it is at; those that take
-        longer than :data:`STOP_S` are cancelled. Does not wait: see :meth:`wait_stopped`."""
+        """Ask all children to end in good order. Does not wait: see :meth:`wait_stopped`.
+
+        The child that was started last ends first, each after its current message. Children that take longer than
+        :data:`STOP_S` seconds, all together, are cancelled.
+
+        Raises:
+            RuntimeError: The caller is in another thread.
+        """
         check_thread(self._thread, f"supervisor {self.name!r}", "stop")
-        self.stop_wished.set()
+        self.stop_requested.set()
 
     async def wait_stopped(self) -> None:
-        """Wait until all children have ended for good, their teardowns included."""
+        """Wait until all children have ended for good, teardowns included. A cancelled wait changes nothing."""
         await self.stopped.wait()
 
     def tree(self) -> Branch:
-        """What is below this supervisor, as it is now."""
+        """Return a snapshot of this supervisor and of everything below it.
+
+        The ``str`` of a snapshot draws the tree; :meth:`supervisor` has an example.
+        """
         return Branch(
             name=self.name,
             kind="supervisor",
@@ -137,8 +208,12 @@ class Supervisor:
 
     # --- for the supervisor above ------------------------------------------------------------------------------------
 
-    async def live(self) -> Exception | None:
-        """Run the children until the supervisor gives up (returns why) or is asked to stop (returns ``None``)."""
+    async def run_incarnation(self) -> Exception | None:
+        """Run the children until the supervisor gives up or is asked to stop.
+
+        Returns:
+            The error with which the supervisor gave up, or ``None`` when it was asked to stop.
+        """
         self.state, self.ready_at, self.escalation = "running", trio.current_time(), None
         for child in self._children.values():
             child.failures = 0
@@ -148,57 +223,57 @@ class Supervisor:
                 async with trio.open_nursery() as self._nursery:
                     if self.strategy == "rest_for_one":
                         self._order = RestForOne(self, self._children, self._nursery)
-                    self._nursery.start_soon(self._stop_when_wished, self._nursery.cancel_scope)
+                    self._nursery.start_soon(self._stop_when_requested, self._nursery.cancel_scope)
                     for child in list(self._children.values()):
-                        self._nursery.start_soon(self._keep, child, name=child.name)
+                        self._nursery.start_soon(self._supervise, child, name=child.name)
             finally:
                 self._nursery = self._order = None
             if self.escalation is None and self._failed is not None:
                 await self.pause(self._failed)
-            if self.escalation is not None or self._failed is None or self.stop_wished.is_set():
+            if self.escalation is not None or self._failed is None or self.stop_requested.is_set():
                 self.state = "stopping"
                 return self.escalation
             for child in self._children.values():
                 child.restarts += 1
 
     def close(self) -> None:
-        """The end, for all children too."""
+        """Stop this supervisor and all its children for good."""
         for child in self._children.values():
             child.close()
         self._children.clear()
         self.state = "stopped"
-        self.stop_wished.set()
+        self.stop_requested.set()
         self.stopped.set()
 
     # --- the children ------------------------------------------------------------------------------------------------
 
     def _start(self, child: Supervised) -> None:
         check_thread(self._thread, f"supervisor {self.name!r}", "start")
-        if self.stop_wished.is_set():
+        if self.stop_requested.is_set():
             raise RuntimeError(f"supervisor {self.name!r} is stopping")
         if child.name in self._children:
             raise ValueError(f"supervisor {self.name!r} has a child {child.name!r} already")
         self._children[child.name] = child
-        if self._nursery is not None:  # else the next turn of live starts it
-            self._nursery.start_soon(self._keep, child, name=child.name)
+        if self._nursery is not None:  # else run_incarnation starts the child
+            self._nursery.start_soon(self._supervise, child, name=child.name)
 
-    async def _keep(self, child: Supervised) -> None:
-        """Run a child's lives, one after the other."""
+    async def _supervise(self, child: Supervised) -> None:
+        """Run the incarnations of a child, one after the other."""
         if self._order is not None:
-            if await self._order.keep(child):
-                self._leave(child)
+            if await self._order.supervise(child):
+                self._remove(child)
             return
-        while not child.stop_wished.is_set():
-            error = await child.live()
+        while not child.stop_requested.is_set():
+            error = await child.run_incarnation()
             if error is None:
                 break
-            if self._failed is not None:  # it failed while it was cancelled for the sake of another
+            if self._failed is not None:  # the child failed while it was cancelled because of another
                 logger.error("%s under %s failed on its way out", child.name, self.name, exc_info=error)
                 return
             if isinstance(error, Renewed):
-                self.renew(child, error)
+                self.record_renewal(child, error)
                 continue
-            if self.give_up(child, error):
+            if self.record_failure(child, error):
                 return
             if self.strategy == "one_for_all":
                 self._failed = child
@@ -207,19 +282,23 @@ class Supervisor:
                 return
             await self.pause(child)
             child.restarts += 1
-        self._leave(child)
+        self._remove(child)
 
-    def _leave(self, child: Supervised) -> None:
+    def _remove(self, child: Supervised) -> None:
         child.close()
         del self._children[child.name]
 
-    def renew(self, child: Supervised, wish: Renewed) -> None:
-        """Note that a child wished for another life."""
-        logger.info("%s under %s begins another life: %s", child.name, self.name, wish)
+    def record_renewal(self, child: Supervised, reason: Renewed) -> None:
+        """Record that a child asked for its own restart."""
+        logger.info("%s under %s restarts as it asked: %s", child.name, self.name, reason)
         child.restarts += 1
 
-    def give_up(self, child: Supervised, error: Exception) -> bool:
-        """Count a failure; escalate if it is one too many."""
+    def record_failure(self, child: Supervised, error: Exception) -> bool:
+        """Count a failure of a child, and escalate if the row exceeds the limit.
+
+        Returns:
+            Whether the supervisor gave up.
+        """
         row = [child] if self.strategy == "one_for_one" else list(self._children.values())
         if child.ready_at is not None and trio.current_time() - child.ready_at >= self.policy.healthy_s:
             for member in row:
@@ -228,7 +307,7 @@ class Supervisor:
         child.last_error = error
         over = self.policy.limit is not None and child.failures > self.policy.limit
         what = "giving up" if over else f"restart in {self.policy.delay(child.failures):g} s"
-        # A process that died says how in its message; the way through this process's code says nothing more.
+        # The message of a ProcessDied says everything; the traceback through this process adds nothing.
         trace = None if isinstance(error, ProcessDied) else error
         template = "%s under %s failed, %d in a row: %s (%s)"
         logger.error(template, child.name, self.name, child.failures, error, what, exc_info=trace)
@@ -239,16 +318,16 @@ class Supervisor:
         return over
 
     async def pause(self, child: Supervised) -> None:
-        """The backoff. It ends early when there is a wish to stop."""
+        """Wait for the backoff to pass. A request to stop ends the wait early."""
         child.state = "waiting"
-        stop_wished = child.stop_wished if self.strategy == "one_for_one" else self.stop_wished
+        stop_requested = child.stop_requested if self.strategy == "one_for_one" else self.stop_requested
         child.restart_at = trio.current_time() + self.policy.delay(child.failures)
         with trio.move_on_at(child.restart_at):
-            await stop_wished.wait()
+            await stop_requested.wait()
         child.restart_at = None
 
-    async def _stop_when_wished(self, scope: trio.CancelScope) -> None:
-        await self.stop_wished.wait()
+    async def _stop_when_requested(self, scope: trio.CancelScope) -> None:
+        await self.stop_requested.wait()
         self.state = "stopping"
         with trio.move_on_after(STOP_S) as patience:
             for child in reversed(list(self._children.values())):
@@ -263,18 +342,46 @@ class Supervisor:
 async def open_supervisor(
     name: str = "root", *, strategy: Strategy = "one_for_one", restarts: Restarts | None = None
 ) -> AsyncIterator[Supervisor]:
-    """The topmost supervisor of a tree.
+    """Open the topmost supervisor of a tree.
 
-    Leaving the block normally is :meth:`Supervisor.stop`, waited for; leaving it by an exception or cancellation
-    cancels every actor where it waits. Either way all teardowns have run when the block is left, and asks that had no
-    answer have failed. When the supervisor gives up, the block is cancelled and
-    :class:`~omni_actors.actors.errors.Escalation` comes out of it. An exception of the block comes out as it is.
+    The normal end of the block calls :meth:`Supervisor.stop` and waits. An exception or a cancellation of the block
+    cancels every actor where it waits. Either way, when the block is left, all teardowns have run, and asks without an
+    answer have failed.
+
+    >>> import trio
+    >>> from omni_actors.actors import Actor, Escalation, Restarts, open_supervisor
+    >>> class Broken(Actor[str]):
+    ...     async def setup(self) -> None:
+    ...         raise OSError("no such device")
+    ...     async def receive(self, message: str) -> None: ...
+    >>> async def main() -> None:
+    ...     async with open_supervisor("app", restarts=Restarts(limit=2, first_s=0.01)) as root:
+    ...         root.start(Broken, name="camera")
+    ...         await trio.sleep_forever()
+    >>> try:
+    ...     trio.run(main)
+    ... except Escalation as escalation:
+    ...     print(escalation)
+    'camera' failed 3 times in a row; last: OSError: no such device
+
+    Args:
+        name: The name of the supervisor in logs and in :meth:`Supervisor.tree`.
+        strategy: The children that are restarted together, see :data:`Strategy`.
+        restarts: When to restart and when to give up; :class:`Restarts` with its defaults if not given.
+
+    Yields:
+        The supervisor.
+
+    Raises:
+        Escalation: The supervisor gave up, which also cancelled the block.
+        ValueError: The strategy is unknown.
+        BaseException: An exception of the block comes out unchanged.
     """
     root = Supervisor(name, strategy, restarts or Restarts())
     failure: BaseException | None = None
 
     async def run(scope: trio.CancelScope) -> None:
-        if await root.live() is not None:
+        if await root.run_incarnation() is not None:
             scope.cancel()
         root.close()
 
@@ -290,7 +397,7 @@ async def open_supervisor(
                 nursery.cancel_scope.cancel()
     finally:
         root.close()
-    escalation = root.escalation  # also one that was decided when the block failed for its sake
+    escalation = root.escalation  # set also when the block failed because of the escalation
     try:
         if escalation is not None and (failure is None or _only_consequences(failure)):
             raise escalation
@@ -303,24 +410,24 @@ async def open_supervisor(
 
 
 def _check_factory(factory: object) -> None:
-    """Raise ``TypeError`` for what cannot make the object of each life."""
+    """Raise ``TypeError`` for a factory that cannot make a new actor for each incarnation."""
     if isinstance(factory, Actor):
         kind = type(factory).__name__
         raise TypeError(
-            f"start() takes a function that makes a new actor for each life, not the actor {factory!r}: "
+            f"start() takes a function that makes a new actor for each incarnation, not the actor {factory!r}: "
             f"pass the class, or lambda: {kind}(...)"
         )
     if not callable(factory):
-        raise TypeError(f"start() takes a function that makes a new actor for each life, not {factory!r}")
+        raise TypeError(f"start() takes a function that makes a new actor for each incarnation, not {factory!r}")
     if isinstance(factory, type) and not issubclass(factory, Actor):
-        raise TypeError(f"start() takes a function that makes an actor, and {factory.__qualname__} is no Actor")
+        raise TypeError(f"start() takes a function that makes an actor, and {factory.__qualname__} is not an Actor")
     if inspect.isabstract(factory):
         name = getattr(factory, "__qualname__", factory)
-        raise TypeError(f"{name} has no receive(): an actor must say what it does with a message")
+        raise TypeError(f"{name} has no receive(): an actor must define how it handles a message")
 
 
 def _only_consequences(failure: BaseException) -> bool:
-    """Whether a block failed only because its supervisor gave up: it was cancelled, or asked what was ended."""
+    """Whether a block failed only because its supervisor gave up: by a cancellation, or by an ask of an ended actor."""
     consequences = (trio.Cancelled, ActorStopped, ActorCrashed)
     if isinstance(failure, BaseExceptionGroup):
         return failure.split(consequences)[1] is None

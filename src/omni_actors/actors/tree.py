@@ -12,13 +12,20 @@ __getattr__ = moved_names(__name__, {"Down": "omni_actors.actors.ref:Down"})
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A supervisor or an actor as it is at this moment, with what is below it. ``str`` draws it."""
+    """A supervisor or an actor at the moment of the snapshot, with its children. ``str`` draws the branch.
+
+    >>> from omni_actors.actors import Branch
+    >>> counter = Branch("counter", "actor", "running", depth=3, capacity=256)
+    >>> print(Branch("app", "supervisor", "running", children=(counter,)))
+    app [running]
+      counter [running] 3/256
+    """
 
     name: str
     kind: Literal["actor", "supervisor"]
     state: str
     depth: int = 0
-    """Messages that wait, of at most ``capacity``."""
+    """Messages that wait in the mailbox, at most ``capacity``."""
     capacity: int = 0
     restarts: int = 0
     failures: int = 0
@@ -36,4 +43,5 @@ class Branch:
 
 
 def describe(error: BaseException | None) -> str | None:
+    """Return the class and the text of an error in one line, or ``None`` for no error."""
     return None if error is None else f"{type(error).__name__}: {error}"

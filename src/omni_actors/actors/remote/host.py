@@ -109,7 +109,7 @@ class _HostedActor:
     async def run(self) -> Exception | None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, nursery.cancel_scope)
-            error = await self._cell.live()
+            error = await self._cell.run_incarnation()
             nursery.cancel_scope.cancel()
         return error
 
