@@ -35,7 +35,7 @@ QWEN_TTS := $(shell grep -E '^qwen-tts-hf==' constraints.txt)
 FROM_TORCH_INDEX := --no-deps --force-reinstall --index-url
 TORCH_SOURCE := $(VENV)/.torch-index
 
-.PHONY: help setup weights demo test lint format docs bench simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
+.PHONY: help setup weights demo test lint format docs reference bench simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -85,6 +85,9 @@ format: setup  ## let ruff fix and format
 # The variable silences Material's notice about its successor.
 docs: setup  ## build the documentation site into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+reference: setup  ## write docs/reference/ anew, from the code
+	$(BIN)/python -m tools.reference
 
 test: lint docs weights  ## everything that has to hold: lint, types, import contract, documentation, tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -131,7 +131,7 @@ def test_the_deploying_page_explains_why_connections_end() -> None:
 def test_commands_have_the_options_that_a_page_shows(page: str) -> None:
     for block in blocks(page, "sh"):
         for name, rest in re.findall(r"^omni-actors +(\w+)(.*?)(?:#.*)?$", block, re.MULTILINE):
-            _parse(name, shlex.split(rest))
+            _parse(name, shlex.split(re.split(r" [|>] ", rest)[0]))
 
 
 def _parse(name: str, words: list[str]) -> None:

@@ -36,14 +36,14 @@ COMMANDS: Mapping[str, Lazy] = {
     "run": Lazy("omni_actors.entrypoints.commands.run:run", "Run one request and print or write what comes back."),
     "replicas": Lazy(
         "omni_actors.entrypoints.commands.replicas:replicas_group",
-        "Look at a server's workers, and replace them.",
+        "List a server's workers, drain them and replace them.",
     ),
     "explain": Lazy("omni_actors.entrypoints.commands.explain:explain", "Show what would run, and why."),
-    "doctor": Lazy("omni_actors.entrypoints.commands.doctor:doctor", "Find what keeps this machine from serving."),
-    "models": Lazy("omni_actors.models.weights.cli:models_group", "Fetch the demo's weights; write tiny checkpoints."),
-    "bench": Lazy("omni_actors.entrypoints.bench:bench_command", "Load a server and measure what clients feel."),
+    "doctor": Lazy("omni_actors.entrypoints.commands.doctor:doctor", "Check whether this machine can serve."),
+    "models": Lazy("omni_actors.models.weights.cli:models_group", "Fetch, check, list and remove weights."),
+    "bench": Lazy("omni_actors.entrypoints.bench:bench_command", "Load a server and measure latency and throughput."),
     "completion": Lazy(
-        "omni_actors.entrypoints.commands.completion:completion", "Print what makes a shell complete these commands."
+        "omni_actors.entrypoints.commands.completion:completion", "Print a script for completion in a shell."
     ),
 }
 
@@ -76,7 +76,7 @@ def cli() -> None:
     omni-actors serve                        the built-in demo on http://127.0.0.1:8000
     omni-actors serve ./my-model             any causal language model in a folder
     omni-actors run "Why is the sky blue?"   one answer, without a server
-    omni-actors explain                      every setting, and where it came from
+    omni-actors explain                      every setting, and its origin
 
     Each command has a --help of its own.
     """

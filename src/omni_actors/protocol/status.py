@@ -46,7 +46,7 @@ class StageHealth:
     live: int
     """Replicas that are ready and not drained."""
     wanted: int
-    """Replicas of the plan."""
+    """Replicas that the deployment is to have."""
     states: tuple[str, ...]
     """The state of each replica."""
     restarts: int
@@ -91,7 +91,7 @@ class ResumeCounts:
     resumed: Mapping[str, int]
     """Attempts begun after a worker's death, by the stage of that worker."""
     poisoned: int
-    """Requests refused because they end workers."""
+    """Requests refused because they repeatedly ended workers."""
     waiting: int
     """Requests that wait between two attempts, now."""
     pauses: int

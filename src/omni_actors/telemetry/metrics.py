@@ -18,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYP
 
 from omni_actors.protocol.request import Usage
 from omni_actors.protocol.status import AdmissionLoad, ResumeCounts
+from omni_actors.telemetry.engine_counters import engine_counter_help
 from omni_actors.telemetry.series import Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -54,29 +55,35 @@ class Metrics:
             self.registry.register(made)
             return made
 
-        self._http = counter(
-            "http_requests", "HTTP exchanges by route, method and status.", "route", "method", "status"
-        )
-        self._http_open = gauge("http_requests_in_flight", "HTTP exchanges under way.")
+        self._http = counter("http_requests", "HTTP requests by route, method and status.", "route", "method", "status")
+        self._http_open = gauge("http_requests_in_flight", "HTTP requests under way.")
         self._connections = counter("http_connections", "Connections accepted.")
-        self._connections_open = gauge("http_connections_open", "Connections now.")
-        self._connections_closed = counter("http_connections_closed", "Connections ended, by reason.", "reason")
-        self._websockets_open = gauge("http_websockets_open", "WebSockets now.")
-        self._paused = counter("http_accepting_paused", "Times that no connection could be let in, by cause.", "cause")
+        self._connections_open = gauge("http_connections_open", "Open connections.")
+        self._connections_closed = counter("http_connections_closed", "Connections closed, by reason.", "reason")
+        self._websockets_open = gauge("http_websockets_open", "Open WebSockets.")
+        self._paused = counter(
+            "http_accepting_paused", "Times that the server could not accept a connection, by cause.", "cause"
+        )
         self._requests = counter("requests", "Requests by task and outcome.", "task", "outcome")
         self._queue = histogram(
             "request_queue_time_seconds",
-            "From a request's arrival at the orchestrator to its admission.",
+            "Seconds from a request's arrival at the orchestrator to its admission.",
             _FAST,
             "task",
         )
-        self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first text.", _SECONDS, "task")
-        self._ttfa = histogram("time_to_first_audio_seconds", "From arrival to the first audio.", _SECONDS, "task")
-        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to completion.", _SECONDS, "task")
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "Seconds from a request's arrival to its first text.", _SECONDS, "task"
+        )
+        self._ttfa = histogram(
+            "time_to_first_audio_seconds", "Seconds from a request's arrival to its first audio.", _SECONDS, "task"
+        )
+        self._e2e = histogram(
+            "e2e_request_latency_seconds", "Seconds from a request's arrival to its completion.", _SECONDS, "task"
+        )
         self._prompt = counter("prompt_tokens", "Prompt tokens by stage.", "stage")
         self._cached = counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache, by stage.", "stage")
         self._generated = counter("generation_tokens", "Generated tokens by stage.", "stage")
-        self._audio_in = counter("audio_input_seconds", "Seconds of audio taken in, by stage.", "stage")
+        self._audio_in = counter("audio_input_seconds", "Seconds of audio received, by stage.", "stage")
         self._audio_out = counter("audio_output_seconds", "Seconds of audio produced, by stage.", "stage")
 
     def http_begun(self) -> None:
@@ -193,8 +200,8 @@ class _Families:
 
 
 def _fetch_families(fetches: Mapping[str, int]) -> list[Metric]:
-    ended = CounterMetricFamily("omni_actors_url_fetches", "Fetches of clients' URLs by outcome.", labels=["outcome"])
-    size = CounterMetricFamily("omni_actors_url_fetched_bytes", "What they brought.")
+    ended = CounterMetricFamily("omni_actors_url_fetches", "Fetches of clients' URLs, by outcome.", labels=["outcome"])
+    size = CounterMetricFamily("omni_actors_url_fetched_bytes", "Bytes fetched from clients' URLs.")
     for outcome, count in fetches.items():
         if outcome == "bytes":
             size.add_metric([], count)
@@ -220,18 +227,22 @@ def _resume_families(resumes: ResumeCounts) -> list[Metric]:
     resumed = _labelled(
         CounterMetricFamily,
         "requests_resumed",
-        "Attempts begun because a worker had ended, by its stage.",
+        "Attempts begun because a worker ended, by the stage of the worker.",
         "stage",
         resumes.resumed,
     )
     poison = CounterMetricFamily(
-        "omni_actors_requests_poisonous", "Requests refused because they end workers.", value=resumes.poisoned
+        "omni_actors_requests_poisonous",
+        "Requests refused because they repeatedly ended workers.",
+        value=resumes.poisoned,
     )
-    waiting = GaugeMetricFamily("omni_actors_requests_between_attempts", "Requests that wait for a worker to go on.")
+    waiting = GaugeMetricFamily(
+        "omni_actors_requests_between_attempts", "Requests that wait for a worker in order to continue."
+    )
     waiting.add_metric([], resumes.waiting)
     pause = SummaryMetricFamily(
         "omni_actors_resume_pause_seconds",
-        "From a worker's end to the first word of the next one about a request that was in it.",
+        "Seconds from a worker's death to the first output of a resumed request.",
         count_value=resumes.pauses,
         sum_value=resumes.paused_s,
     )
@@ -242,18 +253,22 @@ def _load_families(load: AdmissionLoad) -> list[Metric]:
     running = _labelled(
         GaugeMetricFamily,
         "num_requests_running",
-        "Requests admitted, and not released by every worker.",
+        "Requests admitted and not yet released by every worker.",
         "task",
         load.running,
     )
     waiting = _labelled(
         GaugeMetricFamily, "num_requests_waiting", "Requests that wait to be admitted.", "task", load.waiting
     )
-    size = GaugeMetricFamily("omni_actors_waiting_request_bytes", "What those hold.", value=load.waiting_bytes)
+    size = GaugeMetricFamily(
+        "omni_actors_waiting_request_bytes",
+        "Approximate size of the requests that wait to be admitted, in bytes.",
+        value=load.waiting_bytes,
+    )
     inside = _labelled(
         GaugeMetricFamily,
         "stage_requests_in_flight",
-        "Requests that are in a stage, or will be.",
+        "Admitted requests that are in a stage or will enter the stage.",
         "stage",
         load.stages,
     )
@@ -268,12 +283,12 @@ def _load_families(load: AdmissionLoad) -> list[Metric]:
 
 
 def _life_families(states: Mapping[str, Mapping[str, int]], ends: Mapping[str, Mapping[str, int]]) -> list[Metric]:
-    replicas = GaugeMetricFamily("omni_actors_stage_replicas", "Replicas by state.", labels=["stage", "state"])
+    replicas = GaugeMetricFamily("omni_actors_stage_replicas", "Replicas, by state.", labels=["stage", "state"])
     for stage, counts in states.items():
         for state, count in counts.items():
             replicas.add_metric([stage, state], count)
     restarts = CounterMetricFamily(
-        "omni_actors_stage_restarts", "Workers that ended and were followed by others.", labels=["stage", "cause"]
+        "omni_actors_stage_restarts", "Workers that ended and were replaced, by cause.", labels=["stage", "cause"]
     )
     for stage, counts in ends.items():
         for cause, count in counts.items():
@@ -284,8 +299,10 @@ def _life_families(states: Mapping[str, Mapping[str, int]], ends: Mapping[str, M
 def _stage_families(
     counters: Mapping[str, Iterable[Mapping[str, float]]], replicas: Mapping[str, tuple[int, int]]
 ) -> list[Metric]:
-    live = GaugeMetricFamily("omni_actors_stage_live_replicas", "Replicas that can take work.", labels=["stage"])
-    wanted = GaugeMetricFamily("omni_actors_stage_wanted_replicas", "Replicas of the plan.", labels=["stage"])
+    live = GaugeMetricFamily("omni_actors_stage_live_replicas", "Replicas that can take requests.", labels=["stage"])
+    wanted = GaugeMetricFamily(
+        "omni_actors_stage_wanted_replicas", "Replicas that the deployment is to have.", labels=["stage"]
+    )
     for stage, (alive, planned) in replicas.items():
         live.add_metric([stage], alive)
         wanted.add_metric([stage], planned)
@@ -297,7 +314,7 @@ def _stage_families(
                 family = families.get(metric)
                 if family is None:
                     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                    family = kind(metric, f"The engine's own '{name}'.", labels=["stage", "replica"])
+                    family = kind(metric, engine_counter_help(name), labels=["stage", "replica"])
                     families[metric] = family
                 family.add_metric([stage, str(replica)], float(value))
     return [live, wanted, *(families[name] for name in sorted(families))]

@@ -64,21 +64,38 @@ class _Bench(click.Command):
 @target_options("http://127.0.0.1:8000/v1", "Base URL of the API; without a path it is /v1.")
 @click.option("--model", help="Model name to send.  [default: the first of /v1/models]")
 @click.option("--api-key", envvar="OPENAI_API_KEY", help="Bearer token.  [env: OPENAI_API_KEY]", show_default=False)
-@click.option("--concurrency", callback=_numbers(int), help="Requests kept in flight; a list sweeps.  [default: 1]")
-@click.option("--rate", callback=_numbers(float), help="Requests started per second (Poisson); a list sweeps.")
-@click.option("--requests", type=click.IntRange(min=1), default=16, help="Requests per level and repeat.")
+@click.option(
+    "--concurrency",
+    callback=_numbers(int),
+    help="Requests in flight at once; a list measures each value.  [default: 1]",
+)
+@click.option(
+    "--rate",
+    callback=_numbers(float),
+    help="Requests started per second (Poisson arrivals); a list measures each value.",
+)
+@click.option("--requests", type=click.IntRange(min=1), default=16, help="Requests per load level and repeat.")
 @click.option("--warmup", type=click.IntRange(min=0), default=2, help="Requests before the first level, not counted.")
-@click.option("--repeats", type=click.IntRange(min=1), default=3, help="Passes per level; the medians are reported.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=3, help="Repeats of each load level; the report has the medians."
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=64, help="Tokens per answer (chat workloads).")
-@click.option("--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File, a prompt a line.")
-@click.option("--voice", default="alloy", help="Voice (workloads with audio).")
-@click.option("--body", "extra", callback=_json_object, default="{}", help="JSON merged into each body.")
+@click.option(
+    "--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with one prompt per line."
+)
+@click.option("--voice", default="alloy", help="Voice of the answers (workloads with audio).")
+@click.option("--body", "extra", callback=_json_object, default="{}", help="JSON object that is merged into each body.")
 @click.option("--no-usage", is_flag=True, help="Do not ask for usage; count text deltas as tokens.")
-@click.option("--sample-rate", type=click.IntRange(min=1), default=24000, help="Hz, where the reply does not say.")
+@click.option(
+    "--sample-rate",
+    type=click.IntRange(min=1),
+    default=24000,
+    help="Sample rate in Hz, if the reply does not state it.",
+)
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds per request.")
-@click.option("--seed", default=0, help="Of the arrival times.")
-@click.option("--json", "json_path", type=OutputFile(), help="Write all numbers here.")
-@click.option("--plot", type=OutputFile(), help="Write a picture here (png, svg, pdf).")
+@click.option("--seed", default=0, help="Seed of the arrival times.")
+@click.option("--json", "json_path", type=OutputFile(), help="File to write all numbers to, as JSON.")
+@click.option("--plot", type=OutputFile(), help="File to write a plot to (png, svg or pdf).")
 def bench_command(
     workload: str,
     target: Target,
@@ -100,21 +117,20 @@ def bench_command(
     json_path: Path | None,
     plot: Path | None,
 ) -> None:
-    """Load an OpenAI-style server and measure what its clients feel.
+    """Load a server with OpenAI's API, and measure latency and throughput as clients see them.
 
     WORKLOAD is chat (streamed text), chat-audio (streamed text and speech), speech (chunked samples) or speech-sse.
-    "bench transport" measures the way of payloads between workers instead, without a server; see its --help.
+    "bench transport" measures the transport of payloads between workers, without a server; see its --help.
 
     \b
     TTFT  time to first text              E2EL      end-to-end latency
     TTFP  time to first packet of audio   RTF       E2EL per second of audio
     TPOT  time per token after the first  underrun  silence in a player that starts at the first packet
 
-    A reply counts only if it is whole and its usage adds up; an error event or a short stream makes it a failure,
-    and any failure makes the exit status 1.
+    A reply counts only if it is complete and its usage adds up. An error event or a short stream is a failure, and any
+    failure makes the exit status 1.
 
     \b
-    Examples:
       omni-actors bench chat --concurrency 1,8,32 --json chat.json --plot chat.png
       omni-actors bench chat-audio --rate 0.2,0.5,1 --requests 20
       omni-actors bench speech --url https://api.example.com/v1 --model tts-1 --no-usage

@@ -20,14 +20,21 @@ _WIDTH = 110
 
 
 @click.command("transport", context_settings={"show_default": True, "max_content_width": 110})
-@click.option("--way", "ways", type=click.Choice(WAYS), multiple=True, help="Measure only this; may be repeated.")
-@click.option("--quick", is_flag=True, help="Fewer rounds.")
-@click.option("--json", "json_path", type=OutputFile(), help="Write all numbers here.")
+@click.option(
+    "--way",
+    "ways",
+    type=click.Choice(WAYS),
+    multiple=True,
+    help="Way of transport to measure. Repeatable.  [default: all]",
+    show_default=False,
+)
+@click.option("--quick", is_flag=True, help="Measure fewer rounds.")
+@click.option("--json", "json_path", type=OutputFile(), help="File to write all numbers to, as JSON.")
 def transport_command(ways: tuple[str, ...], quick: bool, json_path: Path | None) -> None:
     """Send payloads from one process to another and wait for each one's acknowledgement.
 
-    The two processes do what two workers do, with every byte compared in the first rounds of each size. Nothing else
-    runs between them: no model, no serving process. Round trips are p50 / p99; GB/s counts a payload once, by the p50.
+    The two processes do what two workers do, without a model and without a serving process. Every byte is compared in
+    the first rounds of each size. Round trips are p50 / p99; GB/s counts a payload once, by the p50.
     """
     click.echo(
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; other work on this machine shows in the numbers"

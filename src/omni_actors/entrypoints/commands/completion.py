@@ -15,14 +15,14 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a script by which SHELL completes commands, options and the names of pipelines.
+    """Print a script that lets SHELL complete commands, options and names of pipelines.
 
     \b
     echo 'eval "$(omni-actors completion bash)"' >> ~/.bashrc
     echo 'eval "$(omni-actors completion zsh)"' >> ~/.zshrc
     omni-actors completion fish > ~/.config/fish/completions/omni-actors.fish
 
-    It holds for shells that are started afterwards.
+    Shells that are started afterwards use it.
     """
     kind = get_completion_class(shell)
     assert kind is not None

@@ -83,27 +83,29 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "settings",
         multiple=True,
         metavar="PATH=VALUE",
-        help="One setting, over the deploy file's: stages.llm.replicas=2. Repeatable; 'explain --keys' lists them.",
+        help="One setting, such as stages.llm.replicas=2; it overrules the deploy file. 'explain --keys' lists all "
+        "settings. Repeatable.",
     )
     @click.option(
         "--platform",
-        help="Hardware of every stage that names no other.  [env: OMNI_ACTORS_PLATFORM]  [default: what is found]",
+        help="Platform of every stage whose settings name no platform.  [env: OMNI_ACTORS_PLATFORM]  "
+        "[default: the platform that is found]",
     )
     @click.option(
         "--engine",
         "engines",
         multiple=True,
         metavar="STAGE=KIND",
-        help="What computes a stage: auto, torch, vllm, a kind of engine, or module:Class. Repeatable.",
+        help="Engine of a stage: auto, torch, vllm, an engine kind, or module:Class. Repeatable.",
     )
-    @click.option("--pipeline", help="Pipeline to serve the model by.  [default: by the model's architecture]")
+    @click.option("--pipeline", help="Pipeline that serves the model.  [default: by the model's architecture]")
     @click.option(
         "--chat-template",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
         help="Chat template (Jinja) to use instead of the model's own.",
     )
-    @click.option("--served-model-name", metavar="NAME", help="The name clients know it by.")
+    @click.option("--served-model-name", metavar="NAME", help="Name of the model for clients.")
     @click.option("--revision", help="Branch, tag or commit of a public checkpoint.  [default: main]")
     @functools.wraps(command)
     def wrapped(

@@ -19,20 +19,25 @@ PIPED_WIDTH = 160
 @click.command("doctor", context_settings={"show_default": True})
 @click.option(
     "--platform",
-    help=f"The platform that is asked for.  [env: {VARIABLE}]  [default: what is found]",
+    help=f"Platform to check for.  [env: {VARIABLE}]  [default: the platform that is found]",
     show_default=False,
 )
-@host_option("Address or name that a server would listen on (as 'serve' takes it).")
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Its port.")
-@click.option("--uds", "unix_path", type=click.Path(), help="Unix socket that it would listen on instead of them.")
-@click.option("--deep", is_flag=True, help="Open a device of each platform too, each in a process of its own.")
+@host_option("Address or name that the server would listen on.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Port that the server would listen on.")
+@click.option(
+    "--uds",
+    "unix_path",
+    type=click.Path(),
+    help="Unix socket that the server would listen on, instead of host and port.",
+)
+@click.option("--deep", is_flag=True, help="Also open a device of each platform, each in a process of its own.")
 @click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     help="Seconds that opening devices may take.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For a program.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.pass_context
 def doctor(
     context: click.Context,
@@ -44,18 +49,17 @@ def doctor(
     deadline: float,
     as_json: bool,
 ) -> int:
-    """Look at what keeps this machine from serving, and say what to do about it.
+    """Check whether this machine can serve, and say how to mend what is wrong.
 
-    Platforms and their devices, plugins, versions of packages, engines, transports, limits of the system. Starts no
-    worker and opens no device, unless it is told to (--deep).
+    The report covers platforms and their devices, plug-ins, versions of packages, engines, transports and limits of the
+    system. No worker is started, and no device is opened without --deep.
 
     \b
     omni-actors doctor
     omni-actors doctor --platform cuda --deep
     omni-actors doctor --json | jq .sections.platforms
 
-    Exit status: 0 if what was asked for can be served (a warning is none), 1 if something stands against it, 2 for a
-    wrong option.
+    Exit status: 0 if the machine can serve (warnings do not matter), 1 if there is a problem, 2 for a wrong option.
     """
     if not deep and typed(context, "deadline"):
         raise click.UsageError("--deadline is for --deep")

@@ -17,14 +17,14 @@ PIPED_WIDTH = 160
 
 @click.command("explain")
 @click.argument("model", required=False, shell_complete=complete_model)
-@click.option("--json", "as_json", is_flag=True, help="For a program.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.option("--keys", is_flag=True, help="List every setting that a deploy file or --set may have.")
 @deployment_options
 def explain(deployment: Deployment, as_json: bool, keys: bool) -> None:
-    """Show what would run, and where each value came from.
+    """Show the plan of a deployment, and the origin of each value.
 
-    MODEL is a pipeline's name, a model's folder or a checkpoint's public name; without one it is the demo. Takes the
-    options of 'serve' that say what to deploy; starts nothing, needs no weights and fetches none.
+    MODEL is a pipeline's name, a model's folder or a checkpoint's public name; the default is the demo. The command
+    takes the options of 'serve' that describe the deployment. It starts nothing, needs no weights and fetches none.
 
     \b
     omni-actors explain --deploy two-gpus.yaml

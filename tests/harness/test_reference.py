@@ -1,0 +1,62 @@
+"""The reference pages say what the code says, and the code says something about everything."""
+
+from __future__ import annotations
+
+import ast
+
+import click
+import pytest
+from tools.reference import cli
+from tools.reference.error_sources import SOURCE
+from tools.reference.markdown import Undocumented, documented
+from tools.reference.pages import FOLDER, PAGES
+
+from omni_actors.telemetry.engine_counters import ENGINE_COUNTERS
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_code_says(name: str) -> None:
+    """If a page is not, ``make reference`` writes it anew."""
+    assert (FOLDER / name).read_text() == PAGES[name]()
+
+
+def test_every_reference_page_is_generated() -> None:
+    assert {path.name for path in FOLDER.glob("*.md")} == {*PAGES, "limits.md"}
+
+
+def test_every_number_that_a_worker_reports_has_a_help_text() -> None:
+    reported = set()
+    for path in SOURCE.rglob("*.py"):
+        if path.parent.name == "stub":
+            continue
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and function.name == "counters":
+                reported |= _keys(function)
+    assert len(reported) > 30
+    assert reported <= ENGINE_COUNTERS.keys()
+
+
+def _keys(function: ast.FunctionDef) -> set[str]:
+    """Return the names that a function writes as keys of a dictionary."""
+    found = set()
+    for it in ast.walk(function):
+        keys = it.keys if isinstance(it, ast.Dict) else [it.slice] if isinstance(it, ast.Subscript) else []
+        found |= {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return found
+
+
+def test_an_option_without_help_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    @click.option("--secret")
+    def tell(secret: str) -> None:
+        """Tell a secret."""
+
+    monkeypatch.setattr(cli, "cli", tell)
+    with pytest.raises(Undocumented, match="--secret"):
+        cli.make()
+
+
+@pytest.mark.parametrize("text", [None, "", "No full stop"])
+def test_a_description_is_a_sentence(text: str | None) -> None:
+    with pytest.raises(Undocumented):
+        documented("it", text)

@@ -1,0 +1,17 @@
+"""The list of the reference pages, each with the function that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tools.reference import cli, errors, metrics
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "cli.md": cli.make,
+    "errors.md": errors.make,
+    "metrics.md": metrics.make,
+}
+"""File name in :data:`FOLDER` → the function that returns the page."""
