@@ -17,6 +17,7 @@ from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.middleware import PROBES
+from omni_actors.entrypoints.openai.errors import http_error_body
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
@@ -255,7 +256,8 @@ async def served(
     options = options or ServerOptions()
     app = build_app(orchestrator, media, plan, options)
     stop = trio.Event()
-    run = partial(serve, limits=options.limits, probes=PROBES) if options.server == "builtin" else hypercorn.serve
+    builtin = partial(serve, limits=options.limits, probes=PROBES, error_body=http_error_body)
+    run = builtin if options.server == "builtin" else hypercorn.serve
     async with trio.open_nursery() as nursery:
         if media is not None:
             nursery.start_soon(media.run)

@@ -28,7 +28,8 @@ from tests.pipelines.builders import plan_of
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import Limits, serve
-from omni_actors.entrypoints.server.parser import METHODS, BadRequest, RequestParser
+from omni_actors.entrypoints.server.errors import BadRequest
+from omni_actors.entrypoints.server.parser import METHODS, RequestParser
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.telemetry.metrics import Metrics

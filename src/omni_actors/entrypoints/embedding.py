@@ -9,6 +9,7 @@ import trio
 from omni_actors.entrypoints.app import Application, build_app
 from omni_actors.entrypoints.middleware import PROBES
 from omni_actors.entrypoints.offline import AsyncOmni
+from omni_actors.entrypoints.openai.errors import http_error_body
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.serve import cannot_listen, tls_of, warn_of_open_doors
 from omni_actors.entrypoints.server import serve
@@ -62,6 +63,7 @@ async def serve_http(
             limits=options.limits,
             metrics=app.services.metrics,
             probes=PROBES,
+            error_body=http_error_body,
             unix_path=options.unix_path,
             tls=tls_of(options),
             grace_s=omni.plan.limits.drain_s if grace_s is None else grace_s,

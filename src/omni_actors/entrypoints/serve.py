@@ -21,6 +21,7 @@ from omni_actors.entrypoints.admin.access import is_loopback
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.loading import show_loading
 from omni_actors.entrypoints.middleware import PROBES
+from omni_actors.entrypoints.openai.errors import http_error_body
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.entrypoints.server.listeners import tls_context
@@ -116,7 +117,13 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
             nursery.start_soon(_drain, orchestrator, plan, ending, patient)
 
             async def to_the_end(*, task_status: trio.TaskStatus[list[str]]) -> None:
-                ours = partial(serve, limits=options.limits, metrics=app.services.metrics, probes=PROBES)
+                ours = partial(
+                    serve,
+                    limits=options.limits,
+                    metrics=app.services.metrics,
+                    probes=PROBES,
+                    error_body=http_error_body,
+                )
                 await (ours if options.server == "builtin" else hypercorn.serve)(
                     app,
                     options.hosts,

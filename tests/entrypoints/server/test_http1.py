@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.entrypoints.server.door import PLAIN, echo, opened, request, until, until_end
 
 from omni_actors.entrypoints.server import Exchange, Limits
-from omni_actors.entrypoints.server.parser import STEPS, BadRequest, RequestParser
+from omni_actors.entrypoints.server.errors import BadRequest
+from omni_actors.entrypoints.server.parser import STEPS, RequestParser
 
 CHUNKED = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNKS = b"3;note=1\r\nabc\r\n4\r\n\r\n\r\n\r\n1\r\nd\r\n0\r\nTrailer: 1\r\n\r\n"

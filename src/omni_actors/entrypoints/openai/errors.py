@@ -46,6 +46,11 @@ def http_error(status: int, message: str, *, code: str | None = None, param: str
     return ErrorInfo(message=message, type=kind, code=code, param=param, status=status)
 
 
+def http_error_body(status: int, message: str) -> bytes:
+    """Return the body of an error that the HTTP server answers by itself, in OpenAI's format."""
+    return error_body(http_error(status, message))
+
+
 def internal_error(request_id: str) -> ErrorInfo:
     """What a client learns of an unexpected exception: under which id the log has it."""
     return ErrorInfo(

@@ -16,14 +16,25 @@ import trio
 from omni_actors.entrypoints.server import listeners
 from omni_actors.entrypoints.server.acceptor import Acceptor
 from omni_actors.entrypoints.server.disconnects import DisconnectWatcher
+from omni_actors.entrypoints.server.errors import ErrorBody, default_error_body
 from omni_actors.entrypoints.server.http1 import Exchange
 from omni_actors.entrypoints.server.limits import Limits
+from omni_actors.entrypoints.server.metrics import NoMetrics, ServerMetrics
 from omni_actors.entrypoints.server.server import Application, Server
 from omni_actors.entrypoints.server.to_asgi import Adapter, ASGIApp
 from omni_actors.entrypoints.server.websocket import SocketClosed, WebSocket
-from omni_actors.telemetry.metrics import Metrics
 
-__all__ = ["ASGIApp", "Application", "Exchange", "Limits", "SocketClosed", "WebSocket", "serve"]
+__all__ = [
+    "ASGIApp",
+    "Application",
+    "ErrorBody",
+    "Exchange",
+    "Limits",
+    "ServerMetrics",
+    "SocketClosed",
+    "WebSocket",
+    "serve",
+]
 
 
 async def serve(
@@ -32,10 +43,11 @@ async def serve(
     port: int,
     *,
     limits: Limits | None = None,
-    metrics: Metrics | None = None,
+    metrics: ServerMetrics | None = None,
     unix_path: str | None = None,
     tls: ssl.SSLContext | None = None,
     probes: Collection[str] = (),
+    error_body: ErrorBody = default_error_body,
     grace_s: float = 30.0,
     shutdown: Callable[[], Awaitable[None]] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -57,7 +69,9 @@ async def serve(
     try:
         adapter = Adapter(app)
         answers = app if isinstance(app, Application) else adapter
-        server = Server(answers, limits or Limits(), metrics or Metrics(), disconnects, tls, frozenset(probes))
+        server = Server(
+            answers, limits or Limits(), metrics or NoMetrics(), disconnects, error_body, tls, frozenset(probes)
+        )
         async with adapter.lifespan(), trio.open_nursery() as watching:
             watching.start_soon(disconnects.run)
             watching.start_soon(server.sweep)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from omni_actors.entrypoints.openai.errors import error_body, http_error
+from omni_actors.entrypoints.server.errors import JSON_HEADER
 from omni_actors.entrypoints.server.http1 import Exchange
 from omni_actors.entrypoints.server.server import Server
 from omni_actors.entrypoints.server.websocket import WebSocket
@@ -19,7 +19,7 @@ async def answer(server: Server, exchange: Exchange) -> None:
     failure: BaseException | None = None
     try:
         if server.draining:
-            await refuse(exchange, 503, DRAINING)
+            await refuse(server, exchange, 503, DRAINING)
         else:
             await server.application.http(exchange)
     except Exception as error:
@@ -33,7 +33,7 @@ async def answer(server: Server, exchange: Exchange) -> None:
     if failure is not None:
         log.error("unexpected failure of %s %r", exchange.method, exchange.path, exc_info=failure)
     if not exchange.started:
-        await refuse(exchange, 500, "Internal error.")
+        await refuse(server, exchange, 500, "Internal error.")
 
 
 async def serve_socket(server: Server, exchange: Exchange, socket: WebSocket) -> None:
@@ -49,13 +49,12 @@ async def serve_socket(server: Server, exchange: Exchange, socket: WebSocket) ->
         if rest is not None:
             raise rest from None
     if not exchange.started:
-        await refuse(exchange, 500 if failed else 403, "Internal error." if failed else "Not accepted.")
+        await refuse(server, exchange, 500 if failed else 403, "Internal error." if failed else "Not accepted.")
     else:
         await socket.part(1011 if failed else 1000)
 
 
-async def refuse(exchange: Exchange, status: int, message: str) -> None:
+async def refuse(server: Server, exchange: Exchange, status: int, message: str) -> None:
     """Answer with an error, and close the connection behind it."""
     exchange.keep_alive = False
-    body = error_body(http_error(status, message))
-    await exchange.respond(status, [(b"content-type", b"application/json")], body)
+    await exchange.respond(status, [JSON_HEADER], server.error_body(status, message))

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
 from omni_actors.entrypoints.server.dispatch import DRAINING
-from omni_actors.entrypoints.server.parser import BadRequest
-from omni_actors.entrypoints.server.server import CLOSED_S
-from omni_actors.entrypoints.server.transport import TlsTransport
-
-if TYPE_CHECKING:
-    from omni_actors.entrypoints.server.connection import Connection
+from omni_actors.entrypoints.server.errors import BadRequest
+from omni_actors.entrypoints.server.server import CLOSED_S, ManagedConnection, Reason, Server
+from omni_actors.entrypoints.server.transport import TlsTransport, Transport
 
 NEEDS_TLS = "TLS is spoken here: https:// (or wss://) in place of http:// (or ws://)."
 
 
-async def shake_hands(connection: Connection, transport: TlsTransport) -> bool:
+class TlsConnection(ManagedConnection, Protocol):
+    """The part of a connection that the handshake uses."""
+
+    idle: bool
+    reason: Reason | None
+    refusal: BadRequest | None
+    transport: Transport
+
+    @property
+    def server(self) -> Server: ...
+
+    def end_after(self, seconds: float, reason: Reason) -> None: ...
+
+
+async def shake_hands(connection: TlsConnection, transport: TlsTransport) -> bool:
     """Whether requests may follow. If not, the connection has a reason to end and, where it can be said, a refusal."""
     server = connection.server
     if server.draining:

@@ -6,14 +6,12 @@ import time
 from collections.abc import Awaitable
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import unquote
 
-from omni_actors.entrypoints.openai.errors import error_body, http_error
-from omni_actors.entrypoints.server.parser import BadRequest, Headers, RequestParser
-
-if TYPE_CHECKING:
-    from omni_actors.entrypoints.server.connection import Connection
+from omni_actors.entrypoints.server.errors import BadRequest, ErrorBody
+from omni_actors.entrypoints.server.parser import Headers, RequestParser
+from omni_actors.entrypoints.server.transport import Transport
 
 _NO_BODY = frozenset({204, 304})
 
@@ -52,6 +50,39 @@ class DateLine:
         return self._line
 
 
+class HttpServer(Protocol):
+    """The part of a server that an exchange uses."""
+
+    @property
+    def scheme(self) -> str: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    @property
+    def date_line(self) -> DateLine: ...
+
+
+class HttpConnection(Protocol):
+    """The part of a connection that an exchange uses."""
+
+    @property
+    def address(self) -> tuple[str, int | None]: ...
+
+    @property
+    def client(self) -> tuple[str, int] | None: ...
+
+    @property
+    def server(self) -> HttpServer: ...
+
+    @property
+    def transport(self) -> Transport: ...
+
+    async def send(self, data: bytes) -> None: ...
+
+    async def fill(self) -> None: ...
+
+
 class Exchange:
     """One HTTP request, to whoever answers it, and its answer.
 
@@ -77,7 +108,7 @@ class Exchange:
         "target",
     )
 
-    def __init__(self, connection: Connection, parser: RequestParser) -> None:
+    def __init__(self, connection: HttpConnection, parser: RequestParser) -> None:
         self._connection = connection
         self._parser = parser
         self.method = parser.method
@@ -231,9 +262,9 @@ class Exchange:
         return data
 
 
-def error_response(error: BadRequest) -> bytes:
-    """The answer to a request that is answered by nobody else; the connection is closed behind it."""
-    body = error_body(http_error(error.status, error.message))
+def error_response(error: BadRequest, error_body: ErrorBody) -> bytes:
+    """Return the whole response, head and body, to a request that no handler answers; the connection closes behind."""
+    body = error_body(error.status, error.message)
     further = _FURTHER.get(error.status, b"")
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
     return b"%b%b%b\r\n%b" % (_START_LINES[error.status], head, further, body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httptools
 
+from omni_actors.entrypoints.server.errors import BadRequest
 from omni_actors.entrypoints.server.limits import Limits
 
 Headers = list[tuple[bytes, bytes]]
@@ -18,15 +19,6 @@ CHUNK_FRAMING = 8
 
 _BODY = frozenset({b"content-length", b"transfer-encoding"})
 _END = b"\r\n\r\n"
-
-
-class BadRequest(Exception):
-    """What a client sent is not (acceptable) HTTP/1.1: its connection ends with this status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 class RequestParser:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import trio
 
 from omni_actors.entrypoints.server.disconnects import DisconnectWatcher
+from omni_actors.entrypoints.server.errors import ErrorBody
 from omni_actors.entrypoints.server.http1 import DateLine, Exchange
 from omni_actors.entrypoints.server.limits import Limits
+from omni_actors.entrypoints.server.metrics import ServerMetrics
 from omni_actors.entrypoints.server.websocket import WebSocket
-from omni_actors.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from omni_actors.entrypoints.server.connection import Connection
 
 CLOSED_S = 1.0
 """What a client gets to close its connection when it has closed its WebSocket, or the server drains."""
@@ -53,21 +51,56 @@ class Application(Protocol):
     async def websocket(self, socket: WebSocket) -> None: ...
 
 
+class ManagedConnection(Protocol):
+    """The part of a connection that its server uses."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    @property
+    def idle_until(self) -> float: ...
+
+    @property
+    def spared_until(self) -> float: ...
+
+    @property
+    def asks(self) -> bool: ...
+
+    @property
+    def lingers(self) -> bool: ...
+
+    @property
+    def left_s(self) -> float | None: ...
+
+    @property
+    def probed(self) -> bool: ...
+
+    @property
+    def socket(self) -> WebSocket | None: ...
+
+    def end(self, reason: Reason) -> None: ...
+
+    def make_way(self, reason: Reason) -> None: ...
+
+    def drain(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Server:
     """What the connections of one server share."""
 
     application: Application
     limits: Limits
-    metrics: Metrics
+    metrics: ServerMetrics
     disconnects: DisconnectWatcher
+    error_body: ErrorBody
     tls: ssl.SSLContext | None = None
     probes: frozenset[str] = frozenset()
     """Paths that are answered also where all places are taken."""
     date_line: DateLine = field(default_factory=DateLine)
-    connections: dict[Connection, None] = field(default_factory=dict)
+    connections: dict[ManagedConnection, None] = field(default_factory=dict)
     """Those that have a place. Those that are idle, or ask, are in the order in which they began to."""
-    waiting: dict[Connection, trio.Event] = field(default_factory=dict)
+    waiting: dict[ManagedConnection, trio.Event] = field(default_factory=dict)
     """Those beyond the limit, in the order in which they came, each with what says that it has a place."""
     freed: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
     """Who waits for a connection to end, or to have nothing done for it."""
@@ -85,7 +118,7 @@ class Server:
     def scheme(self) -> str:
         return "http" if self.tls is None else "https"
 
-    def add(self, connection: Connection, *, waits: bool = False) -> None:
+    def add(self, connection: ManagedConnection, *, waits: bool = False) -> None:
         """Take note of a new connection: it has a place, or ``waits`` for one."""
         if waits:
             self.waiting[connection] = trio.Event()
@@ -94,7 +127,7 @@ class Server:
             self.connections[connection] = None
         self.metrics.connection_opened()
 
-    def place(self, connection: Connection) -> None:
+    def place(self, connection: ManagedConnection) -> None:
         """Give a place to one that waits."""
         place = self.waiting.pop(connection)
         self.connections[connection] = None
@@ -102,7 +135,7 @@ class Server:
         self.may_shed(connection.spared_until)
         self.freed.unpark_all()
 
-    def remove(self, connection: Connection, reason: Reason) -> None:
+    def remove(self, connection: ManagedConnection, reason: Reason) -> None:
         """Forget a connection that has ended."""
         if self.waiting.pop(connection, None) is None:
             del self.connections[connection]
@@ -111,7 +144,7 @@ class Server:
         self.metrics.connection_closed(reason)
         self.freed.unpark_all()
 
-    def queue(self, connection: Connection) -> None:
+    def queue(self, connection: ManagedConnection) -> None:
         """Put it behind those that have been idle, or have asked, for longer."""
         if connection in self.connections:
             self.connections[connection] = self.connections.pop(connection)
@@ -165,7 +198,7 @@ class Server:
         now, following, found = trio.current_time(), math.inf, 0
         if now < self._none_until:
             return 0, self._none_until
-        slow: list[tuple[float, int, Connection]] = []
+        slow: list[tuple[float, int, ManagedConnection]] = []
         for it in self.connections:
             if found == number:
                 break

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import codecs
-import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Literal, Protocol
 
 import trio
-from websockets import datastructures
 from websockets.frames import Frame, Opcode
-from websockets.http11 import Request, Response
-from websockets.protocol import Protocol, Side, State
-from websockets.server import ServerProtocol
+from websockets.protocol import State
 
+from omni_actors.entrypoints.server.framing import MessageProtocol, close_reason, handshake_response, message_frame
 from omni_actors.entrypoints.server.http1 import Exchange
-from omni_actors.entrypoints.server.parser import BadRequest, Headers
-
-if TYPE_CHECKING:
-    from omni_actors.entrypoints.server.connection import Connection
+from omni_actors.entrypoints.server.limits import Limits
+from omni_actors.entrypoints.server.parser import Headers
+from omni_actors.entrypoints.server.transport import Transport
 
 SLICE = 4096
 """So much is parsed in one go: a segment full of tiny frames would take tens of milliseconds."""
-
-REASON = 123
-"""Most bytes of a close reason."""
-
-_protocol_log = logging.getLogger("omni_actors.server.websocket")
-_protocol_log.setLevel(logging.WARNING)  # websockets would say of each socket that it opens and closes
 
 
 class SocketClosed(Exception):
@@ -41,6 +29,34 @@ class SocketClosed(Exception):
         self.reason = reason
 
 
+class WebSocketServer(Protocol):
+    """The part of a server that a WebSocket uses."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def hold(self, socket: WebSocket, size: int) -> None: ...
+
+
+class WebSocketConnection(Protocol):
+    """The part of a connection that a WebSocket uses."""
+
+    @property
+    def server(self) -> WebSocketServer: ...
+
+    @property
+    def transport(self) -> Transport: ...
+
+    async def send(self, data: bytes) -> None: ...
+
+    def end(self, reason: Literal["close_timeout", "ping_timeout"]) -> None: ...
+
+    def end_after(self, seconds: float, reason: Literal["client_left", "close_timeout"]) -> None: ...
+
+
 class WebSocket:
     """A request for a WebSocket, and after :meth:`accept` the WebSocket.
 
@@ -49,7 +65,7 @@ class WebSocket:
     the client stops reading.
     """
 
-    def __init__(self, connection: Connection, exchange: Exchange, early: bytes) -> None:
+    def __init__(self, connection: WebSocketConnection, exchange: Exchange, early: bytes) -> None:
         """``early`` is what came behind the request. Raises :class:`BadRequest` where that is no proper handshake."""
         self.path = exchange.path
         self.target = exchange.target
@@ -74,9 +90,9 @@ class WebSocket:
         self._busy = 0
         self._draining = False
         self._nursery: trio.Nursery | None = None
-        self._protocol = _Protocol(self._limits.message_bytes)
+        self._protocol = MessageProtocol(self._limits.message_bytes)
         self._messages = self._protocol.messages
-        self._response = _handshake(exchange)
+        self._response = handshake_response(exchange)
         self.held = 0
         """Bytes of a message that has not wholly come."""
 
@@ -132,9 +148,9 @@ class WebSocket:
             await trio.lowlevel.checkpoint()
             raise self._closed
         if isinstance(message, str):
-            self._writes.append(_frame(Opcode.TEXT, message.encode()))
+            self._writes.append(message_frame(Opcode.TEXT, message.encode()))
         else:
-            self._writes.append(_frame(Opcode.BINARY, message))
+            self._writes.append(message_frame(Opcode.BINARY, message))
         await self._flush()
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
@@ -261,7 +277,7 @@ class WebSocket:
         """Close from this side."""
         self._closed = SocketClosed(code, reason)
         if self._ended is None:
-            self._protocol.send_close(code, _short(reason))
+            self._protocol.send_close(code, close_reason(reason))
         self._writes += self._protocol.data_to_send()
 
     def _go_away(self) -> None:
@@ -317,72 +333,3 @@ class WebSocket:
             self._pinged = True
             self._writes.append(Frame(Opcode.PING, b"").serialize(mask=False))
             await self._flush()
-
-
-class _Protocol(Protocol):
-    """Makes messages of frames as each is read, so that a text that is no UTF-8 fails the connection in its place: what
-    follows it in the same segment is not answered any more."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(Side.SERVER, max_size=most, logger=_protocol_log)
-        self.messages: deque[str | bytes] = deque()
-        self._kind = Opcode.CONT
-        self._parts = bytearray()
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-
-    def recv_frame(self, frame: Frame) -> None:
-        opcode = frame.opcode
-        if opcode is Opcode.CLOSE:
-            self.current_size = None  # control frames may come between fragments (RFC 6455, 5.4), this one too
-        super().recv_frame(frame)
-        if self.state is not State.OPEN:
-            return
-        if opcode in (Opcode.TEXT, Opcode.BINARY):
-            self._kind = opcode
-        elif opcode is not Opcode.CONT:
-            return
-        is_text = self._kind is Opcode.TEXT
-        text = self._decoder.decode(frame.data, frame.fin) if is_text else ""  # what it raises closes with 1007
-        if not frame.fin:
-            self._parts += frame.data  # as bytes: texts of two letters each would take thirty times as much
-        elif not self._parts:
-            self.messages.append(text if is_text else bytes(frame.data))
-        else:
-            self._parts += frame.data
-            self.messages.append(self._parts.decode() if is_text else bytes(self._parts))
-            self._parts = bytearray()
-
-    def fail(self, code: int, reason: str = "") -> None:
-        super().fail(code, reason)
-        self._parts = bytearray()
-
-    @property
-    def held(self) -> int:
-        """Bytes of a message, or of a frame, that has not wholly come."""
-        return len(self._parts) + len(self.reader.buffer)
-
-
-def _frame(opcode: Opcode, data: bytes) -> bytes:
-    """A whole message in one frame, as a server sends it: not masked (RFC 6455, 5.2)."""
-    size = len(data)
-    if size < 126:
-        return bytes((0x80 | opcode, size)) + data
-    if size < 1 << 16:
-        return b"%c\x7e%b%b" % (0x80 | opcode, size.to_bytes(2, "big"), data)
-    return b"%c\x7f%b%b" % (0x80 | opcode, size.to_bytes(8, "big"), data)
-
-
-def _short(reason: str) -> str:
-    return reason.encode()[:REASON].decode(errors="ignore")
-
-
-def _handshake(exchange: Exchange) -> Response:
-    """The answer that accepts it."""
-    lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in exchange.headers]
-    request = Request("/", datastructures.Headers(lines), exchange.method, f"HTTP/{exchange.http_version}")
-    if request.headers.get_all("Sec-WebSocket-Version") not in ([], ["13"]):
-        raise BadRequest(426, "The version of a WebSocket has to be 13.")
-    response = ServerProtocol(logger=_protocol_log).accept(request)
-    if response.status_code != 101:
-        raise BadRequest(response.status_code, response.body.decode().partition("\n")[0])
-    return response

@@ -1,0 +1,25 @@
+"""Requests that the server refuses by itself, and the format of the bodies that say so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+ErrorBody = Callable[[int, str], bytes]
+"""Makes the JSON body of an error that the server answers by itself, from a status and a message."""
+
+JSON_HEADER = (b"content-type", b"application/json")
+
+
+class BadRequest(Exception):
+    """A request that is not HTTP/1.1 or not acceptable: the server answers ``status`` and closes the connection."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+def default_error_body(status: int, message: str) -> bytes:
+    """Return ``{"error": {"message": …}}``: the body of an error where no other format was given to the server."""
+    return json.dumps({"error": {"message": message}}, separators=(",", ":")).encode()
