@@ -29,9 +29,9 @@ import trio
 from omni_actors.entrypoints.app import build_app
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import serve
-from omni_actors.entrypoints.services import EventStream
 from omni_actors.models.tiny.cache import cached
-from omni_actors.orchestrator import Orchestrator, open_orchestrator
+from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
+from omni_actors.orchestrator.request import RequestObserver
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import restricted, subgraph
@@ -86,9 +86,11 @@ class Measured:
         return getattr(self.orchestrator, name)
 
     @asynccontextmanager
-    async def open(self, request: Request) -> AsyncGenerator[EventStream, None]:
+    async def open(
+        self, request: Request, observer: RequestObserver | None = None
+    ) -> AsyncGenerator[RequestStream, None]:
         came = time.perf_counter()
-        async with self.orchestrator.open(request) as stream:
+        async with self.orchestrator.open(request, observer) as stream:
             admitted = time.perf_counter()
             self.waited.append(admitted - came)
             yield stream

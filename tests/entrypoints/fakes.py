@@ -23,6 +23,7 @@ from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.orchestrator.admission import Admission
+from omni_actors.orchestrator.request import RequestObserver, RequestStream
 from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
@@ -30,6 +31,7 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta, TokenLogprob, Usage
 from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, WorkerExit
 from omni_actors.stages.control import Control
+from omni_actors.telemetry.metrics import Metrics
 
 RATE = 24_000
 WORDS = ["Paris", " is", " the", " capital", " of", " France", "."]
@@ -144,18 +146,26 @@ class FakeOrchestrator:
         self.admission.foresee(outline, graph, or_later=or_later)
 
     @asynccontextmanager
-    async def open(self, request: Request) -> AsyncIterator[FakeStream]:
+    async def open(self, request: Request, observer: RequestObserver | None = None) -> AsyncIterator[FakeStream]:
         self.requests.append(request)
         steps = self.script(request)
+        observer = observer or Metrics().request(request.task)
         if steps and isinstance(steps[0], OmniError):
+            observer.failed()
+            observer.left()
             raise steps[0]
-        stream = FakeStream(f"req-{len(self.requests)}", steps)
+        stream = FakeStream(f"req-{len(self.requests)}", steps, observer)
+        observer.admitted()
         self.running += 1
         self.active.append(request)
         self.idle = trio.Event()
         try:
             yield stream
+        except Exception:
+            observer.failed()
+            raise
         finally:
+            observer.left()
             self.running -= 1
             self.active.remove(request)
             if stream.steps:
@@ -183,33 +193,49 @@ class FakeOrchestrator:
         return {"llm": [{"running": float(self.running), "kv.blocks": 7.0, "steps_total": 3.0}]}
 
 
-@dataclass
-class FakeStream:
-    id: str
-    steps: list[Step]
-    waiting: bool = False
-    """The real one says whether an event is there; here each comes by itself, while its receiver waits."""
-    take: Callable[[TextDelta], bool] | None = None
+class FakeStream(RequestStream):
+    """A stream whose events come out of a script, each while its receiver waits; everything public is replaced."""
 
-    def divert(self, take: Callable[[TextDelta], bool]) -> None:
-        self.take = take
+    def __init__(self, id: str, steps: list[Step], observer: RequestObserver) -> None:
+        self.id = id
+        self.steps = steps
+        self.observer = observer
+        self.callback: Callable[[TextDelta], bool] = lambda delta: False
+        self.peeked: Event | None = None
+
+    @property
+    def waiting(self) -> bool:
+        return False
+
+    def set_text_callback(self, callback: Callable[[TextDelta], bool]) -> None:
+        self.callback = callback
+
+    async def peek(self) -> Event:
+        self.peeked = self.peeked or await self.receive()
+        return self.peeked
 
     async def receive(self) -> Event:
         await trio.lowlevel.checkpoint()
-        while True:
+        if self.peeked is not None:
+            event, self.peeked = self.peeked, None
+            return event
+        while self.steps:
             step = self.steps[0]
             if isinstance(step, trio.Event):
                 await step.wait()
             elif isinstance(step, float):
                 await trio.sleep(step)
-            else:
+            elif isinstance(step, OmniError):
                 del self.steps[0]
-                if isinstance(step, OmniError):
-                    raise step
-                if isinstance(step, TextDelta) and self.take is not None and self.take(step):
-                    continue
-                return step
+                self.observer.failed()
+                raise step
+            else:
+                self.observer.received(step)
+                if not (isinstance(step, TextDelta) and self.callback(step)):
+                    del self.steps[0]
+                    return step
             del self.steps[0]
+        raise trio.EndOfChannel
 
 
 @dataclass

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.single_flight import SingleFlight
 from omni_actors.media.client import MediaService
+from omni_actors.orchestrator.request import RequestObserver, RequestStream
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES, Subgraph, subgraph
 from omni_actors.protocol.errors import OmniError, invalid_request, not_found
-from omni_actors.protocol.request import Completed, Event, MediaChunk, MediaRef, Request, TextDelta
+from omni_actors.protocol.request import MediaRef, Request
 from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, WorkerExit
 from omni_actors.stages.control import Control
-from omni_actors.telemetry.metrics import Metrics, RequestMetrics
+from omni_actors.telemetry.metrics import Metrics
 
 OPENAI_VOICES = (
     "alloy",
@@ -40,20 +40,6 @@ OPENAI_VOICES = (
 
 MAX_HISTORY = 8 << 20
 """Characters of transcripts that are kept for later turns."""
-
-
-class EventStream(Protocol):
-    """A running request."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def waiting(self) -> bool: ...
-
-    def divert(self, take: Callable[[TextDelta], bool]) -> None: ...
-
-    async def receive(self) -> Event: ...
 
 
 class StageState(Protocol):
@@ -102,7 +88,9 @@ class Orchestration(Protocol):
     @property
     def control(self) -> Control: ...
 
-    def open(self, request: Request) -> AbstractAsyncContextManager[EventStream]: ...
+    def open(
+        self, request: Request, observer: RequestObserver | None = None
+    ) -> AbstractAsyncContextManager[RequestStream]: ...
 
     def foresee(self, outline: Request, *, or_later: bool) -> None: ...
 
@@ -257,104 +245,11 @@ class Services:
             self.orchestrator.foresee(outline, or_later=or_later)
         except OmniError:
             counted = self.metrics.request(outline.task)
-            counted.failed = True
-            counted.over()
+            counted.failed()
+            counted.left()
             raise
 
-    def open(self, request: Request) -> Events:
-        """A request, to be run by entering it."""
-        return Events(self.orchestrator.open(request), self.metrics, request.task)
-
-
-class Events:
-    """A running request's events, counted as they pass. Ends after :class:`Completed`; raises :class:`OmniError`.
-
-    Entering it runs the request; leaving it cancels what is left, and counts the request, however it ended.
-    """
-
-    def __init__(self, opening: AbstractAsyncContextManager[EventStream], metrics: Metrics, task: str) -> None:
-        self._opening = opening
-        self._counted = (metrics, task)
-        self._metrics: RequestMetrics
-        self._stream: EventStream
-        self._first: Event | None = None
-        self._over = False
-
-    async def __aenter__(self) -> Self:
-        metrics, task = self._counted
-        self._metrics = metrics.request(task)
-        try:
-            self._stream = await self._opening.__aenter__()
-        except BaseException as error:
-            self._metrics.failed = isinstance(error, Exception)
-            self._metrics.over()
-            raise
-        self._metrics.admitted()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        if isinstance(error, Exception):
-            self._metrics.failed = True
-        try:
-            return await self._opening.__aexit__(kind, error, traceback)
-        finally:
-            self._metrics.over()
-
-    async def begin(self) -> None:
-        """Wait for the first event (or raise the failure that came in its place); iteration will give it again."""
-        self._first = await self.receive()
-
-    @property
-    def first(self) -> Event | None:
-        """The event that :meth:`begin` has waited for, until it is received."""
-        return self._first
-
-    async def receive(self) -> Event:
-        try:
-            event = await self._stream.receive()
-        except OmniError:
-            self._metrics.failed = True
-            raise
-        if isinstance(event, TextDelta):
-            self._metrics.first_text()
-        elif isinstance(event, MediaChunk):
-            self._metrics.first_audio()
-        else:
-            self._metrics.done(event.usage)
-        return event
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the next event is there already: what is written of several that are leaves in one piece."""
-        return self._stream.waiting and not self._over
-
-    def divert(self, take: Callable[[TextDelta], bool]) -> None:
-        """Let ``take`` have a text that comes while its receiver waits: if it takes it (``True``), nobody is woken. It
-        is called by whoever brings the text, and does not wait and does not raise. (It need not be asked.)"""
-        if self._first is not None:
-            self._stream.divert(take)
-            return
-
-        def first(delta: TextDelta) -> bool:
-            taken = take(delta)
-            if taken:
-                self._metrics.first_text()
-                self._stream.divert(take)
-            return taken
-
-        self._stream.divert(first)
-
-    def __aiter__(self) -> Events:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self._over:
-            raise StopAsyncIteration
-        if self._first is not None:
-            event, self._first = self._first, None
-        else:
-            event = await self.receive()
-        self._over = isinstance(event, Completed)
-        return event
+    def open(self, request: Request) -> AbstractAsyncContextManager[RequestStream]:
+        """Return a request's stream, to be run by entering it. The request is counted in the metrics once, when the
+        block is left, however it ended."""
+        return self.orchestrator.open(request, self.metrics.request(request.task))

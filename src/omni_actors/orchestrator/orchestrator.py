@@ -27,7 +27,7 @@ from omni_actors.orchestrator.binding import bind, bind_whole
 from omni_actors.orchestrator.deadlines import Deadlines, Patience
 from omni_actors.orchestrator.known import check_known
 from omni_actors.orchestrator.recovery import Recovery
-from omni_actors.orchestrator.request import RequestStream
+from omni_actors.orchestrator.request import RequestObserver, RequestStream
 from omni_actors.orchestrator.submission import sections_of, submits_of
 from omni_actors.orchestrator.wiring import Wiring
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
@@ -115,9 +115,10 @@ class Orchestrator:
 
     # ---- requests
 
-    def open(self, request: Request) -> RequestStream:
-        """A request, to be entered with ``async with``: see :class:`RequestStream`."""
-        return RequestStream(self, request, request.id or f"req-{self._run_id}-{next(self._ids)}")
+    def open(self, request: Request, observer: RequestObserver | None = None) -> RequestStream:
+        """Return the stream of a request, to be entered with ``async with`` (:class:`RequestStream`). ``observer`` is
+        told what its caller gets."""
+        return RequestStream(self, request, request.id or f"req-{self._run_id}-{next(self._ids)}", observer)
 
     def subgraph(self, request: Request) -> Subgraph:
         """What a request needs. Raises the client's mistake (400)."""
@@ -141,7 +142,7 @@ class Orchestrator:
         """What a worker of a stage has told of its model when it was ready; nothing before the first one was."""
         return next((replica.info for replica in self.pools[stage].replicas if replica.info), {})
 
-    async def _admit(self, record: RequestStream) -> RequestStream:
+    async def _admit(self, record: RequestStream) -> None:
         """Wait until the request may run, and begin. No checkpoint where it may at once."""
         request = record.request
         limits = self.plan.limits
@@ -176,7 +177,6 @@ class Orchestrator:
         self._slots[key] = self.deadlines.add(record, deadline)
         log.debug("admitted key=%d task=%s", key, request.task, extra={"request": record.id})
         self._begin(record, key, replicas, submits)
-        return record
 
     def _attempt(self, record: RequestStream, places: Mapping[str, StageReplica]) -> None:
         """Another attempt of a request, with its stages on these replicas if given. Raises ``stage_unavailable``, and

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 import trio
@@ -46,6 +46,24 @@ _CHECKPOINT_EVERY = 64
 _TEXT_OVERHEAD = 64  # bytes that a small delta counts for
 
 
+class RequestObserver(Protocol):
+    """A listener to what the caller of one request gets, for metrics. Its methods run synchronously, on the path of
+    each event, and must not raise."""
+
+    def admitted(self) -> None:
+        """The request has been admitted."""
+
+    def received(self, event: Event) -> None:
+        """The caller has an event. The first event may be reported twice (:meth:`RequestStream.peek`); of the text that
+        a text callback consumes only the first delta is reported."""
+
+    def failed(self) -> None:
+        """The caller was told that the request failed, or left the request with an exception of its own."""
+
+    def left(self) -> None:
+        """The request is over for its caller; the last call."""
+
+
 class RequestStream:
     """One request: enter it to admit, iterate it for its events, leave it to be done with it.
 
@@ -54,7 +72,9 @@ class RequestStream:
     everywhere; that neither waits nor can be interrupted.
     """
 
-    def __init__(self, orchestrator: Orchestrator, request: Request, id: str) -> None:
+    def __init__(
+        self, orchestrator: Orchestrator, request: Request, id: str, observer: RequestObserver | None = None
+    ) -> None:
         self.id = id
         self.number = -1
         """Its identity inside, from admission on."""
@@ -89,14 +109,28 @@ class RequestStream:
         self._unreleased = 0
         self._task: trio.lowlevel.Task | None = None
         self._received = 0
-        self._take: Callable[[TextDelta], bool] | None = None
+        self._text_callback: Callable[[TextDelta], bool] | None = None
+        self._observer = observer
+        self._first_text_observer = observer
+        """The observer until the text callback has consumed a delta: one check per delta, and no call."""
 
     # ---- the caller's side
 
-    def __aenter__(self) -> Coroutine[Any, Any, RequestStream]:
+    async def __aenter__(self) -> Self:
         if self.state is not RequestState.NEW:
             raise RuntimeError("a request is entered once; open another one")
-        return self._orchestrator._admit(self)
+        observer = self._observer
+        try:
+            await self._orchestrator._admit(self)
+        except BaseException as error:
+            if observer is not None:
+                if isinstance(error, Exception):
+                    observer.failed()
+                observer.left()
+            raise
+        if observer is not None:
+            observer.admitted()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -106,40 +140,42 @@ class RequestStream:
             self._end(RequestState.CANCELLED)
             self._abort()
         self._events.clear()
+        if self._observer is not None:
+            if isinstance(value, Exception):
+                self._observer.failed()
+            self._observer.left()
 
     async def receive(self) -> Event:
         """The next event; the last one is :class:`Completed`. Raises :class:`OmniError` if the request failed and
         :class:`trio.EndOfChannel` after the end (or when the block is left meanwhile),
         :class:`trio.BusyResourceError` while another task receives, and :class:`RuntimeError` for a request that has
         not been entered. If cancelled, no event is lost."""
-        if self._task is not None:
-            raise trio.BusyResourceError("another task receives from this request")
         self._received += 1
-        if not self._events:
-            if self._error is not None:
-                raise OmniError(self._error)
-            if not self.state.live:
-                if self.state is RequestState.NEW:
-                    raise RuntimeError("enter the request first: 'async with omni.open(request) as stream:'")
-                raise trio.EndOfChannel
-            self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
-            if not self._events:
-                if self._error is not None:
-                    raise OmniError(self._error)
-                raise trio.EndOfChannel
-        elif self._received % _CHECKPOINT_EVERY == 0:
-            await trio.lowlevel.checkpoint()
-            if not self._events:  # the block was left in the meantime
-                raise trio.EndOfChannel
+        if not self._events or self._received % _CHECKPOINT_EVERY == 0:
+            await self._wait()
         event = self._events.popleft()
         self._waiting_bytes -= _size(event)
+        if self._observer is not None:
+            self._observer.received(event)
         return event
 
-    def divert(self, take: Callable[[TextDelta], bool]) -> None:
-        """Offer ``take`` what text comes while the caller waits in :meth:`receive`. What it takes (``True``) is an
-        event no more, and wakes nobody. It runs in a replica's reader: it does not wait, and does not raise."""
-        self._take = take
+    async def peek(self) -> Event:
+        """Wait for the next event and return it, leaving it to be received. Raises what :meth:`receive` raises, which
+        is how a caller learns of a failure before the first event."""
+        if not self._events:
+            await self._wait()
+        event = self._events[0]
+        if self._observer is not None:
+            self._observer.received(event)
+        return event
+
+    def set_text_callback(self, callback: Callable[[TextDelta], bool]) -> None:
+        """Offer each text delta that comes while the caller waits in :meth:`receive` to a callback first.
+
+        A delta for which the callback returns ``True`` is consumed: it is no event, and the caller is not woken. The
+        callback runs in a replica's reader; it must not wait and must not raise.
+        """
+        self._text_callback = callback
 
     @property
     def waiting(self) -> bool:
@@ -320,12 +356,15 @@ class RequestStream:
         if self.casualty is not None:
             self._progress(replica)
         if (
-            self._take is not None
+            self._text_callback is not None
             and self._task is not None
             and not self._events
             and type(event) is TextDelta
-            and self._take(event)
+            and self._text_callback(event)
         ):
+            if self._first_text_observer is not None:
+                self._first_text_observer.received(event)
+                self._first_text_observer = None
             return
         self._events.append(event)
         self._waiting_bytes += _size(event)
@@ -354,6 +393,25 @@ class RequestStream:
     def _abort(self) -> None:
         for replica in self.replicas.values():
             replica.abort(self.key)
+
+    async def _wait(self) -> None:
+        """Return when an event can be received, after a checkpoint. Raises what there is to raise instead."""
+        if self._task is not None:
+            raise trio.BusyResourceError("another task receives from this request")
+        if self._events:
+            await trio.lowlevel.checkpoint()
+        elif self._error is None and self.state.live and self.state is not RequestState.NEW:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
+        if self._events:
+            return
+        if self._error is not None:
+            if self._observer is not None:
+                self._observer.failed()
+            raise OmniError(self._error)
+        if self.state is RequestState.NEW:
+            raise RuntimeError("enter the request first: 'async with omni.open(request) as stream:'")
+        raise trio.EndOfChannel  # also if the block was left in the meantime
 
     def _wake(self) -> None:
         if self._task is not None:

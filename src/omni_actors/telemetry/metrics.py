@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
-from omni_actors.protocol.request import Usage
+from omni_actors.protocol.request import Event, MediaChunk, TextDelta, Usage
 from omni_actors.protocol.status import AdmissionLoad, ResumeCounts
 from omni_actors.telemetry.engine_counters import engine_counter_help
 from omni_actors.telemetry.series import Counter, Gauge, Histogram
@@ -115,7 +115,8 @@ class Metrics:
             self._websockets_open.dec()
 
     def request(self, task: str) -> RequestMetrics:
-        """The clock of one request of the orchestrator, which begins now; :meth:`RequestMetrics.over` ends it."""
+        """Return the observer of one request of the orchestrator. Its clock begins now; :meth:`RequestMetrics.left`
+        counts the request."""
         return RequestMetrics(self, task)
 
     def render(
@@ -144,34 +145,44 @@ class Metrics:
 
 
 class RequestMetrics:
-    """The clock of one request. Each ``first_*`` counts once."""
+    """The observer of one request (:class:`~omni_actors.orchestrator.request.RequestObserver`), with the request's
+    clock. The first text and the first audio count once."""
 
-    __slots__ = ("_audio", "_metrics", "_started", "_task", "_text", "completed", "failed")
+    __slots__ = ("_audio", "_completed", "_failed", "_metrics", "_started", "_task", "_text")
 
     def __init__(self, metrics: Metrics, task: str) -> None:
         self._metrics = metrics
         self._task = task
         self._started = perf_counter()
-        self._text = self._audio = False
-        self.completed = False
-        self.failed = False
+        self._text = self._audio = self._completed = self._failed = False
 
     def admitted(self) -> None:
         self._metrics._queue.observe(perf_counter() - self._started, self._task)
 
-    def first_text(self) -> None:
-        if not self._text:
-            self._text = True
-            self._metrics._ttft.observe(perf_counter() - self._started, self._task)
+    def received(self, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            if not self._text:
+                self._text = True
+                self._metrics._ttft.observe(perf_counter() - self._started, self._task)
+        elif isinstance(event, MediaChunk):
+            if not self._audio:
+                self._audio = True
+                self._metrics._ttfa.observe(perf_counter() - self._started, self._task)
+        elif not self._completed:
+            self._completed = True
+            self._count_usage(event.usage)
 
-    def first_audio(self) -> None:
-        if not self._audio:
-            self._audio = True
-            self._metrics._ttfa.observe(perf_counter() - self._started, self._task)
+    def failed(self) -> None:
+        self._failed = True
 
-    def done(self, usage: Mapping[str, Usage]) -> None:
+    def left(self) -> None:
+        """Count the request: completed, failed, or cancelled (left before its end)."""
+        # Servers cancel a handler whose reply is sent, so how the request is left says nothing about success.
+        outcome = "completed" if self._completed else "failed" if self._failed else "cancelled"
+        self._metrics._requests.inc(self._task, outcome)
+
+    def _count_usage(self, usage: Mapping[str, Usage]) -> None:
         metrics = self._metrics
-        self.completed = True
         metrics._e2e.observe(perf_counter() - self._started, self._task)
         for stage, used in usage.items():
             if used.prompt_tokens:
@@ -183,12 +194,6 @@ class RequestMetrics:
                 metrics._audio_in.add(used.audio_input_s, stage)
             if used.audio_output_s:
                 metrics._audio_out.add(used.audio_output_s, stage)
-
-    def over(self) -> None:
-        """Count it: completed, failed, or cancelled (it was left before its end)."""
-        # Servers cancel a handler whose reply is sent, so how the request is left says nothing about success.
-        outcome = "completed" if self.completed else "failed" if self.failed else "cancelled"
-        self._metrics._requests.inc(self._task, outcome)
 
 
 class _Families:

@@ -24,9 +24,10 @@ from omni_actors.entrypoints.openai.schemas import ChatRequest, MediaKwargs
 from omni_actors.entrypoints.openai.speech_request import resolve_voice, set_fields
 from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.entrypoints.openai.unread import keep_read
-from omni_actors.entrypoints.services import Events, Services
+from omni_actors.entrypoints.services import Services
 from omni_actors.media.client import AudioEncoder
 from omni_actors.media.limits import PIECE
+from omni_actors.orchestrator import RequestStream
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.nesting import check_nesting
 from omni_actors.protocol.params import Prompt, Speech, Transcription
@@ -84,15 +85,17 @@ async def create(services: Services, call: Call) -> Reply:
     )
     if read.modalities:
         await bring_media(services, call, request, body.timeout, read.decode)
-    events = await call.enter(services.open(request))
+    stream = await call.enter(services.open(request))
     if not body.stream:
-        return Reply(await _whole(services, call, events, answer))
-    await events.begin()
+        return Reply(await _whole(services, call, stream, answer))
+    first = await stream.peek()
+    if answer.tally is not None:
+        answer.tally.begin(first)
     if not spoken:
-        return Reply(_text_stream(services, call, events, answer), sse.HEADERS, events=True)
+        return Reply(_text_stream(services, call, stream, answer), sse.HEADERS, events=True)
     rate = services.plan.sample_rate
     known = [("x-sample-rate", str(rate))] if answer.format == "pcm16" and rate is not None else []
-    return Reply(_spoken_stream(services, call, events, answer), [*sse.HEADERS, *known], events=True)
+    return Reply(_spoken_stream(services, call, stream, answer), [*sse.HEADERS, *known], events=True)
 
 
 def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str, ...], spoken: bool) -> Request:
@@ -187,7 +190,7 @@ def _media_kwargs(services: Services, body: ChatRequest) -> dict[str, Any]:
     return {"use_audio_in_video": True} if heard else {}
 
 
-async def _whole(services: Services, call: Call, events: Events, answer: _Answer) -> bytes:
+async def _whole(services: Services, call: Call, stream: RequestStream, answer: _Answer) -> bytes:
     texts: list[list[str]] = [[] for _ in range(answer.choices)]
     logprobs: list[list[TokenLogprob]] = [[] for _ in range(answer.choices)]
     finish = ["stop"] * answer.choices
@@ -205,9 +208,9 @@ async def _whole(services: Services, call: Call, events: Events, answer: _Answer
             finish[delta.index] = delta.finish_reason
         return True
 
-    events.divert(keep)
+    stream.set_text_callback(keep)
     while usage is None:
-        event = await events.receive()
+        event = await stream.receive()
         if isinstance(event, TextDelta):
             keep(event)
         elif isinstance(event, MediaChunk):
@@ -298,10 +301,10 @@ def _template(answer: _Answer, modality: str) -> sse.Template:
     )
 
 
-async def _text_stream(services: Services, call: Call, events: Events, answer: _Answer) -> AsyncGenerator[bytes, None]:
+async def _text_stream(
+    services: Services, call: Call, stream: RequestStream, answer: _Answer
+) -> AsyncGenerator[bytes, None]:
     template, tally = _template(answer, "text"), answer.tally
-    if tally is not None:
-        tally.begin(events.first)
     role = b'{"role":"assistant","content":""}'
     made = [template.chunk(_choice(index, role), answer.so_far(index)) for index in range(answer.choices)]
     texts = [template.around(_choice(index, b'{"content":%b}')) for index in range(answer.choices)]
@@ -311,8 +314,8 @@ async def _text_stream(services: Services, call: Call, events: Events, answer: _
         return plain and call.write_now(texts[event.index] % sse.encode(event.text))
 
     if not answer.logprobs and tally is None:
-        events.divert(at_once)
-    async for event in events:
+        stream.set_text_callback(at_once)
+    async for event in stream:
         if isinstance(event, TextDelta):
             logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
             if tally is not None:
@@ -326,7 +329,7 @@ async def _text_stream(services: Services, call: Call, events: Events, answer: _
                 made.append(template.chunk(choice, answer.so_far(event.index)))
         elif isinstance(event, Completed) and answer.include_usage:
             made.append(template.usage(usage_of(services.plan, TASK, event.usage)))
-        if made and not events.waiting:
+        if made and not stream.waiting:
             yield b"".join(made)
             made.clear()
     made.append(sse.DONE)
@@ -334,13 +337,11 @@ async def _text_stream(services: Services, call: Call, events: Events, answer: _
 
 
 async def _spoken_stream(
-    services: Services, call: Call, events: Events, answer: _Answer
+    services: Services, call: Call, stream: RequestStream, answer: _Answer
 ) -> AsyncGenerator[bytes, None]:
     """Transcript and audio as they come, in the order in which they come. The id is in the first chunk, the finish
     reason and ``expires_at`` in the last; each with audio says its rate and channels."""
     template, sounding, tally = _template(answer, "text"), _template(answer, "audio"), answer.tally
-    if tally is not None:
-        tally.begin(events.first)
     first = {"role": "assistant", "audio": {"id": answer.audio_id, "transcript": ""}}
     yield template.chunk(_choice(0, sse.encode(first)), answer.so_far())
     encoder: AudioEncoder | None = None
@@ -348,7 +349,7 @@ async def _spoken_stream(
     metadata = b""
     transcript: list[str] = []
     finish = "stop"
-    async for event in events:
+    async for event in stream:
         if isinstance(event, TextDelta):
             finish = event.finish_reason or finish
             logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None

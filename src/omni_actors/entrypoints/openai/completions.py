@@ -140,8 +140,8 @@ async def _run(services: Services, call: Call, requests: list[Request], n: int) 
     async def pump(request: Request, base: int, to: trio.MemorySendChannel[Item | OmniError]) -> None:
         async with to:
             try:
-                async with services.open(request) as events:
-                    async for event in events:
+                async with services.open(request) as stream:
+                    async for event in stream:
                         if not isinstance(event, MediaChunk):
                             await to.send((base, event))
             except OmniError as error:
@@ -154,11 +154,11 @@ async def _run(services: Services, call: Call, requests: list[Request], n: int) 
 
 
 async def _one(services: Services, call: Call, request: Request) -> AsyncGenerator[Item, None]:
-    events = await call.enter(services.open(request))
-    await events.begin()
+    stream = await call.enter(services.open(request))
+    await stream.peek()
 
     async def items() -> AsyncGenerator[Item, None]:
-        async for event in events:
+        async for event in stream:
             if not isinstance(event, MediaChunk):
                 yield 0, event
 

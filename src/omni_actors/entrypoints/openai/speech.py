@@ -12,9 +12,10 @@ from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.parameters import own_parameters
 from omni_actors.entrypoints.openai.speech_request import TASK, SpeechRequest, has_reference, may_clone, speech_section
 from omni_actors.entrypoints.openai.unread import keep_read
-from omni_actors.entrypoints.services import Events, Services
+from omni_actors.entrypoints.services import Services
 from omni_actors.entrypoints.tts_input import check_tts_input
 from omni_actors.media.client import AudioEncoder
+from omni_actors.orchestrator import RequestStream
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Completed, MediaChunk, Request
 
@@ -50,8 +51,8 @@ async def create(services: Services, call: Call) -> Reply:
     keep_read(services, request, body)
     if cloned:
         await bring_media(services, call, request, body.timeout, read.decode)
-    events = await call.enter(services.open(request))
-    first = await _first_audio(events)
+    stream = await call.enter(services.open(request))
+    first = await _first_audio(stream)
     rate, channels = audio.pcm_of(first)
     format = body.response_format or "mp3"
     # A WAV's head wants the length, so it is streamed only to who asks for that; the other formats need no length.
@@ -64,26 +65,26 @@ async def create(services: Services, call: Call) -> Reply:
     ]
     if body.stream_format == "sse":
         base64 = sse.Base64(audio.frame_of(format, channels))
-        pieces = _events(services, events, encoder, first, base64)
+        pieces = _events(services, stream, encoder, first, base64)
         return Reply(pieces, [*sse.HEADERS, *described], events=True)
     headers = [("content-type", audio.content_type(format, rate, channels)), *described]
     if whole:
-        return Reply(b"".join([piece async for piece in _bytes(events, encoder, first)]), headers)
-    return Reply(_bytes(events, encoder, first), [*headers, sse.UNBUFFERED])
+        return Reply(b"".join([piece async for piece in _bytes(stream, encoder, first)]), headers)
+    return Reply(_bytes(stream, encoder, first), [*headers, sse.UNBUFFERED])
 
 
-async def _first_audio(events: Events) -> MediaChunk:
+async def _first_audio(stream: RequestStream) -> MediaChunk:
     """Raises 400 when the request completes without any: the text was nothing to say for this model."""
-    async for event in events:
+    async for event in stream:
         if isinstance(event, MediaChunk) and event.data:
             return event
     raise invalid_request("'input' gave no audio: this model finds nothing in it to say.", "input", "no_audio")
 
 
-async def _bytes(events: Events, encoder: AudioEncoder, first: MediaChunk) -> AsyncGenerator[bytes, None]:
+async def _bytes(stream: RequestStream, encoder: AudioEncoder, first: MediaChunk) -> AsyncGenerator[bytes, None]:
     if piece := await encoder.feed(first.data):
         yield piece
-    async for event in events:
+    async for event in stream:
         if isinstance(event, MediaChunk) and (piece := await encoder.feed(event.data)):
             yield piece
     if piece := await encoder.finish():
@@ -91,12 +92,12 @@ async def _bytes(events: Events, encoder: AudioEncoder, first: MediaChunk) -> As
 
 
 async def _events(
-    services: Services, events: Events, encoder: AudioEncoder, first: MediaChunk, base64: sse.Base64
+    services: Services, stream: RequestStream, encoder: AudioEncoder, first: MediaChunk, base64: sse.Base64
 ) -> AsyncGenerator[bytes, None]:
     read = written = 0
     if data := base64.feed(await encoder.feed(first.data)):
         yield _delta(data)
-    async for event in events:
+    async for event in stream:
         if isinstance(event, MediaChunk):
             if data := base64.feed(await encoder.feed(event.data)):
                 yield _delta(data)

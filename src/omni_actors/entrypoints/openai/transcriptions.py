@@ -18,8 +18,9 @@ from omni_actors.entrypoints.openai.schemas import ClipPart, Count, Priority, Se
 from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
 from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.entrypoints.openai.unread import keep_read
-from omni_actors.entrypoints.services import Events, Services
+from omni_actors.entrypoints.services import Services
 from omni_actors.media.uploads import Upload
+from omni_actors.orchestrator import RequestStream
 from omni_actors.pipelines.subgraph import Key
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.languages import chosen_language
@@ -143,11 +144,11 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     keep_read(services, request, body)
     await bring_media(services, call, request, body.timeout, recording.decode)
     (clip,) = request.media
-    events = await call.enter(services.open(request))
-    await events.begin()
+    stream = await call.enter(services.open(request))
+    await stream.peek()
     if streamed:
-        return Reply(_stream(services, events, task, counted=counted), sse.HEADERS, events=True)
-    return await _whole(events, format, task, clip.seconds, language, granularities)
+        return Reply(_stream(services, stream, task, counted=counted), sse.HEADERS, events=True)
+    return await _whole(stream, format, task, clip.seconds, language, granularities)
 
 
 async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, Body]:
@@ -178,12 +179,12 @@ async def _read_form(services: Services, call: Call, needs: Key, kind: type[B]) 
 
 
 async def _whole(
-    events: Events, format: Format, task: str, seconds: float, language: str | None, granularities: list[str]
+    stream: RequestStream, format: Format, task: str, seconds: float, language: str | None, granularities: list[str]
 ) -> Reply:
     texts: list[str] = []
     segments: list[Segment] = []
     words: list[Word] = []
-    async for event in events:
+    async for event in stream:
         if isinstance(event, TextDelta):
             texts.append(event.text)
             meta = event.meta or {}
@@ -212,11 +213,13 @@ async def _whole(
     return Reply(sse.encode(verbose))
 
 
-async def _stream(services: Services, events: Events, task: str, *, counted: bool) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    services: Services, stream: RequestStream, task: str, *, counted: bool
+) -> AsyncGenerator[bytes, None]:
     """``counted``: each delta has the usage so far."""
     texts: list[str] = []
     tally = Tally()
-    async for event in events:
+    async for event in stream:
         if isinstance(event, TextDelta):
             tally.take(event)
             delta = event.text if texts else event.text.lstrip()

@@ -26,7 +26,7 @@ async def test_what_is_taken_is_no_event_and_nothing_is_lost_or_out_of_order() -
             return True
 
         async with orchestrator.open(stub("tokens", tokens=TOKENS)) as stream:
-            stream.divert(take)
+            stream.set_text_callback(take)
             async for event in stream:
                 if isinstance(event, TextDelta):
                     got.extend(event.token_ids)
@@ -48,7 +48,7 @@ async def test_nothing_is_taken_of_a_request_that_is_left() -> None:
             return len(taken) < 10
 
         async with orchestrator.open(stub("tokens", tokens=1_000_000)) as stream:
-            stream.divert(take)
+            stream.set_text_callback(take)
             assert await stream.receive() is taken[-1]
         before = len(taken)
         assert before >= 10
