@@ -13,7 +13,7 @@ import pytest
 
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello, RankPlace
-from omni_actors.worker.ranks import Followers, RankLost, RanksApart
+from omni_actors.worker.ranks import Followers, RankLost, RanksDesynchronized
 
 WAITING = "tests.worker.rank_engines:WaitingEngine"
 LEADER = """
@@ -94,7 +94,7 @@ def test_each_follower_has_its_own_place_and_is_let_go() -> None:
         places = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in followers.pids]
         assert [b"PLACE=1" in places[0], b"PLACE=2" in places[1]] == [True, True]
         assert len(set(followers.filenos())) == 2
-        assert isinstance(followers.part(ValueError("x")), RanksApart)
+        assert isinstance(followers.part(ValueError("x")), RanksDesynchronized)
         followers.check(set())
     finally:
         pids = followers.pids
@@ -110,7 +110,7 @@ def test_whose_end_a_step_has_felt_is_named() -> None:
         followers.wait_loaded()
         (pid,) = followers.pids
         os.kill(pid, signal.SIGSTOP)
-        assert isinstance(followers.part(ValueError("x")), RanksApart)
+        assert isinstance(followers.part(ValueError("x")), RanksDesynchronized)
         os.kill(pid, signal.SIGKILL)
         lost = followers.part(ValueError("a connection broke"))
         assert isinstance(lost, RankLost)

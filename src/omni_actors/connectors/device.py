@@ -16,10 +16,9 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
-from omni_actors.connectors.packing import Packed, pack
+from omni_actors.connectors.packing import Export, Packed, pack
 from omni_actors.connectors.payload import DeviceTensor, DeviceTensors, Payload, held_tensors
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.connectors.unix import UnixLink
@@ -67,15 +66,6 @@ class DeviceMemory(Protocol):
         ...
 
     def close(self, handle: bytes) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class Export:
-    """A tensor that others can open. ``readers`` counts the routes that have not acknowledged it."""
-
-    handle: bytes
-    nbytes: int
-    readers: int
 
 
 class Exports:

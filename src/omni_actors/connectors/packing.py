@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +16,17 @@ from omni_actors.connectors.payload import Payload, TensorSpecs, bfloat16_of, nu
 from omni_actors.connectors.shared_memory import Arena, Slot
 from omni_actors.protocol.frames import INLINE_LIMIT, Chunk, DeviceMeta, TensorMeta
 
-if TYPE_CHECKING:
-    from omni_actors.connectors.device import Export
-
 _ALIGN = 64
+
+
+@dataclass(slots=True, eq=False)
+class Export:
+    """A tensor on a device that other processes can open. ``readers`` counts the routes that have not acknowledged the
+    tensor's chunk."""
+
+    handle: bytes
+    nbytes: int
+    readers: int
 
 
 @dataclass(slots=True)

@@ -31,6 +31,9 @@ F_SEAL_FUTURE_WRITE = 0x10
 MIN_CLASS = 32 << 10
 SLAB_BYTES = 4 << 20
 
+ARENA_BYTES = 256 << 20
+"""Default of ``limits["arena_bytes"]``: bytes of shared memory for payloads on their way to other workers."""
+
 
 @dataclass(slots=True, eq=False)
 class Slab:
@@ -62,7 +65,7 @@ class Arena:
     ``release`` gives a slot back; empty slabs beyond the budget are closed, and all of them by :meth:`give_back`.
     """
 
-    def __init__(self, budget: int = 256 << 20) -> None:
+    def __init__(self, budget: int = ARENA_BYTES) -> None:
         self.budget = budget
         self.bytes = 0
         self.used_bytes = 0

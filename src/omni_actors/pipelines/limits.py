@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
+from omni_actors.connectors.shared_memory import ARENA_BYTES
 from omni_actors.pipelines.declaration import Stage
 
 
@@ -23,7 +24,7 @@ _COMMON = {
         None, "Requests admitted to it at once; by default what it can batch, and a little more."
     ),
     "max_inflight_tokens": StageLimit(None, "Estimated tokens of those requests; by default as many as come."),
-    "arena_bytes": StageLimit(256 << 20, "Shared memory for payloads on their way to other workers."),
+    "arena_bytes": StageLimit(ARENA_BYTES, "Shared memory for payloads on their way to other workers."),
     "rest_after_s": StageLimit(10, "Seconds without work after which a worker gives memory kept for reuse back."),
 }
 

@@ -25,7 +25,7 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError, out_of_memory, sta
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.device import runtime_of
-from omni_actors.worker.ranks import RankLost, RanksApart
+from omni_actors.worker.ranks import RankLost, RanksDesynchronized
 
 log = logging.getLogger("omni_actors.worker")
 
@@ -48,14 +48,14 @@ class BatchLimit:
         self.now = most
         self._good = 0
 
-    def short(self, fits: int) -> None:
+    def shrink(self, fits: int) -> None:
         """Memory was short, and so much at once seems to fit."""
         self._good = 0
         if fits < self.now:
             self.now = max(1, fits)
             log.warning("out of memory: batches of at most %d now", self.now)
 
-    def fine(self) -> None:
+    def succeeded(self) -> None:
         """A batch came through."""
         if self.now < self.most:
             self._good += 1
@@ -71,7 +71,7 @@ class Faults:
         self.stage = hello.stage
         self.runtime = runtime_of(hello)
 
-    def prove(self, known: Callable[[], None], error: Exception) -> None:
+    def self_test(self, known: Callable[[], None], error: Exception) -> None:
         """Nothing comes through any more, the last time because of ``error``: raise :class:`BrokenModel` if what is
         ``known`` to be computable is not, either."""
         try:
@@ -79,18 +79,18 @@ class Faults:
         except Exception as again:
             raise BrokenModel(f"the model fails on its warm-up input too ({again!r}), after {error!r}") from again
 
-    def weigh(self, error: Exception) -> bool:
+    def classify(self, error: Exception) -> bool:
         """Whether this exception is about memory; then what can be freed is free on return. What it kept alive (the
         tensors of the frames that it came through) is let go. Raises it again if the device is lost."""
         fault = self.runtime.fault(error)
-        if fault is Fault.DEVICE or isinstance(error, RankLost | RanksApart):
+        if fault is Fault.DEVICE or isinstance(error, RankLost | RanksDesynchronized):
             raise error
         traceback.clear_frames(error.__traceback__)
         if fault is Fault.MEMORY:
             self.runtime.free_memory()
         return fault is Fault.MEMORY
 
-    def about_memory(self, error: BaseException) -> bool:
+    def is_out_of_memory(self, error: BaseException) -> bool:
         return self.runtime.fault(error) is Fault.MEMORY
 
     def explain(self, error: Exception, request_id: str) -> ErrorInfo:
@@ -101,7 +101,7 @@ class Faults:
                 log.error("request failed: %s", error.info.message, extra={"request": request_id})
             return error.info
         log.error("request failed", exc_info=error, extra={"request": request_id})
-        if self.weigh(error):
+        if self.classify(error):
             return out_of_memory(self.stage).info
         if isinstance(error, OutputError):
             return stage_failed(error.stage or self.stage, f"Bad output: {error}.").info
@@ -109,7 +109,7 @@ class Faults:
 
 
 @dataclass(slots=True)
-class Parts(Generic[T, R]):
+class BisectedRun(Generic[T, R]):
     """What became of batches that were run: those that came through, in order, with what they gave, and the requests
     that failed alone. ``short`` says that memory was short on the way."""
 
@@ -118,20 +118,20 @@ class Parts(Generic[T, R]):
     short: bool = False
 
 
-def run_apart(
+def run_bisecting(
     batches: Iterable[list[T]],
     run: Callable[[list[T]], R],
     key_of: Callable[[T], int],
     faults: Faults,
     smaller: Callable[[list[T]], Sequence[list[T]]] = lambda part: (),
-) -> Parts[T, R]:
+) -> BisectedRun[T, R]:
     """Run batches one after the other. One that raises is halved by its requests and run again, until one request is
     alone; for lack of memory, its part may become ``smaller`` still. Other parts of a request that has failed are left
     out, but some may be ``done`` by then.
 
     Raises what says that the device is lost.
     """
-    parts = Parts[T, R]()
+    parts = BisectedRun[T, R]()
     waiting = deque(batches)
     while waiting:
         part = waiting.popleft()
@@ -142,9 +142,9 @@ def run_apart(
         try:
             parts.done.append((part, run(part)))
         except Exception as error:
-            memory = faults.weigh(error)
+            memory = faults.classify(error)
             parts.short |= memory
-            halves = by_request(part, key_of) or (smaller(part) if memory else ())
+            halves = halve_by_request(part, key_of) or (smaller(part) if memory else ())
             if halves:
                 log.warning("a batch of %d raised %s: it is run in parts", len(part), type(error).__name__)
                 waiting.extendleft(reversed(halves))
@@ -153,7 +153,7 @@ def run_apart(
     return parts
 
 
-def by_request(part: list[T], key_of: Callable[[T], int]) -> Sequence[list[T]]:
+def halve_by_request(part: list[T], key_of: Callable[[T], int]) -> Sequence[list[T]]:
     """Two parts, of one half of the requests each; nothing when there is only one."""
     keys = list(dict.fromkeys(map(key_of, part)))
     if len(keys) < 2:

@@ -23,7 +23,7 @@ from omni_actors.connectors.device import DeviceMemory, Exports
 from omni_actors.connectors.link import Link, LinkClosed
 from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.payload import Payload
-from omni_actors.connectors.shared_memory import Arena
+from omni_actors.connectors.shared_memory import ARENA_BYTES, Arena
 from omni_actors.protocol.codec import ProtocolError
 from omni_actors.protocol.errors import OmniError, deadline_exceeded, link_lost, stage_failed
 from omni_actors.protocol.frames import (
@@ -56,9 +56,6 @@ from omni_actors.worker.rest import Rest
 from omni_actors.worker.returned import WrongReturn, counters_of, flag_of, kind_of, wrong
 
 log = logging.getLogger("omni_actors.worker")
-
-ARENA_BYTES = 256 << 20
-"""Budget of shared memory for payloads under way (``limits["arena_bytes"]``)."""
 
 
 class Worker:

@@ -56,7 +56,7 @@ class RankLost(RuntimeError):
     """A rank of this replica has ended, so that no step can be computed any more."""
 
 
-class RanksApart(RuntimeError):
+class RanksDesynchronized(RuntimeError):
     """A step failed after the ranks had begun it: they no longer stand at the same place. Only new processes help."""
 
 
@@ -163,7 +163,7 @@ class Followers:
             if follower.sock.fileno() in readable:
                 raise RankLost(self._epitaph(follower))
 
-    def part(self, error: Exception) -> RankLost | RanksApart:
+    def part(self, error: Exception) -> RankLost | RanksDesynchronized:
         """What a step's failure means that others had begun, too: that one of them has ended, which a collective may
         see first, or else that nobody knows how far each has come."""
         poll = select.poll()
@@ -174,7 +174,7 @@ class Followers:
                 self.check(ended)
             except RankLost as lost:
                 return lost
-        return RanksApart(f"a step that other ranks take part in failed: {error}")
+        return RanksDesynchronized(f"a step that other ranks take part in failed: {error}")
 
     def close(self) -> None:
         """End the followers, which have nothing that anybody needs, and wait for that."""

@@ -19,7 +19,7 @@ from omni_actors.worker.engines.model_runner import ModelRunner
 from omni_actors.worker.engines.sampling import Sampled, sample
 from omni_actors.worker.engines.sequence import Chunk
 from omni_actors.worker.engines.sequence import Sequence as TokenSequence
-from omni_actors.worker.isolation import BatchLimit, Faults, by_request, run_apart
+from omni_actors.worker.isolation import BatchLimit, Faults, halve_by_request, run_bisecting
 
 Pick = tuple[Choice, int]
 """A choice that a token is due of, and the row of its logits."""
@@ -69,14 +69,14 @@ class Isolated:
         """Run the network over these chunks: in one pass, unless that raises, or did lately for lack of memory."""
         limit = self.limit
         passes = [chunks] if limit.now >= limit.most else list(_pack(chunks, limit.now))
-        parts = run_apart(passes, self._runner.run, _key_of_chunk, self._faults, _cut)
+        parts = run_bisecting(passes, self._runner.run, _key_of_chunk, self._faults, _cut)
         if parts.short:
             self.shortages += 1
             # What does not fit even alone says nothing about the others.
-            if parts.done and not any(map(self._faults.about_memory, parts.failed.values())):
-                limit.short(max(sum(chunk.count for chunk in part) for part, _ in parts.done))
+            if parts.done and not any(map(self._faults.is_out_of_memory, parts.failed.values())):
+                limit.shrink(max(sum(chunk.count for chunk in part) for part, _ in parts.done))
         elif parts.done:
-            limit.fine()
+            limit.succeeded()
         done = [chunk for part, _ in parts.done for chunk in part]
         return Computed(done, _joined([output for _, output in parts.done]), parts.failed)
 
@@ -89,8 +89,8 @@ class Isolated:
         try:
             return Draws(picks, self._sample(chosen, picks))
         except Exception as error:
-            self._faults.weigh(error)
-            halves = by_request(picks, _key_of_pick)
+            self._faults.classify(error)
+            halves = halve_by_request(picks, _key_of_pick)
             if not halves:
                 return Draws([], Sampled([], [], []), {_key_of_pick(picks[0]): error})
 
@@ -100,7 +100,7 @@ class Isolated:
             logits = self._runner.run(chunks).logits
             return self._sample(logits[[rows.index(row) for _, row in part]], part)
 
-        parts = run_apart(halves, again, _key_of_pick, self._faults)
+        parts = run_bisecting(halves, again, _key_of_pick, self._faults)
         token_ids, logprobs, broken, drawn = [], [], [], list[Pick]()
         for part, sampled in parts.done:
             broken += [len(drawn) + i for i in sampled.broken]
@@ -111,7 +111,7 @@ class Isolated:
 
     def tell(self, drawn: Sequence[Drawn], output: StepOutput) -> Mapping[int, Exception]:
         """The family's turn (:meth:`AutoregressiveAdapter.sampled`): who failed in it."""
-        return run_apart(
+        return run_bisecting(
             [list(drawn)], lambda part: self._adapter.sampled(part, output), lambda it: it.key, self._faults
         ).failed
 

@@ -116,7 +116,7 @@ class AutoregressiveEngine(PromptEngine):
             log.info("%d decode steps are recorded", count)
             self._adapter.capture(graphs, self.options.max_batch)
         except RuntimeError as error:
-            self._faults.weigh(error)
+            self._faults.classify(error)
             what = "decode steps are" if self._runner.recorded is None else "what follows a decode step is"
             log.warning("%s not recorded (%s): %s", what, type(self._adapter).__name__, error)
 
@@ -215,7 +215,7 @@ class AutoregressiveEngine(PromptEngine):
             self._condemn(key, error, out)
         if output is None:
             again = partial(self._runner.warm_up, self._pool, self._max_len, most=1)
-            self._faults.prove(again, next(iter(computed.failed.values())))
+            self._faults.self_test(again, next(iter(computed.failed.values())))
             return True
         due = self._advance(chunks, output, out)
         if exports is not None:

@@ -277,7 +277,7 @@ class GenerationEngine(Engine):
         except Exception as error:
             self._after_failed_batch(batch, error, out)
             return True
-        self._limit.fine()
+        self._limit.succeeded()
         self._failed_in_a_row = 0
         for request, result in zip(batch, results, strict=True):
             queued = request.items.popleft()
@@ -330,17 +330,17 @@ class GenerationEngine(Engine):
 
     def _after_failed_batch(self, batch: list[Held], error: Exception, out: Outbox) -> None:
         """A lone item fails; of several, each gets another try: alone, or (memory) in a smaller batch."""
-        memory = self._faults.weigh(error)
+        memory = self._faults.classify(error)
         if memory:
             self._totals["out_of_memory"] += 1
             if len(batch) > 1:  # a lone item too large says nothing about batches
-                self._limit.short(len(batch) // 2)
+                self._limit.shrink(len(batch) // 2)
         if len(batch) == 1:
             self._fail(batch[0], error, out)
             if not isinstance(error, (OmniError, OutputError)):
                 self._failed_in_a_row += 1
                 if self._failed_in_a_row > 1:
-                    self._faults.prove(self._adapter.prove, error)
+                    self._faults.self_test(self._adapter.prove, error)
         elif not memory:
             log.warning("a batch of %d items failed; each runs alone now", len(batch), exc_info=error)
             for request in batch:
