@@ -33,6 +33,7 @@ import trio
 
 from omni_actors import AsyncOmni, OmniError, Request, open_omni
 from omni_actors.platforms import OmniPlatform, select
+from omni_actors.platforms.platform import default_options
 from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta
 from omni_load import FAMILIES, MODEL_STAGES, folder_of, prompts, request
@@ -114,7 +115,7 @@ class Check:
         self.report = report
         self.count = count
         self.device = platform.devices()[0].name
-        self.options = dict(platform.options)
+        self.options = default_options(platform)
         self.deadline = time.monotonic()
 
     @property
@@ -298,7 +299,9 @@ def as_child(asked: Any) -> None:
 
     platform = select(asked.platform)
     begun = time.perf_counter()
-    runtime = resolve_name(platform.runtime)(platform.worker_device(platform.devices()[0].name), dict(platform.options))
+    runtime = resolve_name(platform.runtime)(
+        platform.worker_device(platform.devices()[0].name), default_options(platform)
+    )
     runtime.open()
     place = runtime.torch_device
     if asked.role == "runtime":

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from omni_actors.protocol.errors import OmniError as OmniError
     from omni_actors.protocol.errors import invalid_request as invalid_request
     from omni_actors.protocol.frames import Hello as Hello
+    from omni_actors.protocol.options import Option as Option
     from omni_actors.protocol.params import Prompt as Prompt
     from omni_actors.protocol.params import Sampling as Sampling
     from omni_actors.protocol.params import Speech as Speech
@@ -70,6 +71,7 @@ _WHERE = {
     "Task": "pipelines.declaration",
     "Parameter": "pipelines.declaration",
     "PipelineFacts": "pipelines.declaration",
+    "Option": "protocol.options",
     # Sections of a request, and what is asked and answered.
     "Request": "protocol.request",
     "Prompt": "protocol.params",

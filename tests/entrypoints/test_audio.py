@@ -18,6 +18,7 @@ from tests.media.harness import container, silent_video, strict_wav, tone, wav
 from omni_actors.entrypoints.services import OPENAI_VOICES
 from omni_actors.pipelines.declaration import Port, Task
 from omni_actors.protocol.errors import stage_died
+from omni_actors.protocol.options import Option
 from omni_actors.protocol.request import Completed, MediaChunk, TextDelta, Usage
 
 SAY = "/v1/audio/speech"
@@ -187,7 +188,7 @@ CLONER = replace(
         replace(
             stage,
             ports=(*stage.ports, Port("reference", "pcm", required=False)),
-            defaults={**stage.defaults, "max_characters": 4096, "max_reference_s": 30.0},
+            options={**stage.options, "max_characters": Option(4096), "max_reference_s": Option(30.0)},
             input_limits={"text": "max_characters", "audio": "max_reference_s"},
         )
         if stage.name == "acoustic"

@@ -57,8 +57,8 @@ def glance(it: OmniPlatform) -> str:
 
 def options(it: OmniPlatform) -> str:
     rows = [
-        (f"`platforms.{it.name}.{key}`", "none" if default is None else str(default).lower(), it.options_doc[key])
-        for key, default in it.options.items()
+        (f"`platforms.{it.name}.{key}`", "none" if option.default is None else str(option.default).lower(), option.doc)
+        for key, option in it.options.items()
     ]
     return table(("option", "default", "meaning"), rows) if rows else "None."
 

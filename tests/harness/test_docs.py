@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,13 +24,15 @@ from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
 from omni_actors.entrypoints.server import Limits
 from omni_actors.entrypoints.server.server import Reason
 from omni_actors.media.stage import STAGE as MEDIA
-from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC
+from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.pipelines.declaration import Pipeline, Stage
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.limits import limits_of, with_engine_options
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.pipelines.validate import check_declaration
 from omni_actors.platforms import OmniPlatform
+from omni_actors.platforms.platform import default_options
+from omni_actors.protocol.options import Option
 
 
 def test_contributing_examples_are_a_platform_and_a_pipeline() -> None:
@@ -38,8 +41,8 @@ def test_contributing_examples_are_a_platform_and_a_pipeline() -> None:
         exec(compile(block, "CONTRIBUTING.md", "exec"), made)
     platform = made["MyPlatform"]()
     assert isinstance(platform, OmniPlatform)
-    assert platform.worker_environment("mine:3", 2, platform.options)["MINE_VISIBLE_DEVICES"] == "3"
-    assert set(platform.options) == set(platform.options_doc)
+    assert platform.worker_environment("mine:3", 2, default_options(platform))["MINE_VISIBLE_DEVICES"] == "3"
+    assert all(option.doc for option in platform.options.values())
     assert isinstance(made["PIPELINE"], Pipeline)
     check_declaration(made["PIPELINE"])
 
@@ -77,11 +80,12 @@ def shown(name: str, value: Any) -> str:
 def limit_rows() -> dict[str, list[list[str]]]:
     """Return the rows that the tables of limits must have, by the owner of the limits."""
 
+    def of_options(options: Mapping[str, Option]) -> list[list[str]]:
+        return [[f"`{name}`", shown(name, it.default), it.doc] for name, it in options.items()]
+
     def of_stage(kind: str) -> list[list[str]]:
         stage = with_engine_options(Stage("any", kind, ""))
-        found = [(name, default, stage.options_doc[name]) for name, default in stage.defaults.items()]
-        found += [(name, it.default, it.doc) for name, it in limits_of(kind).items()]
-        return [[f"`{name}`", shown(name, default), doc] for name, default, doc in found]
+        return of_options({**stage.options, **limits_of(kind)})
 
     fields = dataclasses.fields(DeploymentLimits)
     return {
@@ -91,8 +95,8 @@ def limit_rows() -> dict[str, list[list[str]]]:
         "deployment": [[f"`{it.name}`", shown(it.name, it.default), it.metadata["doc"]] for it in fields],
         "autoregressive": of_stage("autoregressive"),
         "generation": of_stage("generation"),
-        "codec": [[f"`{name}`", shown(name, it), CODEC_DOC[name]] for name, it in CODEC_DEFAULTS.items()],
-        "media": [[f"`{name}`", shown(name, it), MEDIA.options_doc[name]] for name, it in MEDIA.defaults.items()],
+        "codec": of_options(CODEC_OPTIONS),
+        "media": of_options(MEDIA.options),
     }
 
 

@@ -22,6 +22,7 @@ from omni_actors.media.limits import CLIP_RATE, PIECE
 from omni_actors.media.stage import STAGE
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import defaults_of
 from omni_actors.worker.engine import Work
 
 PCM = tone(0.1, 16_000)
@@ -35,12 +36,12 @@ def refused(harness: MediaHarness, question: q.Question) -> int:
 
 
 def test_the_declared_stage_loads_with_its_own_defaults() -> None:
-    harness = MediaHarness(**STAGE.defaults)
+    harness = MediaHarness(**defaults_of(STAGE.options))
     assert harness.info["clip_rate"] == CLIP_RATE
 
 
 def test_every_option_is_documented() -> None:
-    assert STAGE.options_doc.keys() == STAGE.defaults.keys()
+    assert [name for name, option in STAGE.options.items() if not option.doc] == []
 
 
 def test_an_unknown_option_is_refused_by_name() -> None:

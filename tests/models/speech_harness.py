@@ -14,6 +14,7 @@ from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, 
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Work
@@ -74,7 +75,7 @@ class Stage:
             engine=stage.engine,
             adapter=stage.adapter,
             model=str(folder / stage.model),
-            options={**stage.defaults, **options},
+            options=filled(stage.options, options),
         )
         self.engine = GenerationEngine(hello)
         self.info = self.engine.load(lambda text, fraction: None)

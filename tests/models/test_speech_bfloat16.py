@@ -12,6 +12,7 @@ from omni_actors.connectors.payload import pcm_payload
 from omni_actors.models.tiny import build
 from omni_actors.pipelines.registry import Registry
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.options import defaults_of
 from omni_actors.protocol.params import Speech
 from omni_actors.worker.engines.generation import GenerationEngine
 
@@ -33,7 +34,7 @@ class Talker(Stage):
             adapter=stage.adapter,
             model=str(folder),
             dtype="bfloat16",
-            options=dict(stage.defaults),
+            options=defaults_of(stage.options),
         )
         self.engine = GenerationEngine(hello)
         self.info = self.engine.load(lambda text, fraction: None)

@@ -6,6 +6,7 @@ from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.registry import Registry
+from omni_actors.protocol.options import Option
 
 ENGINE = "omni_actors.worker.engines.stub:StubEngine"
 
@@ -33,7 +34,7 @@ ASSISTANT = Pipeline(
             "adapter:B",
             (Port("text", "text", required=False, mode="chunk"),),
             sections=("speech",),
-            defaults={"speed": 1.0},
+            options={"speed": Option(1.0)},
         ),
         Stage("vocoder", "generation", "adapter:C", (Port("frames", "mel", mode="chunk"),), emits="audio"),
     ),

@@ -21,6 +21,7 @@ from omni_actors.pipelines.schema import Leaf
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import Detection, Device, OmniPlatform
 from omni_actors.platforms.select import select
+from omni_actors.protocol.options import Option
 
 
 class Abacus(OmniPlatform):
@@ -31,8 +32,7 @@ class Abacus(OmniPlatform):
     default_dtype = "bfloat16"
     dtypes = ("bfloat16",)
     engines: ClassVar[Mapping[str, str]] = {"autoregressive": "abacus:Rows", "generation": "abacus:Beads"}
-    options: ClassVar[Mapping[str, Any]] = {"beads": 10}
-    options_doc: ClassVar[Mapping[str, str]] = {"beads": "Beads on a wire."}
+    options: ClassVar[Mapping[str, Option]] = {"beads": Option(10, "Beads on a wire.")}
 
     def detect(self) -> Detection:
         return Detection(True, True, "it lies on the desk")

@@ -12,6 +12,7 @@ from tests.pipelines.builders import ASSISTANT, may, needs, plan_of, stage
 from omni_actors.pipelines.declaration import Edge, Pipeline, Stage, Task
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.pipelines.validate import check_declaration
+from omni_actors.protocol.options import Option
 
 BASE = Pipeline(
     "base",
@@ -117,10 +118,12 @@ def test_an_input_that_leads_nowhere_is_a_fault() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"options_doc": {"speed": "How fast."}}, "option 'speed' is documented but has no default"),
-        ({"options_type": {"speed": int}}, "option 'speed' is given a type but has no default"),
-        ({"options_least": {"speed": 1}}, "option 'speed' is given a least but has no default"),
-        ({"defaults": {"speed": None}}, "option 'speed' is None by default; options_type must say what it takes"),
+        ({"options": {"speed": Option(None)}}, "option 'speed' is None by default; its type must be given"),
+        ({"input_limits": {"text": "speed"}}, "input_limits name 'speed', which is none of the stage's options"),
+        (
+            {"options": {"speed": Option(1), "pace": Option(2, aliases=("speed",))}},
+            "two options are called 'speed'",
+        ),
     ],
 )
 def test_options_are_declared_whole(fields: dict[str, Any], message: str) -> None:

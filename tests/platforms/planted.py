@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.cpu.runtime import CpuRuntime
 from omni_actors.platforms.platform import Detection, Device, Finding, OmniPlatform
+from omni_actors.protocol.options import Option
 
 _SEEN = itertools.count(1)
 
@@ -23,9 +24,10 @@ class Sound(OmniPlatform):
     contract = 1
     name = "sound"
     runtime = "omni_actors.platforms.cpu.runtime:CpuRuntime"
-    options: ClassVar[Mapping[str, Any]] = {"volume": 3, "tuning": None}
-    options_doc: ClassVar[Mapping[str, str]] = {"volume": "How loud it is.", "tuning": "Hz of the a."}
-    options_type: ClassVar[Mapping[str, type]] = {"tuning": float}
+    options: ClassVar[Mapping[str, Option]] = {
+        "volume": Option(3, "How loud it is."),
+        "tuning": Option(None, "Hz of the a.", type=float),
+    }
     visibility = ("SOUND_VISIBLE",)
     quantization: ClassVar[Mapping[str, str]] = {"fp8": "", "int4": "its weights are packed for other hardware"}
 
@@ -79,11 +81,11 @@ class Engineless(Sound):
 
 
 class Undocumented(Sound):
-    options: ClassVar[Mapping[str, Any]] = {**Sound.options, "secret": 1}
+    options: ClassVar[Mapping[str, Option]] = {**Sound.options, "secret": Option(1)}
 
 
 class Untyped(Sound):
-    options_type: ClassVar[Mapping[str, type]] = {}
+    options: ClassVar[Mapping[str, Option]] = {"tuning": Option(None, "Hz of the a.")}
 
 
 class Listed(Sound):

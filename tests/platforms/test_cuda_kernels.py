@@ -27,6 +27,7 @@ from omni_actors.platforms.kernels import CacheLayout, Kernels
 from omni_actors.platforms.platform import PlatformError
 from omni_actors.platforms.rocm.kernels import kernels as on_rocm
 from omni_actors.platforms.runtime import Capability
+from omni_actors.protocol.options import filled
 
 CPU = torch.device("cpu")
 SMALL = CacheLayout(kv_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16)
@@ -211,7 +212,7 @@ def test_grouped_products_are_those_of_one_expert_after_the_other(inner: int) ->
 
 
 def runtime(capability: tuple[int, int] = HOPPER, **options: Any) -> CudaRuntime:
-    made = CudaRuntime("cuda:0", {**CudaPlatform.options, **options})
+    made = CudaRuntime("cuda:0", filled(CudaPlatform.options, options))
     made.module = SimpleNamespace(get_device_capability=lambda device: capability, CUDAGraph=object)
     return made
 

@@ -13,6 +13,7 @@ from omni_actors.platforms import Fault
 from omni_actors.platforms.cpu.runtime import CpuRuntime
 from omni_actors.platforms.cuda import CudaPlatform
 from omni_actors.platforms.cuda.runtime import CudaRuntime
+from omni_actors.platforms.platform import default_options
 from omni_actors.platforms.runtime import DeviceRuntime
 
 NO_MEMORY = [
@@ -26,7 +27,7 @@ CPU = CpuRuntime("cpu", {})
 
 
 def cuda(synchronize: Callable[[], None] = lambda: None) -> CudaRuntime:
-    runtime = CudaRuntime("cuda:0", CudaPlatform.options)
+    runtime = CudaRuntime("cuda:0", default_options(CudaPlatform))
     runtime.module = SimpleNamespace(synchronize=synchronize)
     return runtime
 

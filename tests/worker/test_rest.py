@@ -9,8 +9,9 @@ import pytest
 
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.limits import REST_AFTER_S
 from omni_actors.worker import rest
-from omni_actors.worker.rest import REST_AFTER_S, Rest
+from omni_actors.worker.rest import Rest
 
 
 class Engine:
@@ -48,8 +49,8 @@ def test_once_after_work(engine: Engine) -> None:
     assert it.in_s is None
     it.worked = True
     it.turn(idle=False)
-    assert it.in_s == REST_AFTER_S
-    now.at += REST_AFTER_S - 1
+    assert it.in_s == REST_AFTER_S.default
+    now.at += REST_AFTER_S.default - 1
     it.turn(idle=True)
     assert engine.rests == []
     now.at += 1
@@ -81,7 +82,7 @@ def test_slabs_that_hold_nothing_are_closed(engine: Engine) -> None:
     it = resting(engine, arena)
     it.worked = True
     it.turn(idle=True)
-    now.at += REST_AFTER_S
+    now.at += REST_AFTER_S.default
     it.turn(idle=True)
     assert arena.bytes == used.slab.slot_bytes * used.slab.slots
     arena.close()

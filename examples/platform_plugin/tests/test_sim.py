@@ -13,8 +13,9 @@ from omni_sim import SimPlatform
 from omni_sim.errors import SimAllocationError, SimDeviceLost
 from omni_sim.runtime import SimRuntime
 
-from omni_actors.platforms.platform import Fault, PlatformError
+from omni_actors.platforms.platform import Fault, PlatformError, default_options
 from omni_actors.platforms.runtime import TransportError
+from omni_actors.protocol.options import filled
 
 MIB = 1 << 20
 Open = Callable[..., SimRuntime]
@@ -34,7 +35,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
     def open(incarnation: int = 1, options: dict[str, object] | None = None, **environment: object) -> SimRuntime:
         for name, value in environment.items():
             monkeypatch.setenv(name, str(value))
-        it = SimRuntime("cpu", {**SimPlatform.options, **(options or {})})
+        it = SimRuntime("cpu", filled(SimPlatform.options, options or {}))
         it.open()
         it.plan_faults(incarnation)
         return it
@@ -51,7 +52,7 @@ def test_devices_are_those_that_the_process_sees(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OMNI_SIM_DEVICES", "4")
     monkeypatch.setenv("OMNI_SIM_VISIBLE_DEVICES", "3,1,9,0")
     assert [device.id for device in platform.devices()] == ["SIM-0003", "SIM-0001"]
-    assert platform.worker_environment("sim:1", 2, SimPlatform.options)["OMNI_SIM_VISIBLE_DEVICES"] == "1"
+    assert platform.worker_environment("sim:1", 2, default_options(SimPlatform))["OMNI_SIM_VISIBLE_DEVICES"] == "1"
 
 
 @pytest.mark.parametrize("setting", [{"OMNI_SIM_DEVICES": "0"}, {"OMNI_SIM_VISIBLE_DEVICES": ""}])
@@ -164,7 +165,8 @@ ELSEWHERE = """
 import sys, torch
 from omni_sim import SimPlatform
 from omni_sim.runtime import SimRuntime
-sim = SimRuntime("cpu", SimPlatform.options)
+from omni_actors.platforms.platform import default_options
+sim = SimRuntime("cpu", default_options(SimPlatform))
 sim.open()
 print(sim.transport().export(torch.arange(5000.0)).hex(), flush=True)
 sys.stdin.read()

@@ -22,6 +22,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from omni_actors.protocol.limits import ARENA_BYTES
+
 F_ADD_SEALS = 1033
 F_SEAL_SEAL = 0x01
 F_SEAL_SHRINK = 0x02
@@ -30,9 +32,6 @@ F_SEAL_FUTURE_WRITE = 0x10
 
 MIN_CLASS = 32 << 10
 SLAB_BYTES = 4 << 20
-
-ARENA_BYTES = 256 << 20
-"""Default of ``limits["arena_bytes"]``: bytes of shared memory for payloads on their way to other workers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +64,7 @@ class Arena:
     ``release`` gives a slot back; empty slabs beyond the budget are closed, and all of them by :meth:`give_back`.
     """
 
-    def __init__(self, budget: int = ARENA_BYTES) -> None:
+    def __init__(self, budget: int = ARENA_BYTES.default) -> None:
         self.budget = budget
         self.bytes = 0
         self.used_bytes = 0

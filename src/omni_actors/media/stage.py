@@ -6,8 +6,12 @@ import msgspec
 
 from omni_actors.media.limits import DOC, Limits
 from omni_actors.pipelines.declaration import Stage
+from omni_actors.protocol.options import Option
 
 _DEFAULTS = msgspec.structs.asdict(Limits())
+
+_LEAST = {int: 1, float: 0.001}
+"""The least value of a number, by its type."""
 
 STAGE = Stage(
     name="media",
@@ -15,11 +19,7 @@ STAGE = Stage(
     sections=("clips",),
     weight=0.0,
     dtypes=("float32",),
-    defaults=_DEFAULTS,
-    options_doc=DOC,
-    options_least={
-        name: 1 if type(value) is int else 0.001 for name, value in _DEFAULTS.items() if type(value) in (int, float)
-    },
+    options={name: Option(value, DOC[name], least=_LEAST.get(type(value))) for name, value in _DEFAULTS.items()},
     step_budget_s=60.0,
     doc="Decodes what clients send, encodes what they get, parses large bodies.",
 )

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from omni_actors.pipelines.old_fields import takes_old_fields
+from omni_actors.protocol.options import Option
+
 Mode = Literal["chunk", "full"]
 Recovery = Literal["prefix", "replay", "none"]
 
@@ -33,6 +36,7 @@ class Port:
     doc: str = ""
 
 
+@takes_old_fields
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A component with one engine kind and one budget.
@@ -41,12 +45,10 @@ class Stage:
     ``adapter`` is the family's class that the engine drives (empty where it needs none). ``sections`` are the request's
     parameter sections it reads. ``emits`` is the modality a client may see of it (``text``, ``audio``, …), ``None`` for
     inner stages.
-    ``weight`` is its share of CPU threads beside stages that run at the same time. ``defaults`` are options of the
-    adapter that the overlay may change, with their documentation in ``options_doc``. An option takes what is of its
-    default's type; one with a type in ``options_type`` takes that or ``None``, and one whose default is ``None`` needs
-    one. A number may have a least value in ``options_least``. ``input_limits`` names, by modality, the option that
-    bounds one input that a request brings to this stage: the characters of a ``text``, the seconds of an ``audio``
-    clip. An input over it is refused before anything is done for the request; the stage checks it nevertheless.
+    ``weight`` is its share of CPU threads beside stages that run at the same time. ``options`` are the options of the
+    adapter that a deploy file may change, by name. ``input_limits`` names, by modality, the option that bounds one
+    input that a request brings to this stage: the characters of a ``text``, the seconds of an ``audio`` clip. An input
+    over it is refused before anything is done for the request; the stage checks it nevertheless.
     """
 
     name: str
@@ -60,10 +62,7 @@ class Stage:
     weight: float = 1.0
     dtypes: tuple[str, ...] = ()
     """What it can compute in; empty for whatever its platform can."""
-    defaults: dict[str, Any] = field(default_factory=dict)
-    options_doc: dict[str, str] = field(default_factory=dict)
-    options_type: dict[str, type] = field(default_factory=dict)
-    options_least: dict[str, float] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
     input_limits: dict[str, str] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
     """Of an engine by dotted name that runs others in itself: their kinds. The stage has their options too."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage
 from omni_actors.pipelines.overlay import Setting
 from omni_actors.pipelines.plan import PREFILL, PlanError
+from omni_actors.protocol.options import Option
 
 ROLE = "role"
 """The option that tells an engine its half: ``prefill`` or ``decode``."""
@@ -82,8 +83,7 @@ def _split(pipeline: Pipeline, name: str) -> Pipeline:
 
 
 def _with_role(stage: Stage, role: str) -> Stage:
-    doc = {**stage.options_doc, ROLE: "Which half of a split stage this is."}
-    return replace(stage, defaults={**stage.defaults, ROLE: role}, options_doc=doc)
+    return replace(stage, options={**stage.options, ROLE: Option(role, "Which half of a split stage this is.")})
 
 
 def _entry(where: str, name: str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from omni_actors.pipelines.declaration import Stage
 from omni_actors.pipelines.disaggregate import ROLE
 from omni_actors.pipelines.extensions import ENGINES
-from omni_actors.pipelines.limits import options_of, with_engine_options
+from omni_actors.pipelines.limits import joined, options_of, with_engine_options
 from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import Origin, PlanError, stage_path
 from omni_actors.pipelines.schema import option_leaf
@@ -121,14 +121,7 @@ def with_choices(stage: Stage) -> Stage:
     """The stage with the options of every engine that may compute it: what a deploy file may set of it."""
     if not stage.vllm:
         return stage
-    other = _by_vllm(stage)
-    return replace(
-        stage,
-        defaults=other.defaults | stage.defaults,
-        options_doc=other.options_doc | stage.options_doc,
-        options_type=other.options_type | stage.options_type,
-        options_least=other.options_least | stage.options_least,
-    )
+    return replace(stage, options=joined(_by_vllm(stage).options, stage.options))
 
 
 def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, settings: Settings) -> tuple[Stage, str]:
@@ -165,21 +158,20 @@ def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, setti
 
 
 def _by_vllm(stage: Stage) -> Stage:
-    own = options_of(stage.engine).keys() - options_of(VLLM).keys()
-    kept = {name: value for name, value in stage.defaults.items() if name not in own}
-    usual = options_of(stage.engine)
+    usual, other = options_of(stage.engine), options_of(VLLM)
     # What the family has set otherwise than the engine's usual is the family's word for either engine.
-    kept = {name: value for name, value in kept.items() if name not in usual or value != usual[name]}
+    kept = {
+        name: option
+        for name, option in stage.options.items()
+        if name not in usual or (name in other and option.default != usual[name].default)
+    }
     bare = replace(
         stage,
         engine=VLLM,
         adapter=stage.vllm,
         recovery=stage.recovery or "prefix",
         separable=False,
-        defaults=kept,
-        options_doc={name: doc for name, doc in stage.options_doc.items() if name in kept},
-        options_type={name: it for name, it in stage.options_type.items() if name in kept},
-        options_least={name: it for name, it in stage.options_least.items() if name in kept},
+        options=kept,
     )
     return with_engine_options(bare)
 
@@ -190,7 +182,7 @@ def _against(stage: Stage, model: str | None, platform: OmniPlatform, settings: 
         return "vLLM does not compute it: its family brings no prompts for another engine"
     if VLLM not in platform.engines:
         return f"platform '{platform.name}' has no engine for vLLM"
-    if ROLE in stage.defaults:
+    if ROLE in stage.options:
         return "it has a prefill pool of its own, which vLLM's engine does not serve"
     found = installed()
     if (missing := missing_for(platform, found)) or found is None:
@@ -201,7 +193,7 @@ def _against(stage: Stage, model: str | None, platform: OmniPlatform, settings: 
     if not architectures(found.folder).intersection(named):
         return f"vLLM {found.version} does not know the architecture {', '.join(named) or 'of the model'}"
     options = f"{stage_path(stage.name)}.options."
-    mine = _by_vllm(stage).defaults
+    mine = _by_vllm(stage).options
     for path in settings.given:
         if path.startswith(options) and path.removeprefix(options) not in mine:
             return f"{settings.given[path].origin} sets '{path.removeprefix(options)}', which vLLM's engine has not"
@@ -222,13 +214,13 @@ def _checked(stage: Stage, settings: Settings) -> Stage:
         if not path.startswith(options):
             continue
         name = path.removeprefix(options)
-        if name not in stage.defaults:
+        if name not in stage.options:
             raise PlanError(
                 f"{setting.origin}: '{path}': the engine '{stage.engine}' has no such option; "
-                f"{nearest(name, stage.defaults)}"
+                f"{nearest(name, stage.options)}"
             )
         try:
-            option_leaf(stage, name).check(setting.value)
+            option_leaf(name, stage.options[name]).check(setting.value)
         except ValueError as error:
             raise PlanError(f"{setting.origin}: '{path}' {error}, not {setting.value!r}") from None
     return stage

@@ -18,6 +18,7 @@ from omni_actors.pipelines.limits import limits_of
 from omni_actors.pipelines.plan import DeploymentLimits, EdgePlan, Origin, Plan, StagePlan, edge_path, stage_path
 from omni_actors.pipelines.schema import BUDGETS_DOC, Group, Leaf
 from omni_actors.pipelines.strategy import STRATEGY_DOC
+from omni_actors.platforms.platform import platform_options
 
 HOST = "cpu"
 """The platform whose memory is the host's."""
@@ -153,9 +154,9 @@ def _travels(plan: Plan, edge: EdgePlan) -> str:
 def _platform_values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
     """Options of the platforms that stages run on: the same for all stages on one."""
     for stage in {stage.platform: stage for stage in plan.stages}.values():
-        docs = resolve_name(stage.platform_class).options_doc
+        options = platform_options(resolve_name(stage.platform_class))
         for key, value in stage.platform_options.items():
-            yield f"platforms.{stage.platform}.{key}", value, docs.get(key, "")
+            yield f"platforms.{stage.platform}.{key}", value, options[key].doc if key in options else ""
 
 
 def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
@@ -172,12 +173,13 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
         yield f"{at}.strategy.{name}", degree, STRATEGY_DOC[name]
     if stage.strategy.ranks > 1:
         yield f"{at}.layout", _layout(stage), "Where each rank computes, and its place in its groups."
+    options = stage.declaration.options
     for name, value in stage.options.items():
         if name == "sampling":
             for key, chosen in value.items():
                 yield f"{at}.sampling.{key}", chosen, ""
         else:
-            yield f"{at}.options.{name}", value, stage.declaration.options_doc.get(name, "")
+            yield f"{at}.options.{name}", value, options[name].doc if name in options else ""
     docs = limits_of(stage.declaration.engine)
     for name, value in stage.limits.items():
         yield f"{at}.limits.{name}", value, docs[name].doc

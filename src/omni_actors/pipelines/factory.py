@@ -60,7 +60,7 @@ from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 from omni_actors.pipelines.template import template_override
 from omni_actors.pipelines.threads import share_threads, shared_cores
 from omni_actors.pipelines.validate import check_declaration, check_tasks
-from omni_actors.platforms.platform import OmniPlatform
+from omni_actors.platforms.platform import OmniPlatform, platform_options
 from omni_actors.platforms.select import load, select
 from omni_actors.telemetry.opt_out import OPT_OUT
 
@@ -328,12 +328,14 @@ def _stage(
     engine, announced = engine_class(kind, platform, f"{settings.where(f'{at}.engine')}: stage '{stage.name}'")
     settings.provenance[f"{at}.adapter"] = DECLARED
 
-    platform_options = {
-        key: settings.get(f"platforms.{platform.name}.{key}", default, by_platform)
-        for key, default in platform.options.items()
+    values = {
+        key: settings.get(f"platforms.{platform.name}.{key}", option.default, by_platform)
+        for key, option in platform_options(platform).items()
     }
-    dtype = _dtype(at, stage, platform, platform_options, settings)
-    options = {key: settings.get(f"{at}.options.{key}", default, DECLARED) for key, default in stage.defaults.items()}
+    dtype = _dtype(at, stage, platform, values, settings)
+    options = {
+        key: settings.get(f"{at}.options.{key}", option.default, DECLARED) for key, option in stage.options.items()
+    }
     sampling = {
         key: settings.get(f"{at}.sampling.{key}", None)
         for key in SAMPLING_DEFAULTS
@@ -343,7 +345,7 @@ def _stage(
         options["sampling"] = sampling
     check_strategy(at, stage, kind, strategy, model, platform, options, settings.where)
     limits = {key: settings.get(f"{at}.limits.{key}", limit.default) for key, limit in limits_of(stage.engine).items()}
-    usual = platform.usual_devices(index, threads, platform_options)
+    usual = platform.usual_devices(index, threads, values)
     devices = devices_of(at, platform, strategy, replicas, settings, usual)
     base = BASE_ENVIRONMENT | environment_of(kind) | (RANKS_ENVIRONMENT if strategy.ranks > 1 else {})
     own = settings.get(f"{at}.environment", {}, by_platform)
@@ -352,7 +354,7 @@ def _stage(
         devices,
         strategy.ranks,
         () if ours else platform.visibility,
-        lambda device: base | platform.worker_environment(device, threads, platform_options) | own,
+        lambda device: base | platform.worker_environment(device, threads, values) | own,
     )
     balancer, balancer_class = balancer_of(at, stage, options, settings)
     return StagePlan(
@@ -378,7 +380,7 @@ def _stage(
         host=settings.get(f"{at}.host", LOOPBACK),
         worker_devices=tuple(map(platform.worker_device, devices)),
         platform_class=f"{type(platform).__module__}:{type(platform).__qualname__}",
-        platform_options=MappingProxyType(platform_options),
+        platform_options=MappingProxyType(values),
         collectives=platform.collectives if ours else "",
         transports=tuple(platform.transports),
         balancer_class=balancer_class,

@@ -1,42 +1,26 @@
-"""What each kind of engine can be told: capacities of a replica, and where the engine documents its own options."""
+"""The options and capacities that a stage has by its engine kind."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
-from typing import Any
 
-from omni_actors.connectors.shared_memory import ARENA_BYTES
 from omni_actors.pipelines.declaration import Stage
-
-
-@dataclass(frozen=True, slots=True)
-class StageLimit:
-    """``default`` is a whole number of at least 1, or ``None``: then the limit may be left open. Names that end in
-    ``_bytes`` are bytes."""
-
-    default: int | None
-    doc: str
-
+from omni_actors.protocol import limits
+from omni_actors.protocol.options import Option
 
 _COMMON = {
-    "max_inflight": StageLimit(
-        None, "Requests admitted to it at once; by default what it can batch, and a little more."
-    ),
-    "max_inflight_tokens": StageLimit(None, "Estimated tokens of those requests; by default as many as come."),
-    "arena_bytes": StageLimit(ARENA_BYTES, "Shared memory for payloads on their way to other workers."),
-    "rest_after_s": StageLimit(10, "Seconds without work after which a worker gives memory kept for reuse back."),
+    "max_inflight": limits.MAX_INFLIGHT,
+    "max_inflight_tokens": limits.MAX_INFLIGHT_TOKENS,
+    "arena_bytes": limits.ARENA_BYTES,
+    "rest_after_s": limits.REST_AFTER_S,
 }
 
-_MAX_REQUESTS = StageLimit(1024, "Requests that the worker holds at once, waiting ones included; over it, 429.")
-
-_BY_KIND: dict[str, dict[str, StageLimit]] = {
-    "autoregressive": {"max_requests": _MAX_REQUESTS},
-    "vllm": {"max_requests": _MAX_REQUESTS},
-    "generation": {
-        "max_batch": StageLimit(8, "Compatible items that run as one batch."),
-        "max_requests": _MAX_REQUESTS,
-    },
+_BY_KIND: dict[str, dict[str, Option]] = {
+    "autoregressive": {"max_requests": limits.MAX_REQUESTS},
+    "vllm": {"max_requests": limits.MAX_REQUESTS},
+    "generation": {"max_batch": limits.MAX_BATCH, "max_requests": limits.MAX_REQUESTS},
 }
 
 
@@ -48,8 +32,15 @@ OTHER_STEP_BUDGET_S = 300.0
 """The same of an engine by dotted name."""
 
 
-def limits_of(engine: str) -> dict[str, StageLimit]:
-    """The limits of an engine kind; an engine by dotted name has those of the worker around it, and its own options."""
+def limits_of(engine: str) -> dict[str, Option]:
+    """Return the capacities of a replica by name.
+
+    Args:
+        engine: An engine kind, or a dotted name: an engine of one's own has the capacities of the worker around it.
+
+    Returns:
+        Name of a limit → its :class:`Option`.
+    """
     return {**_BY_KIND.get(engine, {}), **_COMMON}
 
 
@@ -57,36 +48,66 @@ _OPTIONS = {
     "autoregressive": "omni_actors.worker.engines.ar_options",
     "vllm": "omni_actors.worker.engines.vllm_options",
 }
-"""Engine kind → the module beside the engine, without torch, that says what :class:`Stage` does of its options:
-``OPTIONS`` (option → default), ``OPTIONS_DOC``, ``OPTIONS_TYPE`` and ``OPTIONS_LEAST``. And if it has one,
-``ENVIRONMENT``, of its workers."""
+"""Engine kind → the module beside the engine, without torch, that declares its ``OPTIONS`` (name → :class:`Option`),
+and if its workers need one, their ``ENVIRONMENT``."""
 
 
-def options_of(kind: str) -> dict[str, Any]:
-    """Option → default, of every stage of an engine kind. Sampling is a group of its own."""
+def options_of(kind: str) -> dict[str, Option]:
+    """Return the options that every stage of an engine kind has, without ``sampling``, which is a group of its own.
+
+    Args:
+        kind: An engine kind; a kind without a module of options, or a dotted name, has none.
+
+    Returns:
+        Option name → :class:`Option`.
+    """
     if kind not in _OPTIONS:
         return {}
-    options: dict[str, Any] = import_module(_OPTIONS[kind]).OPTIONS
-    return {name: default for name, default in options.items() if name != "sampling"}
+    options: Mapping[str, Option] = import_module(_OPTIONS[kind]).OPTIONS
+    return {name: option for name, option in options.items() if name != "sampling"}
 
 
 def environment_of(kind: str) -> dict[str, str]:
-    """What the workers of an engine kind need in their environment."""
+    """Return the environment variables that the workers of an engine kind need."""
     return dict(getattr(import_module(_OPTIONS[kind]), "ENVIRONMENT", {})) if kind in _OPTIONS else {}
 
 
 def with_engine_options(stage: Stage) -> Stage:
-    """The stage with the options that every stage of its engine kind has, or of the kinds that its engine runs."""
+    """Return the stage with the options of its engine kind, or of the kinds that its engine runs, beside its own.
+
+    A stage that declares an option of its engine again changes what it states: its default and, where they are given,
+    the documentation, type and bound.
+    """
     for kind in (stage.engine, *stage.runs):
-        if kind not in _OPTIONS:
-            continue
-        module = import_module(_OPTIONS[kind])
-        defaults = options_of(kind)
-        stage = replace(
-            stage,
-            defaults=defaults | stage.defaults,
-            options_doc={name: module.OPTIONS_DOC[name] for name in defaults} | stage.options_doc,
-            options_type=module.OPTIONS_TYPE | stage.options_type,
-            options_least=module.OPTIONS_LEAST | stage.options_least,
-        )
+        stage = replace(stage, options={**joined(options_of(kind), stage.options)})
     return stage
+
+
+def joined(usual: Mapping[str, Option], own: Mapping[str, Option]) -> dict[str, Option]:
+    """Return the usual options and a stage's own.
+
+    Args:
+        usual: Options of an engine.
+        own: Options of a stage. Where both have one of a name, the stage's default holds, and of the stage's other
+            fields those that are given.
+
+    Returns:
+        The options by name, the usual ones first.
+
+    Example:
+        >>> usual = {"max_tokens": Option(None, "Most tokens of an answer.", type=int, least=1)}
+        >>> joined(usual, {"max_tokens": Option(512)})["max_tokens"]
+        Option(default=512, doc='Most tokens of an answer.', type=<class 'int'>, least=1, choices=(), aliases=())
+    """
+    found = {**usual, **own}
+    for name in usual.keys() & own.keys():
+        first, second = usual[name], own[name]
+        found[name] = Option(
+            second.default,
+            second.doc or first.doc,
+            type=second.type or first.type,
+            least=first.least if second.least is None else second.least,
+            choices=second.choices or first.choices,
+            aliases=second.aliases or first.aliases,
+        )
+    return found

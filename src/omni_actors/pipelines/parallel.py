@@ -60,7 +60,7 @@ def _refusals(
     asked = f"{axis} parallel degree {degree}"
     if not stage.network:
         yield axis, f"{asked} is not supported by this stage's family; only degree 1 runs"
-    if ROLE in stage.defaults:
+    if ROLE in stage.options:
         yield axis, f"{asked} cannot be had together with a prefill pool yet: prompts are handed over by one rank"
     if options.get("fused") is False:
         yield axis, f"{asked} needs the written-out layers: leave options.fused as it is"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
 
-from omni_actors.platforms.inspection import Broken, attempt, check_untouched
+from omni_actors.platforms.inspection import Broken, attempt, check_options, check_untouched
 
 
 def answer(argument: dict[str, str]) -> dict[str, Any]:
@@ -59,9 +57,7 @@ def _check_types(pipeline: Any) -> None:
         _check_tuple(f"{at} its sections", stage.sections, str)
         for field in ("name", "engine", "adapter", "doc"):
             _check_text(f"{at} its {field}", getattr(stage, field))
-        if not isinstance(stage.defaults, Mapping):
-            raise Broken(f"{at} its defaults are {_kind(stage.defaults)}, not a dict")
-        attempt(f"has options that no worker can be told ({at[:-1]})", json.dumps, dict(stage.defaults))
+        check_options(f"{at} its", stage.options)
     for field in ("describe", "weights"):
         if getattr(pipeline, field) is not None:
             _check_text(f"its {field}", getattr(pipeline, field))

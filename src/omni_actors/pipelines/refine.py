@@ -12,6 +12,7 @@ from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Task
 from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.options import with_defaults
 
 _VALUES = ("voices", "languages", "sample_rate", "speech_fields", "task_types", "tasks")
 
@@ -42,10 +43,10 @@ def refined(pipeline: Pipeline, facts: PipelineFacts) -> Pipeline:
         if name not in stages:
             raise PlanError(f"pipeline '{pipeline.name}' has no stage '{name}'; {nearest(name, stages)}")
     for name, options in facts.options.items():
-        if unknown := sorted(options.keys() - stages[name].defaults.keys()):
-            known = nearest(unknown[0], stages[name].defaults)
+        if unknown := sorted(options.keys() - stages[name].options.keys()):
+            known = nearest(unknown[0], stages[name].options)
             raise PlanError(f"pipeline '{pipeline.name}': stage '{name}' has no option '{unknown[0]}'; {known}")
-        stages[name] = replace(stages[name], defaults={**stages[name].defaults, **options})
+        stages[name] = replace(stages[name], options=with_defaults(stages[name].options, **options))
     values: dict[str, Any] = {name: getattr(facts, name) for name in _VALUES if getattr(facts, name) is not None}
     return replace(pipeline, stages=tuple(stages.values()), **values)
 

@@ -16,10 +16,11 @@ from typing import Any
 
 from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
 from omni_actors.pipelines.extensions import BALANCERS, CONNECTORS, Extension
-from omni_actors.pipelines.limits import StageLimit, limits_of
+from omni_actors.pipelines.limits import limits_of
 from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
-from omni_actors.platforms.platform import OmniPlatform
+from omni_actors.platforms.platform import OmniPlatform, platform_options
+from omni_actors.protocol.options import Option
 
 SAMPLING_DEFAULTS = {
     "temperature": (0.0, 2.0, "Randomness of the choice; 0 takes the likeliest token."),
@@ -47,6 +48,8 @@ class Leaf:
     doc: str = ""
     whole: bool = False
     """Whether keys below it are part of the value."""
+    aliases: tuple[str, ...] = ()
+    """Further names of the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +92,8 @@ def settings_schema(
 
 
 def _platform(platform: OmniPlatform) -> Group:
-    return Group(
-        {key: Leaf(_platform_option(platform, key), platform.options_doc.get(key, "")) for key in platform.options}
-    )
-
-
-def _platform_option(platform: OmniPlatform, name: str) -> Callable[[Any], Any]:
-    if choices := platform.options_choices.get(name):
-        return one_of(*choices)
-    return like(platform.options[name], platform.options_type.get(name))
+    options = platform_options(platform)
+    return Group({name: Leaf(_takes(option), option.doc, aliases=option.aliases) for name, option in options.items()})
 
 
 def deployment_limits() -> dict[str, Leaf | Group]:
@@ -137,14 +133,15 @@ def _stage(stage: Stage) -> Group:
             {name: Leaf(integer(1), doc) for name, doc in STRATEGY_DOC.items()}, "Parallel degrees inside a replica."
         ),
         "limits": Group(
-            {name: Leaf(_limit(name, it), it.doc) for name, it in limits_of(stage.engine).items()},
+            {name: Leaf(_limit(name, it), it.doc, aliases=it.aliases) for name, it in limits_of(stage.engine).items()},
             "Capacities of each replica.",
         ),
     }
     if stage.name == MEDIA_STAGE:
         del keys["model"]  # it has no weights
-    if stage.defaults:
-        keys["options"] = Group({k: option_leaf(stage, k) for k in stage.defaults}, "The stage's own options.")
+    if stage.options:
+        own: dict[str, Leaf | Group] = {name: option_leaf(name, option) for name, option in stage.options.items()}
+        keys["options"] = Group(own, "The stage's own options.")
     if "sampling" in stage.sections:
         keys["sampling"] = Group(
             {
@@ -159,13 +156,17 @@ def _stage(stage: Stage) -> Group:
     return Group(keys, stage.doc)
 
 
-def option_leaf(stage: Stage, name: str) -> Leaf:
-    """What an option of a stage takes."""
-    check = like(stage.defaults[name], stage.options_type.get(name), stage.options_least.get(name))
-    return Leaf(size if name.endswith("_bytes") else check, stage.options_doc.get(name, ""))
+def option_leaf(name: str, option: Option) -> Leaf:
+    """Return the key of an option: what values it takes. An option whose name ends in ``_bytes`` takes a size."""
+    check = size if name.endswith("_bytes") else _takes(option)
+    return Leaf(check, option.doc, aliases=option.aliases)
 
 
-def _limit(name: str, limit: StageLimit) -> Callable[[Any], Any]:
+def _takes(option: Option) -> Callable[[Any], Any]:
+    return one_of(*option.choices) if option.choices else like(option.default, option.type, option.least)
+
+
+def _limit(name: str, limit: Option) -> Callable[[Any], Any]:
     check: Callable[[Any], Any] = size if name.endswith("_bytes") else integer(1)
     return optional(check) if limit.default is None else check
 

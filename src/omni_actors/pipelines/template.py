@@ -16,7 +16,7 @@ OPTION = "chat_template"
 def template_override(family: Pipeline, path: Path) -> Override:
     """The setting by which the stage that reads chats takes its template from this file. Raises :class:`PlanError` for
     a pipeline without such a stage."""
-    stages = [stage.name for stage in family.stages if OPTION in stage.defaults]
+    stages = [stage.name for stage in family.stages if OPTION in stage.options]
     if len(stages) != 1:
         raise PlanError(f"--chat-template {path}: no stage of pipeline '{family.name}' reads chats by a template")
     value = json.dumps(str(path.expanduser().absolute()))  # YAML too, whatever the path is made of

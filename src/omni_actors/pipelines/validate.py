@@ -98,17 +98,17 @@ def _stage_faults(stage: Stage) -> Iterator[str]:
         yield f"stage '{stage.name}': its weight is negative"
     for name in _twice(port.name for port in stage.ports):
         yield f"stage '{stage.name}': two ports are called '{name}'"
-    for what, names in (
-        ("documented", set(stage.options_doc)),
-        ("given a type", set(stage.options_type)),
-        ("given a least", set(stage.options_least)),
-        ("an input's limit", set(stage.input_limits.values())),
-    ):
-        for name in sorted(names - stage.defaults.keys()):
-            yield f"stage '{stage.name}': option '{name}' is {what} but has no default"
-    for name, default in stage.defaults.items():
-        if default is None and name not in stage.options_type:
-            yield f"stage '{stage.name}': option '{name}' is None by default; options_type must say what it takes"
+    for name in sorted(set(stage.input_limits.values()) - stage.options.keys()):
+        yield f"stage '{stage.name}': input_limits name '{name}', which is none of the stage's options"
+    for name, option in stage.options.items():
+        if option.default is None and option.type is None:
+            yield f"stage '{stage.name}': option '{name}' is None by default; its type must be given"
+    for alias in _twice(name for names in _option_names(stage) for name in names):
+        yield f"stage '{stage.name}': two options are called '{alias}'"
+
+
+def _option_names(stage: Stage) -> Iterator[tuple[str, ...]]:
+    return ((name, *option.aliases) for name, option in stage.options.items())
 
 
 def _edge_faults(edge: Edge, stages: dict[str, Stage]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from omni_actors.platforms.platform import (
     Verdict,
 )
 from omni_actors.platforms.select import select
+from omni_actors.protocol.options import Option
 
 __all__ = [
     "CONTRACT",
@@ -21,6 +22,7 @@ __all__ = [
     "Fault",
     "Finding",
     "OmniPlatform",
+    "Option",
     "PlatformError",
     "Verdict",
     "select",

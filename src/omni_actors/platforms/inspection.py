@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from omni_actors.plugins.answering import said
@@ -46,6 +47,34 @@ def attempt(what: str, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except BaseException as error:
         raise Broken(f"it {what}: {said(error)}") from error
+
+
+def check_options(whose: str, options: Any) -> None:
+    """Raise :class:`Broken` unless ``options`` maps names to options that a worker can be told.
+
+    Args:
+        whose: The beginning of the message, such as ``its`` or ``stage 'talker': its``.
+        options: What the plug-in states.
+    """
+    from omni_actors.protocol.options import Option
+
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise Broken(f"{whose} options are {_kind(options)}, not a dict of names to Option")
+    for name, option in options.items():
+        if not isinstance(option, Option):
+            raise Broken(f"{whose} option '{name}' is {_kind(option)}, not an Option")
+        if not isinstance(option.doc, str):
+            raise Broken(f"{whose} option '{name}' has {_kind(option.doc)} as its documentation, not a text")
+        for field in ("choices", "aliases"):
+            found = getattr(option, field)
+            if not isinstance(found, tuple) or not all(isinstance(text, str) for text in found):
+                raise Broken(f"{whose} option '{name}' has {field} that are no tuple of texts: {found!r}")
+    defaults = {name: option.default for name, option in options.items()}
+    attempt(f"has options that no worker can be told ({whose.removesuffix(' its')})", json.dumps, defaults)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 def check_untouched(value: str, packages: Iterable[str] = ()) -> None:

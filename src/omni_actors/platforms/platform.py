@@ -8,6 +8,7 @@ as environment, a device name and dotted names: of an engine, and of the other h
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from omni_actors.protocol.errors import ErrorInfo, OmniError
+from omni_actors.protocol.options import Option, defaults_of, options_from
 
 CONTRACT = 1
 """Version of this contract: another one when a platform written against this one would no longer do the right thing."""
@@ -91,15 +93,28 @@ class Fault(Enum):
     """Anything else: this input, or the model's code."""
 
 
+class _OldOptions:
+    """A dict that platforms stated beside ``options`` before there was :class:`Option`: still read from a class, with a
+    :class:`DeprecationWarning`, and still stated by a plug-in's class, where it replaces this."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __get__(self, platform: OmniPlatform | None, kind: type[OmniPlatform]) -> dict[str, Any]:
+        message = f"{kind.__name__}.options_{self._field}: read options instead"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        found = {name: getattr(option, self._field) for name, option in platform_options(kind).items()}
+        return {name: value for name, value in found.items() if value}
+
+
 class OmniPlatform(ABC):
     """One kind of hardware. Subclasses are made without arguments and hold no state that changes.
 
     A subclass that can be made says which version of this contract it was written against: ``contract = 1``. It is not
     inherited by accident: the base class has none.
 
-    ``options`` are what a deploy file may set under ``platforms.<name>`` (name → default); ``options_doc`` has a
-    sentence for each, ``options_type`` the type of each whose default is ``None``, ``options_choices`` the values of
-    each that takes no others. ``dtypes`` are the dtypes that its engines compute in, ``default_dtype`` among them.
+    ``options`` are what a deploy file may set under ``platforms.<name>``, by name. ``dtypes`` are the dtypes that the
+    platform's engines compute in, ``default_dtype`` among them.
     """
 
     contract: ClassVar[int]
@@ -112,10 +127,10 @@ class OmniPlatform(ABC):
         "autoregressive": "omni_actors.worker.engines.autoregressive:AutoregressiveEngine",
         "generation": "omni_actors.worker.engines.generation:GenerationEngine",
     }
-    options: ClassVar[Mapping[str, Any]] = {}
-    options_doc: ClassVar[Mapping[str, str]] = {}
-    options_type: ClassVar[Mapping[str, type]] = {}
-    options_choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    options: ClassVar[Mapping[str, Option]] = {}
+    options_doc: ClassVar[Any] = _OldOptions("doc")
+    options_type: ClassVar[Any] = _OldOptions("type")
+    options_choices: ClassVar[Any] = _OldOptions("choices")
     plannable: ClassVar[bool] = False
     """Whether a deployment may be planned, by naming this platform, on a machine where :meth:`detect` is false."""
 
@@ -137,6 +152,16 @@ class OmniPlatform(ABC):
     quantization: ClassVar[Mapping[str, str]] = {}
     """``quant_method`` of a checkpoint → why it cannot be run here; an empty text for one that can. One that is not
     named is refused as unknown."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        old = [name for name in _OLD_OPTIONS if name in cls.__dict__]
+        stated = cls.__dict__.get("options")
+        plain = isinstance(stated, Mapping) and any(not isinstance(option, Option) for option in stated.values())
+        if old or plain:
+            named = ", ".join(old) or "options with plain defaults"
+            message = f"platform {cls.__name__} states {named}: state options of omni_actors.platforms.Option"
+            warnings.warn(message, DeprecationWarning, stacklevel=3)  # 1 is this method, 2 is ABCMeta
 
     @abstractmethod
     def detect(self) -> Detection:
@@ -195,3 +220,35 @@ class OmniPlatform(ABC):
         known = [d.name for d in self.devices()]
         if device not in known:
             raise PlatformError(f"platform '{self.name}' has no device '{device}'; it has: {', '.join(known)}")
+
+
+_OLD_OPTIONS = ("options_doc", "options_type", "options_choices")
+
+
+def platform_options(platform: OmniPlatform | type[OmniPlatform]) -> dict[str, Option]:
+    """Return what a deploy file may set under ``platforms.<name>``.
+
+    Args:
+        platform: The platform or its class. A class that still states plain defaults, with ``options_doc``,
+            ``options_type`` and ``options_choices`` beside them, is read too.
+
+    Returns:
+        Option name → :class:`Option`.
+    """
+    kind = platform if isinstance(platform, type) else type(platform)
+    if all(isinstance(option, Option) for option in platform.options.values()) and not any(
+        isinstance(_stated(kind, name), Mapping) for name in _OLD_OPTIONS
+    ):
+        return dict(platform.options)
+    doc, types, choices = (found if isinstance(found := _stated(kind, name), Mapping) else {} for name in _OLD_OPTIONS)
+    return options_from(platform.options, doc, types, {}, choices)
+
+
+def default_options(platform: OmniPlatform | type[OmniPlatform]) -> dict[str, Any]:
+    """Return the default of each of a platform's options, as :meth:`OmniPlatform.worker_environment` takes them."""
+    return defaults_of(platform_options(platform))
+
+
+def _stated(kind: type[OmniPlatform], name: str) -> Any:
+    """Return an attribute as a class of the hierarchy states it, without asking a descriptor."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)

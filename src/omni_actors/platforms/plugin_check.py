@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
 
-from omni_actors.platforms.inspection import Broken, attempt, check_untouched
+from omni_actors.platforms.inspection import Broken, attempt, check_options, check_untouched
 from omni_actors.plugins.contract import contract_trouble
 
 FACTS: dict[str, Any] = {
@@ -17,9 +16,6 @@ FACTS: dict[str, Any] = {
     "default_dtype": str,
     "dtypes": tuple[str, ...],
     "engines": dict[str, str],
-    "options": dict[str, Any],
-    "options_doc": dict[str, str],
-    "options_choices": dict[str, tuple[str, ...]],
     "distributions": dict[str, str],
     "visibility": tuple[str, ...],
     "collectives": str,
@@ -76,7 +72,11 @@ def _check_facts(platform: Any) -> None:
             raise Broken(f"what it states as {name} is of another type: {error}") from error
     if platform.default_dtype not in platform.dtypes:
         raise Broken(f"its default dtype {platform.default_dtype!r} is none of its dtypes {platform.dtypes!r}")
-    attempt("has options that no worker can be told", json.dumps, dict(platform.options))
+    from omni_actors.platforms.platform import platform_options
+
+    if not isinstance(platform.options, Mapping):
+        raise Broken(f"what it states as options is of another type: {type(platform.options).__name__}, not a dict")
+    check_options("its", attempt("states options that cannot be read", platform_options, platform))
 
 
 def _check_devices(devices: Any) -> None:
@@ -98,10 +98,12 @@ def _check_devices(devices: Any) -> None:
 
 def _check_plan(platform: Any, devices: Iterable[str]) -> None:
     """What is asked of it when a stage is placed."""
+    from omni_actors.platforms.platform import default_options
+
     cores = attempt("cannot count its cores", platform.cores)
     if not isinstance(cores, int) or cores < 1:
         raise Broken(f"it counts {cores!r} cores")
-    options = dict(platform.options)
+    options = default_options(platform)
     dtype = attempt("cannot say its usual dtype", platform.usual_dtype, options)
     if dtype not in platform.dtypes:
         raise Broken(f"its usual dtype {dtype!r} is none of its own")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omni_actors.platforms.platform import OmniPlatform, PlatformError
+from omni_actors.platforms.platform import OmniPlatform, PlatformError, default_options
 from omni_actors.platforms.runtime import DeviceRuntime
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import Hello
@@ -44,7 +44,7 @@ def kernels_of(hello: Hello) -> Kernels:
 @functools.cache  # as the device itself, a runtime belongs to the process and lives as long
 def _open(platform_class: str, device: str, encoded: bytes) -> DeviceRuntime:
     platform: type[OmniPlatform] = pkgutil.resolve_name(platform_class)
-    options: dict[str, Any] = {**platform.options, **msgspec.json.decode(encoded)}
+    options: dict[str, Any] = {**default_options(platform), **msgspec.json.decode(encoded)}
     try:
         runtime: DeviceRuntime = pkgutil.resolve_name(platform.runtime)(device, options)
         runtime.open()

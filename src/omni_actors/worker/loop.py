@@ -23,7 +23,7 @@ from omni_actors.connectors.device import DeviceMemory, Exports
 from omni_actors.connectors.link import Link, LinkClosed
 from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.payload import Payload
-from omni_actors.connectors.shared_memory import ARENA_BYTES, Arena
+from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import ProtocolError
 from omni_actors.protocol.errors import OmniError, deadline_exceeded, link_lost, stage_failed
 from omni_actors.protocol.frames import (
@@ -39,6 +39,7 @@ from omni_actors.protocol.frames import (
     Unlinked,
     Wire,
 )
+from omni_actors.protocol.limits import ARENA_BYTES
 from omni_actors.protocol.liveness import FIRST_STEPS, HEARTBEAT_S
 from omni_actors.protocol.params import SECTIONS
 from omni_actors.worker.bridge import Bridge, Identity
@@ -85,7 +86,7 @@ class Worker:
         self._inputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.inputs}
         self._outputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.outputs}
         self._control = ControlSocket(sock, check=engine.foreign)
-        budget = hello.limits.get("arena_bytes", ARENA_BYTES)
+        budget = hello.limits.get("arena_bytes", ARENA_BYTES.default)
         exports = None if memory is None else Exports(memory, budget)
         self._arena = Arena(budget)
         maker = type(engine).__name__ + (f" with adapter '{hello.adapter}'" if hello.adapter else "")

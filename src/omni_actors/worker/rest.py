@@ -6,9 +6,8 @@ import time
 
 from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.limits import REST_AFTER_S
 from omni_actors.worker.engine import Engine
-
-REST_AFTER_S = 10
 
 
 class Rest:
@@ -18,7 +17,7 @@ class Rest:
     def __init__(self, hello: Hello, engine: Engine, *arenas: Arena) -> None:
         self.worked = False
         """Whether there was work in this turn; its owner says it."""
-        self._after_s = hello.limits.get("rest_after_s", REST_AFTER_S)
+        self._after_s = hello.limits.get("rest_after_s", REST_AFTER_S.default)
         self._engine = engine
         self._arenas = arenas
         self._at: float | None = None

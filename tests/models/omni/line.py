@@ -20,6 +20,7 @@ from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.pipelines.declaration import Pipeline, Stage
 from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_failed
 from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello, Ledger, Prefix
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.checks import InputError
@@ -313,7 +314,7 @@ def _load(
             engine=ENGINES[stage.engine],
             adapter=stage.adapter,
             model=str(folder),
-            options={**base, **stage.defaults, **options},
+            options=filled({**base, **stage.options}, options),
             outputs=outputs,
             platform=platform,
         )

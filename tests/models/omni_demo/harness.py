@@ -14,6 +14,7 @@ from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, 
 from omni_actors.models.omni_demo.pipeline import PIPELINE
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Speech, Transcription
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Work
@@ -77,7 +78,7 @@ class Stage:
             engine=stage.engine,
             adapter=stage.adapter,
             model=str(weights / stage.model),
-            options={**stage.defaults, **options},
+            options=filled(stage.options, options),
         )
         self.engine = GenerationEngine(hello)
         self.info = self.engine.load(lambda text, fraction: None)

@@ -186,7 +186,7 @@ def test_what_is_honoured_depends_on_the_checkpoint(tmp_path: Path) -> None:
     assert [len(it.stages) for it in (voices, design, base)] == [2, 2, 3]
     assert [("instructions" in (it.speech_fields or ())) for it in (voices, design, base)] == [True, True, False]
     assert [("ref_text" in (it.speech_fields or ())) for it in (voices, design, base)] == [False, False, True]
-    assert refined(FUSED, describe_fused(folder_of("qwen3-tts"))).stages[0].defaults["max_tokens"] == 8192
+    assert refined(FUSED, describe_fused(folder_of("qwen3-tts"))).stages[0].options["max_tokens"].default == 8192
     # The small custom voices hear no instructions.
     small = tmp_path / "small"
     shutil.copytree(folder_of("qwen3-tts"), small)

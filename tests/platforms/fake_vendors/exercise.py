@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import msgspec
 
+from omni_actors.platforms.platform import default_options
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 
 GENERATION = "omni_actors.worker.engines.generation:GenerationEngine"
@@ -41,7 +42,7 @@ def main(vendor: str) -> dict[str, Any]:
         adapter="",
         device=platform.worker_device(f"{vendor}:0"),
         platform=f"{platforms.__name__}:{type(platform).__name__}",
-        platform_options={**platform.options, **({"nz": True} if vendor == "ascend" else {})},
+        platform_options={**default_options(platform), **({"nz": True} if vendor == "ascend" else {})},
     )
     seen["imported"] = [name for name in VENDORS_OWN if name in sys.modules]
     with recorded() as calls:

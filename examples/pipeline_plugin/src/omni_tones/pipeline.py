@@ -3,7 +3,7 @@ string, so it imports no model code."""
 
 from __future__ import annotations
 
-from omni_actors.author import Edge, Parameter, Pipeline, Port, Stage, Task
+from omni_actors.author import Edge, Option, Parameter, Pipeline, Port, Stage, Task
 
 SAMPLE_RATE = 8000
 
@@ -16,8 +16,7 @@ PIPELINE = Pipeline(
             engine="generation",
             adapter="omni_tones.dialler:Dialler",
             sections=("speech",),
-            defaults={"max_keys": 256},
-            options_doc={"max_keys": "Most keys of one request."},
+            options={"max_keys": Option(256, "Most keys of one request.")},
             doc="Finds the keys in a text.",
         ),
         # Codes to sound. The port takes pieces as they come, so the sound begins with the first key.

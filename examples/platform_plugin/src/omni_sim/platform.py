@@ -11,6 +11,7 @@ from typing import Any
 
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import Detection, Device, Finding, OmniPlatform, Verdict
+from omni_actors.protocol.options import Option
 from omni_sim import hardware
 
 
@@ -24,10 +25,11 @@ class SimPlatform(OmniPlatform):
         "autoregressive": "omni_sim.engines:SimAutoregressiveEngine",
         "generation": "omni_sim.engines:SimGenerationEngine",
     }
-    options = {"peer_access": True, "reserved_bytes": 0}
-    options_doc = {
-        "peer_access": "Whether a device can open the memory of another one; else only its own, in another process.",
-        "reserved_bytes": "Memory of each worker's device that stays unused.",
+    options = {
+        "peer_access": Option(
+            True, "Whether a device can open the memory of another one; else only its own, in another process."
+        ),
+        "reserved_bytes": Option(0, "Memory of each worker's device that stays unused."),
     }
     visibility = (hardware.VISIBLE,)
     collectives = ""  # its devices do not compute together: a replica is one rank

@@ -12,7 +12,7 @@ from omni_actors.entrypoints.doctor.system import size
 from omni_actors.pipelines.engines import installed, missing_for
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.platforms import probe
-from omni_actors.platforms.platform import Finding, OmniPlatform, Verdict
+from omni_actors.platforms.platform import Finding, OmniPlatform, Verdict, default_options
 from omni_actors.plugins.inquiry import Answer, Inquiry, ask
 
 SCRIPT = Path(probe.__file__).with_name("device_check.py")
@@ -36,7 +36,7 @@ def _sound(it: Hardware) -> str:
 
 
 def _inquiry(platform: OmniPlatform, device: str) -> Inquiry:
-    options = dict(platform.options)
+    options = default_options(platform)
     argument = {
         "platform": f"{type(platform).__module__}:{type(platform).__qualname__}",
         "device": platform.worker_device(device),

@@ -16,7 +16,15 @@ from omni_actors.pipelines.extensions import CONNECTORS
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.pipelines.versions import PACKAGES
 from omni_actors.platforms.machine import torch_build
-from omni_actors.platforms.platform import Detection, Device, Finding, OmniPlatform, PlatformError, Verdict
+from omni_actors.platforms.platform import (
+    Detection,
+    Device,
+    Finding,
+    OmniPlatform,
+    PlatformError,
+    Verdict,
+    default_options,
+)
 from omni_actors.platforms.probe import BUILTINS, PluginReport
 from omni_actors.platforms.select import load, select
 from omni_actors.platforms.versions import version_findings
@@ -155,7 +163,7 @@ def as_builtins(it: Hardware, chosen: str) -> dict[str, Any]:
             "collectives": it.platform.collectives,
             "quantization": dict(it.platform.quantization),
             "visibility": {name: os.environ.get(name) for name in it.platform.visibility},
-            "options": dict(it.platform.options),
+            "options": default_options(it.platform),
         }
     return facts
 

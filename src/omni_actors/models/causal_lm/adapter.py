@@ -24,6 +24,7 @@ from omni_actors.models.common.text import (
 )
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import filled
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
@@ -36,7 +37,7 @@ class CausalLM(AutoregressiveAdapter):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._options = OPTIONS | hello.options
+        self._options = filled(OPTIONS, hello.options)
         self._text: Text
         self._prompts: Prompts
         self.sampling_defaults: Mapping[str, Any] = {}

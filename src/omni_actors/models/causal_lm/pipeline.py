@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omni_actors.models.common.chat_options import CHAT_OPTIONS, CHAT_OPTIONS_DOC, CHAT_OPTIONS_TYPE
+from omni_actors.models.common.chat_options import CHAT_OPTIONS
 from omni_actors.models.common.network import read_config, text_network
 from omni_actors.pipelines.declaration import Pipeline, Stage, Task
 from omni_actors.pipelines.strategy import Network
@@ -36,9 +36,7 @@ PIPELINE = Pipeline(
             separable=True,
             network="omni_actors.models.causal_lm.pipeline:network",
             vllm="omni_actors.models.causal_lm.prompted:PromptedLM",
-            defaults=CHAT_OPTIONS,
-            options_doc=CHAT_OPTIONS_DOC,
-            options_type=CHAT_OPTIONS_TYPE,
+            options=CHAT_OPTIONS,
             doc="Reads a prompt or a chat, writes text.",
         ),
     ),

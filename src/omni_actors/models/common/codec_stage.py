@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.codec_options import CODEC_DEFAULTS
+from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.models.common.speech import BREAK, Frames, Samples, folder_of, prepare_torch
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError, TensorSpec, check_input
 from omni_actors.worker.engine import Work
@@ -77,7 +78,7 @@ class CodecStage(GenerationAdapter[Decoding, Decoding]):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._options = CODEC_DEFAULTS | hello.options
+        self._options = filled(CODEC_OPTIONS, hello.options)
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         prepare_torch(self.hello)

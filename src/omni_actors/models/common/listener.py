@@ -22,6 +22,7 @@ from omni_actors.models.common.text import Text, context_length, eos_ids, sampli
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.languages import chosen_language
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Prompt, Sampling, Transcription
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
@@ -52,7 +53,7 @@ class Listener(AutoregressiveAdapter):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._options = OPTIONS | hello.options
+        self._options = filled(OPTIONS, hello.options)
         self._requests: dict[int, _Request] = {}
         self.text: Text
         self.audio_token: int

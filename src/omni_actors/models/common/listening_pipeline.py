@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.protocol.options import Option
 
 MAX_TOKENS = 4096
 """Most tokens of an answer whose request names no limit: some twenty minutes of speech."""
@@ -26,12 +27,14 @@ def listening_pipeline(
         engine="generation",
         adapter=f"{family}.encoder:Encoder",
         ports=(Port("audio", "pcm", mode="chunk", doc="The clips, in order: each payload is one, mono."),),
-        defaults={"max_seconds": max_seconds, "cache_bytes": 64 << 20},
-        options_doc={
-            "max_seconds": "Longest clip, in seconds; longer ones are refused.",
-            "cache_bytes": "Memory for the features of clips that were encoded last: the same one again costs nothing.",
+        options={
+            "max_seconds": Option(max_seconds, "Longest clip, in seconds; longer ones are refused.", least=1),
+            "cache_bytes": Option(
+                64 << 20,
+                "Memory for the features of clips that were encoded last: the same one again costs nothing.",
+                least=0,
+            ),
         },
-        options_least={"max_seconds": 1, "cache_bytes": 0},
         input_limits={"audio": "max_seconds"},
         doc="Audio tower: clips to features.",
     )
@@ -45,7 +48,7 @@ def listening_pipeline(
         sections=("prompt", "sampling", "transcription") if chats else ("transcription",),
         emits="text",
         weight=4.0,
-        defaults={"max_tokens": MAX_TOKENS},
+        options={"max_tokens": Option(MAX_TOKENS)},
         separable=True,
         doc="Decoder: what was heard, and text, to text.",
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from omni_actors.models.common.chat_options import CHAT_OPTIONS, CHAT_OPTIONS_DOC, CHAT_OPTIONS_TYPE
+from omni_actors.models.common.chat_options import CHAT_OPTIONS
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.protocol.options import Option
 
 
 def omni_pipeline(
@@ -29,14 +30,23 @@ def omni_pipeline(
         engine="generation",
         adapter=f"{family}.encoder:Encoder",
         ports=(Port("media", "media", mode="chunk", doc="The request's images, clips and videos, in order."),),
-        defaults={"cache_bytes": 64 << 20, "image_max_pixels": None, "video_max_pixels": None},
-        options_doc={
-            "cache_bytes": "Memory for the features of media that were encoded last: the same one again costs nothing.",
-            "image_max_pixels": "Most pixels of an image after resizing; the checkpoint's own bound, if not set.",
-            "video_max_pixels": "Most pixels of a video's frame after resizing; the processor's own bound, if not set.",
+        options={
+            "cache_bytes": Option(
+                64 << 20, "Memory for the features of media that were encoded last: the same one again costs nothing."
+            ),
+            "image_max_pixels": Option(
+                None,
+                "Most pixels of an image after resizing; the checkpoint's own bound, if not set.",
+                type=int,
+                least=1024,
+            ),
+            "video_max_pixels": Option(
+                None,
+                "Most pixels of a video's frame after resizing; the processor's own bound, if not set.",
+                type=int,
+                least=1024,
+            ),
         },
-        options_type={"image_max_pixels": int, "video_max_pixels": int},
-        options_least={"image_max_pixels": 1024, "video_max_pixels": 1024},
         doc="The towers that look and listen: media to features.",
     )
     thinker = Stage(
@@ -51,9 +61,7 @@ def omni_pipeline(
         separable=True,
         network=f"{family}.pipeline:network",
         weight=4.0,
-        defaults=CHAT_OPTIONS,
-        options_doc=CHAT_OPTIONS_DOC,
-        options_type=CHAT_OPTIONS_TYPE,
+        options=CHAT_OPTIONS,
         doc="Reads text and features, writes text.",
     )
     talker = Stage(
@@ -63,7 +71,7 @@ def omni_pipeline(
         ports=(Port("states", "hidden", mode="chunk", doc="What the thinker read and writes, as it goes."),),
         sections=("speech", "sampling"),
         weight=2.0,
-        defaults={"max_tokens": max_frames},
+        options={"max_tokens": Option(max_frames)},
         doc="Says what the thinker writes, while it writes, in codec frames.",
     )
     media = dict.fromkeys(("audio", "image", "video"), "encoder.media")

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC, CODEC_LEAST, CODEC_TYPES
+from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.protocol.options import Option
 
-Options = Mapping[str, tuple[Any, str]]
-"""Name of an option → its default and one sentence about it. A type in the default's place: not set, else of it."""
-
-_TALKER: Options = {
-    "max_characters": (4096, "Longest text of one request, in characters; longer ones are refused."),
-    "max_frames": (int, "Most frames of one utterance; as many as the model's makers recommend, if not set."),
+_TALKER: dict[str, Option] = {
+    "max_characters": Option(4096, "Longest text of one request, in characters; longer ones are refused.", least=1),
+    "max_frames": Option(
+        None,
+        "Most frames of one utterance; as many as the model's makers recommend, if not set.",
+        type=int,
+        least=1,
+    ),
 }
-_CLONING: Options = {
-    "max_reference_s": (60.0, "Longest clip of a voice to speak with, in seconds."),
-    "clip_cache_mib": (64, "What is kept of clips, so that one that comes again is not encoded again, in MiB."),
+_CLONING: dict[str, Option] = {
+    "max_reference_s": Option(60.0, "Longest clip of a voice to speak with, in seconds.", least=1),
+    "clip_cache_mib": Option(
+        64, "What is kept of clips, so that one that comes again is not encoded again, in MiB.", least=0
+    ),
 }
-_SAMPLING: Options = {
-    "temperature": (float, "Of the draws: 0 takes what is likeliest. The model's own, if not set."),
-    "top_k": (int, "Draw among so many best codes. The model's own, if not set."),
-    "top_p": (float, "Draw among the best codes with so much probability. The model's own, if not set."),
+_SAMPLING: dict[str, Option] = {
+    "temperature": Option(
+        None, "Of the draws: 0 takes what is likeliest. The model's own, if not set.", type=float, least=0
+    ),
+    "top_k": Option(None, "Draw among so many best codes. The model's own, if not set.", type=int, least=0),
+    "top_p": Option(
+        None, "Draw among the best codes with so much probability. The model's own, if not set.", type=float, least=0
+    ),
 }
-_CODEC: Options = {name: (CODEC_TYPES.get(name, default), CODEC_DOC[name]) for name, default in CODEC_DEFAULTS.items()}
-_LEAST: dict[str, float] = {"clip_cache_mib": 0, "temperature": 0, "top_k": 0, "top_p": 0, **CODEC_LEAST}
 
 
 def speech_pipeline(
@@ -41,7 +47,7 @@ def speech_pipeline(
     voices: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
     speech_fields: tuple[str, ...] = (),
-    talker: Options | None = None,
+    talker: Mapping[str, Option] | None = None,
     codec: bool = True,
     windows: bool = False,
     describe: str | None = None,
@@ -62,9 +68,10 @@ def speech_pipeline(
     ports = (Port("reference", "pcm", required=False, mode="chunk", doc="Clips of the voice."),) if clones else ()
     last = "codec" if codec else "talker"
     stages = [
-        _stage(
-            options,
+        Stage(
             name="talker",
+            engine="generation",
+            options=options,
             adapter=f"{family}.talker:Talker",
             ports=ports,
             sections=("speech",),
@@ -76,9 +83,10 @@ def speech_pipeline(
     ]
     if codec:
         stages.append(
-            _stage(
-                {name: option for name, option in _CODEC.items() if windows or name != "left_context_frames"},
+            Stage(
                 name="codec",
+                engine="generation",
+                options={n: it for n, it in CODEC_OPTIONS.items() if windows or n != "left_context_frames"},
                 adapter=f"{family}.codec:Codec",
                 ports=(Port(frames, frames, mode="chunk", doc="Frames, as they are made."),),
                 sections=("speech",),
@@ -101,17 +109,4 @@ def speech_pipeline(
         languages=languages,
         speech_fields=(*fields, *speech_fields),
         doc=doc,
-    )
-
-
-def _stage(options: Options, **settings: Any) -> Stage:
-    types = {name: default for name, (default, _) in options.items() if isinstance(default, type)}
-    kinds = {name: types.get(name, type(default)) for name, (default, _) in options.items()}
-    return Stage(
-        engine="generation",
-        defaults={name: None if name in types else default for name, (default, _) in options.items()},
-        options_doc={name: doc for name, (_, doc) in options.items()},
-        options_type=types,
-        options_least={name: _LEAST.get(name, 1) for name, kind in kinds.items() if kind in (int, float)},
-        **settings,
     )

@@ -23,6 +23,7 @@ from omni_actors.models.common.rotary import Rotary
 from omni_actors.platforms.kernels import Kernels, Linear
 from omni_actors.platforms.runtime import Graphs
 from omni_actors.protocol.frames import Hello, Prefix
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
@@ -207,7 +208,7 @@ class Talker(AutoregressiveAdapter):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self.options = OPTIONS | hello.options
+        self.options = filled(OPTIONS, hello.options)
         self.sampling_defaults: Mapping[str, Any] = {}
 
     @property

@@ -28,6 +28,7 @@ from omni_actors.models.common.text import (
 )
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.ar_options import OPTIONS
@@ -64,7 +65,7 @@ class Thinker(AutoregressiveAdapter):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self.options = OPTIONS | hello.options
+        self.options = filled(OPTIONS, hello.options)
         self._requests: dict[int, _Request] = {}
         self.text: Text
         self.layout: Layout

@@ -1,6 +1,7 @@
 """Dia: a dialogue's text, and speech before it → frames of DAC codes → 44.1 kHz sound."""
 
 from omni_actors.models.common.speech_pipeline import speech_pipeline
+from omni_actors.protocol.options import Option
 
 VOICES = ("S1", "S2")
 """The speakers that a text may name, as ``[S1] …``. One that names none is spoken by the request's voice."""
@@ -16,9 +17,11 @@ PIPELINE = speech_pipeline(
     languages=("en",),
     speech_fields=("ref_text",),
     talker={
-        "guidance_scale": (
-            float,
+        "guidance_scale": Option(
+            None,
             "How much more the text counts than without it; 1 is off. The model's own, if unset.",
+            type=float,
+            least=1,
         ),
     },
     windows=True,

@@ -1,6 +1,7 @@
 """Higgs Audio v2: a scene, speech before it, and text → frames of codes → 24 kHz sound."""
 
 from omni_actors.models.common.speech_pipeline import speech_pipeline
+from omni_actors.protocol.options import Option
 
 PIPELINE = speech_pipeline(
     "higgs-audio",
@@ -11,8 +12,12 @@ PIPELINE = speech_pipeline(
     clones=True,
     speech_fields=("instructions", "ref_text"),
     talker={
-        "system": ("Generate audio following instruction.", "What every conversation with the model begins with."),
-        "scene": ("Audio is recorded from a quiet room.", "The scene where a request's instructions describe none."),
+        "system": Option(
+            "Generate audio following instruction.", "What every conversation with the model begins with."
+        ),
+        "scene": Option(
+            "Audio is recorded from a quiet room.", "The scene where a request's instructions describe none."
+        ),
     },
     windows=True,
     doc="Boson AI's speech language model. Instructions describe the scene; a clip and its text set the voice.",

@@ -28,6 +28,7 @@ from omni_actors.models.kyutai_stt.pipeline import PIPELINE
 from omni_actors.platforms.kernels import Linear
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello, Prefix
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Sampling, Transcription
 from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.checks import TensorSpec, check_input
@@ -99,7 +100,7 @@ class Decoder(AutoregressiveAdapter):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._options = OPTIONS | hello.options
+        self._options = filled(OPTIONS, hello.options)
         self._requests: dict[int, _Request] = {}
         self.decoder: FrameDecoder
 

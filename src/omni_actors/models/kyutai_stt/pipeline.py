@@ -1,6 +1,7 @@
 """Kyutai speech-to-text: clips → Mimi's codes → text."""
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.protocol.options import Option
 
 _FAMILY = "omni_actors.models.kyutai_stt"
 
@@ -10,12 +11,12 @@ ENCODER = Stage(
     adapter=f"{_FAMILY}.encoder:Encoder",
     ports=(Port("audio", "pcm", mode="chunk", doc="The clip, mono."),),
     dtypes=("float32",),
-    defaults={"max_seconds": 1800.0, "window_frames": 250},
-    options_doc={
-        "max_seconds": "Longest clip, in seconds; longer ones are refused.",
-        "window_frames": "Frames (of 80 ms) that the codec encodes at a time; what came before is remembered.",
+    options={
+        "max_seconds": Option(1800.0, "Longest clip, in seconds; longer ones are refused.", least=1),
+        "window_frames": Option(
+            250, "Frames (of 80 ms) that the codec encodes at a time; what came before is remembered.", least=1
+        ),
     },
-    options_least={"max_seconds": 1, "window_frames": 1},
     input_limits={"audio": "max_seconds"},
     doc="Mimi: sound to codes.",
 )
@@ -28,7 +29,7 @@ LISTENER = Stage(
     sections=("transcription",),
     emits="text",
     weight=4.0,
-    defaults={"max_model_len": 24_000},
+    options={"max_model_len": Option(24_000)},
     doc="Decoder: a frame of codes in, a token of text out.",
 )
 

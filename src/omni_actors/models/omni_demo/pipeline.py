@@ -1,7 +1,8 @@
 """audio → ASR → LLM → acoustic net → vocoder → audio; text joins at the LLM, speech synthesis at the acoustic net."""
 
-from omni_actors.models.common.chat_options import CHAT_OPTIONS, CHAT_OPTIONS_DOC, CHAT_OPTIONS_TYPE
+from omni_actors.models.common.chat_options import CHAT_OPTIONS
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.protocol.options import Option
 
 VOICE = "heart"
 
@@ -21,16 +22,23 @@ ASR = Stage(
     model="asr",
     dtypes=("float32",),
     weight=2.0,
-    defaults={"vad": "../vad", "speech_threshold": 0.3, "padding_s": 5.0, "max_seconds": 1800.0, "max_new_tokens": 224},
-    options_doc={
-        "vad": "Folder of the voice activity model, relative to this stage's; without it only loudness is looked at.",
-        "speech_threshold": "Probability of voice below which sound counts as silence and is not transcribed.",
-        "padding_s": "Silence that is heard behind a short clip when its words alone are wanted, in seconds; "
-        "30 is how Whisper was trained, and twice the work.",
-        "max_seconds": "Longest clip, in seconds; longer ones are refused.",
-        "max_new_tokens": "Most tokens for one window of 30 s.",
+    options={
+        "vad": Option(
+            "../vad",
+            "Folder of the voice activity model, relative to this stage's; without it only loudness is looked at.",
+        ),
+        "speech_threshold": Option(
+            0.3, "Probability of voice below which sound counts as silence and is not transcribed.", least=0
+        ),
+        "padding_s": Option(
+            5.0,
+            "Silence that is heard behind a short clip when its words alone are wanted, in seconds; 30 is how Whisper "
+            "was trained, and twice the work.",
+            least=0,
+        ),
+        "max_seconds": Option(1800.0, "Longest clip, in seconds; longer ones are refused.", least=1),
+        "max_new_tokens": Option(224, "Most tokens for one window of 30 s.", least=1),
     },
-    options_least={"speech_threshold": 0, "padding_s": 0, "max_seconds": 1, "max_new_tokens": 1},
     input_limits={"audio": "max_seconds"},
     doc="Whisper: writes down what is said.",
 )
@@ -55,9 +63,7 @@ LLM = Stage(
     vllm="omni_actors.models.causal_lm.prompted:PromptedLM",
     model="llm",
     weight=4.0,
-    defaults={**CHAT_OPTIONS, "max_tokens": 512},  # so small a model may talk without end
-    options_doc=CHAT_OPTIONS_DOC,
-    options_type=CHAT_OPTIONS_TYPE,
+    options={**CHAT_OPTIONS, "max_tokens": Option(512)},  # so small a model may talk without end
     doc="SmolLM2: answers in text.",
 )
 
@@ -69,9 +75,11 @@ ACOUSTIC = Stage(
     sections=("speech",),
     model="tts",
     dtypes=("float32",),
-    defaults={"max_characters": 16_384},
-    options_doc={"max_characters": "Longest text of one speech request, in characters; longer ones are refused."},
-    options_least={"max_characters": 1},
+    options={
+        "max_characters": Option(
+            16_384, "Longest text of one speech request, in characters; longer ones are refused.", least=1
+        )
+    },
     input_limits={"text": "max_characters"},
     doc="hibari's acoustic net: text normalisation, phonemes, spectra.",
 )
@@ -84,12 +92,10 @@ VOCODER = Stage(
     emits="audio",
     model="tts",
     dtypes=("float32",),
-    defaults={"first_piece_s": 0.1, "piece_s": 0.5},
-    options_doc={
-        "first_piece_s": "Length of an answer's first piece of audio, in seconds.",
-        "piece_s": "Longest of the pieces after it, in seconds.",
+    options={
+        "first_piece_s": Option(0.1, "Length of an answer's first piece of audio, in seconds.", least=0.01),
+        "piece_s": Option(0.5, "Longest of the pieces after it, in seconds.", least=0.01),
     },
-    options_least={"first_piece_s": 0.01, "piece_s": 0.01},
     doc="hibari's vocoder: spectra to sound.",
 )
 

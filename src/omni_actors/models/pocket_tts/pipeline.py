@@ -4,6 +4,7 @@ from pathlib import Path
 
 from omni_actors.models.common.speech_pipeline import speech_pipeline
 from omni_actors.pipelines.declaration import PipelineFacts
+from omni_actors.protocol.options import Option
 
 VOICES = "voices"
 """Sub-folder of a checkpoint: ``NAME.safetensors`` holds the latents [frames, width] of one voice."""
@@ -25,8 +26,12 @@ PIPELINE = speech_pipeline(
     sampling=("temperature",),
     clones=True,
     talker={
-        "flow_steps": (int, "Steps of the flow head for each frame. The model's own, if not set."),
-        "sentence_tokens": (50, "Longest part of a text that is spoken in one go, in tokens; it is cut at sentences."),
+        "flow_steps": Option(
+            None, "Steps of the flow head for each frame. The model's own, if not set.", type=int, least=1
+        ),
+        "sentence_tokens": Option(
+            50, "Longest part of a text that is spoken in one go, in tokens; it is cut at sentences.", least=1
+        ),
     },
     describe=f"{__name__}:describe",
     doc="Kyutai's small voice: one latent a frame. It speaks with its checkpoint's voices or after a clip.",

@@ -6,30 +6,86 @@ import json
 import pickletools
 import zipfile
 from pathlib import Path
-from typing import Any
 
 from omni_actors.models.common.network import read_config, text_network
 from omni_actors.models.common.omni_pipeline import omni_pipeline
 from omni_actors.pipelines.declaration import PipelineFacts, Port, Stage
 from omni_actors.pipelines.strategy import Network
+from omni_actors.protocol.options import Option
 
 SAMPLE_RATE = 24_000
 
 _FAMILY = "omni_actors.models.qwen2_5_omni"
 
-TOKEN2WAV_DEFAULTS: dict[str, Any] = {
-    "first_chunk_frames": 6,
-    "min_chunk_frames": 12,
-    "chunk_frames": 96,
-    "ramp": True,
-    "window_blocks": 4,
-    "pace": 2.0,
-    "left_context_blocks": None,
-    "look_ahead_blocks": 1,
-    "vocoder_context_frames": None,
-    "steps": 10,
-    "guidance": 0.5,
-    "sway": -1.0,
+TOKEN2WAV_OPTIONS: dict[str, Option] = {
+    "first_chunk_frames": Option(
+        6,
+        "Codes of an answer's first piece of sound, rounded up to what the blocks give; a request may ask for its "
+        "own number.",
+        least=1,
+    ),
+    "min_chunk_frames": Option(
+        12,
+        "Fewest codes of the pieces behind it.",
+        least=1,
+    ),
+    "chunk_frames": Option(
+        96,
+        "Most codes of a piece, and its size where the ramp is off.",
+        least=1,
+    ),
+    "ramp": Option(
+        True,
+        "Let pieces grow while the listener has enough to play and shrink when it has not; otherwise each has "
+        "chunk_frames.",
+    ),
+    "window_blocks": Option(
+        4,
+        "Most blocks (12 codes each in the published checkpoints) of a group that is solved at once. Groups grow "
+        "up to this, and each costs look_ahead_blocks beside its own.",
+        least=1,
+    ),
+    "pace": Option(
+        2.0,
+        "How many times as fast as they are played codes come at least: groups grow no faster than keeps a "
+        "listener from running dry. Where they come slower, he waits in all no longer than the largest group "
+        "plays. With window_blocks 1 each block leaves when it can, for up to 1.5 times the work.",
+        least=1,
+    ),
+    "left_context_blocks": Option(
+        None,
+        "Blocks before a group that are solved anew with it; null remembers them (27 MiB a request, in the "
+        "published checkpoints): the group is then what it is behind all that came before.",
+        type=int,
+        least=0,
+    ),
+    "look_ahead_blocks": Option(
+        1,
+        "Blocks behind a group that are solved with it: the first sound waits for them. Null for as many as keep "
+        "it as it would be in the whole.",
+        type=int,
+        least=0,
+    ),
+    "vocoder_context_frames": Option(
+        None,
+        "Frames of spectrogram on either side of a piece that its sound is made with; null for as many as the "
+        "convolutions reach.",
+        type=int,
+        least=0,
+    ),
+    "steps": Option(
+        10,
+        "Time points of the flow's solver.",
+        least=2,
+    ),
+    "guidance": Option(
+        0.5,
+        "Weight of classifier-free guidance.",
+    ),
+    "sway": Option(
+        -1.0,
+        "How much the time points are drawn to the begin (negative) or the end.",
+    ),
 }
 
 TOKEN2WAV = Stage(
@@ -41,41 +97,7 @@ TOKEN2WAV = Stage(
     emits="audio",
     dtypes=("float32",),
     weight=2.0,
-    defaults=TOKEN2WAV_DEFAULTS,
-    options_doc={
-        "first_chunk_frames": "Codes of an answer's first piece of sound, rounded up to what the blocks give; a "
-        "request may ask for its own number.",
-        "min_chunk_frames": "Fewest codes of the pieces behind it.",
-        "chunk_frames": "Most codes of a piece, and its size where the ramp is off.",
-        "ramp": "Let pieces grow while the listener has enough to play and shrink when it has not; otherwise each has "
-        "chunk_frames.",
-        "window_blocks": "Most blocks (12 codes each in the published checkpoints) of a group that is solved at once. "
-        "Groups grow up to this, and each costs look_ahead_blocks beside its own.",
-        "pace": "How many times as fast as they are played codes come at least: groups grow no faster than keeps a "
-        "listener from running dry. Where they come slower, he waits in all no longer than the largest group plays. "
-        "With window_blocks 1 each block leaves when it can, for up to 1.5 times the work.",
-        "left_context_blocks": "Blocks before a group that are solved anew with it; null remembers them (27 MiB "
-        "a request, in the published checkpoints): the group is then what it is behind all that came before.",
-        "look_ahead_blocks": "Blocks behind a group that are solved with it: the first sound waits for them. Null for "
-        "as many as keep it as it would be in the whole.",
-        "vocoder_context_frames": "Frames of spectrogram on either side of a piece that its sound is made with; null "
-        "for as many as the convolutions reach.",
-        "steps": "Time points of the flow's solver.",
-        "guidance": "Weight of classifier-free guidance.",
-        "sway": "How much the time points are drawn to the begin (negative) or the end.",
-    },
-    options_type={"left_context_blocks": int, "look_ahead_blocks": int, "vocoder_context_frames": int},
-    options_least={
-        "first_chunk_frames": 1,
-        "min_chunk_frames": 1,
-        "chunk_frames": 1,
-        "window_blocks": 1,
-        "pace": 1,
-        "left_context_blocks": 0,
-        "look_ahead_blocks": 0,
-        "vocoder_context_frames": 0,
-        "steps": 2,
-    },
+    options=TOKEN2WAV_OPTIONS,
     doc="Codec tokens to spectrograms by a diffusion transformer, and those to sound by BigVGAN.",
 )
 

@@ -25,10 +25,11 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
 from omni_actors.models.qwen2_5_omni.bigvgan import BigVGAN
 from omni_actors.models.qwen2_5_omni.flow import Condition, Flow, Solved, Window
-from omni_actors.models.qwen2_5_omni.pipeline import SAMPLE_RATE, TOKEN2WAV_DEFAULTS
+from omni_actors.models.qwen2_5_omni.pipeline import SAMPLE_RATE, TOKEN2WAV_OPTIONS
 from omni_actors.models.qwen2_5_omni.speakers import read_speakers
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import TensorSpec, WarmUpError, check_input
@@ -65,12 +66,12 @@ class Voicing:
 
 
 class Token2Wav(GenerationAdapter[Voicing, Voicing]):
-    """``hello.model`` is the checkpoint's folder. Options: :data:`TOKEN2WAV_DEFAULTS`. It computes in float32, as the
+    """``hello.model`` is the checkpoint's folder. Options: :data:`TOKEN2WAV_OPTIONS`. It computes in float32, as the
     checkpoint's makers do."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._options = TOKEN2WAV_DEFAULTS | hello.options
+        self._options = filled(TOKEN2WAV_OPTIONS, hello.options)
         self._flow: Flow
         self._vocoder: BigVGAN
 

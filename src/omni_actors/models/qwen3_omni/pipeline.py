@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC, CODEC_LEAST, CODEC_TYPES
+from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.models.common.network import read_config, text_network
 from omni_actors.models.common.omni_pipeline import omni_pipeline
 from omni_actors.pipelines.declaration import PipelineFacts, Port, Stage
@@ -22,10 +22,7 @@ CODE2WAV = Stage(
     ports=(Port("codes", "codes", mode="chunk", doc="Codec frames, 12.5 a second."),),
     sections=("speech",),
     emits="audio",
-    defaults=CODEC_DEFAULTS,
-    options_doc=CODEC_DOC,
-    options_type=CODEC_TYPES,
-    options_least=CODEC_LEAST,
+    options=CODEC_OPTIONS,
     doc="Codec frames to sound.",
 )
 

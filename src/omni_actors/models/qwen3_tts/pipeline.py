@@ -5,26 +5,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from omni_actors.models.common.codec_options import CODEC_DEFAULTS, CODEC_DOC, CODEC_LEAST, CODEC_TYPES
+from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage, Task
+from omni_actors.protocol.options import Option
 
 _FAMILY = "omni_actors.models.qwen3_tts"
 
 SAMPLE_RATE = 24_000
 
-DEFAULTS: dict[str, Any] = {"max_tokens": 8192, "non_streaming_mode": None}
+TALKER_OPTIONS: dict[str, Option] = {
+    "max_tokens": Option(
+        8192,
+        "Most frames of an answer whose request names no limit, 12.5 of them a second; what the checkpoint's "
+        "generation config says.",
+        least=1,
+    ),
+    "non_streaming_mode": Option(
+        None,
+        "Whether the talker reads the whole text before its first frame, or a piece with each; null for what the "
+        "model's own code does: the whole, but for clones.",
+        type=bool,
+    ),
+}
 """Options of the talker, beside those of its engine."""
 
-VOICE_DEFAULTS: dict[str, Any] = {"max_reference_s": 30.0, "clip_cache_mib": 256.0}
-
-_DOC = {
-    "max_tokens": "Most frames of an answer whose request names no limit, 12.5 of them a second; what the checkpoint's "
-    "generation config says.",
-    "non_streaming_mode": "Whether the talker reads the whole text before its first frame, or a piece with each; null "
-    "for what the model's own code does: the whole, but for clones.",
+VOICE_OPTIONS: dict[str, Option] = {
+    "max_reference_s": Option(30.0, "Longest clip of a voice to clone, in seconds.", least=1),
+    "clip_cache_mib": Option(256.0, "Memory for clips that were heard, with what was made of them, in MiB.", least=0),
 }
 
 VOICE = Stage(
@@ -33,12 +42,7 @@ VOICE = Stage(
     adapter=f"{_FAMILY}.voice:Qwen3TTSVoice",
     ports=(Port("reference", "pcm", mode="chunk", doc="The clip of a voice to clone, mono."),),
     sections=("speech",),
-    defaults=VOICE_DEFAULTS,
-    options_doc={
-        "max_reference_s": "Longest clip of a voice to clone, in seconds.",
-        "clip_cache_mib": "Memory for clips that were heard, with what was made of them, in MiB.",
-    },
-    options_least={"max_reference_s": 1, "clip_cache_mib": 0},
+    options=VOICE_OPTIONS,
     input_limits={"audio": "max_reference_s"},
     doc="Hears the clip of a voice to clone: its timbre, and its codec frames.",
 )
@@ -50,10 +54,7 @@ TALKER = Stage(
     ports=(Port("voice", "voice", required=False, doc="What was heard of a voice to clone."),),
     sections=("speech",),
     weight=4.0,
-    defaults=DEFAULTS,
-    options_doc=_DOC,
-    options_type={"non_streaming_mode": bool},
-    options_least={"max_tokens": 1},
+    options=TALKER_OPTIONS,
     doc="Writes codec frames, 12.5 a second of speech.",
 )
 
@@ -66,10 +67,7 @@ CODEC = Stage(
     emits="audio",
     dtypes=("float32",),
     weight=2.0,
-    defaults=CODEC_DEFAULTS,
-    options_doc=CODEC_DOC,
-    options_type=CODEC_TYPES,
-    options_least=CODEC_LEAST,
+    options=CODEC_OPTIONS,
     doc="Turns codec frames into sound.",
 )
 
@@ -130,10 +128,7 @@ TTS = Stage(
     sections=("speech",),
     emits="audio",
     runs=(TALKER.engine, CODEC.engine),
-    defaults=TALKER.defaults | CODEC.defaults | VOICE.defaults,
-    options_doc=TALKER.options_doc | CODEC.options_doc | VOICE.options_doc,
-    options_type=TALKER.options_type | CODEC.options_type | VOICE.options_type,
-    options_least=TALKER.options_least | CODEC.options_least | VOICE.options_least,
+    options={**TALKER_OPTIONS, **CODEC_OPTIONS, **VOICE_OPTIONS},
     doc="Talker and codec in one worker, and what hears clips: text to sound.",
 )
 

@@ -19,11 +19,12 @@ from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp, 
 from omni_actors.models.common.text import Text, context_length
 from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.models.qwen3_tts.package import config_of, package, quiet
-from omni_actors.models.qwen3_tts.pipeline import DEFAULTS
+from omni_actors.models.qwen3_tts.pipeline import TALKER_OPTIONS
 from omni_actors.models.qwen3_tts.prompt import Asked, Layout, Marks, lay_out, tokens_of
 from omni_actors.platforms.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.device import kernels_of
@@ -61,7 +62,7 @@ class Qwen3TTSTalker(Talker):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self.options = DEFAULTS | self.options
+        self.options = filled(TALKER_OPTIONS, self.options)
         self._waiting: dict[int, Speech] = {}
         self._context: dict[int, int] = {}
         self._recommended: Mapping[str, Any] = {}

@@ -19,9 +19,10 @@ from omni_actors.models.common.speech import Clip
 from omni_actors.models.qwen3_tts.cloning import Cloner
 from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.models.qwen3_tts.package import config_of
-from omni_actors.models.qwen3_tts.pipeline import VOICE_DEFAULTS
+from omni_actors.models.qwen3_tts.pipeline import VOICE_OPTIONS
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import Specs, TensorSpec
@@ -48,7 +49,7 @@ class Qwen3TTSVoice(GenerationAdapter[Hearing, Hearing]):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._options = VOICE_DEFAULTS | hello.options
+        self._options = filled(VOICE_OPTIONS, hello.options)
         self._cloner: Cloner | None = None
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Three stages that hand text on: everything a deployment has but a model."""
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.protocol.options import Option
 
 _ENGINE = "omni_actors.worker.engines.stub:StubEngine"
-_OPTIONS = {"step_s": 0.0, "load_s": 0.0}
-_DOC = {"step_s": "Seconds that a step with work takes.", "load_s": "Seconds that loading takes."}
+_OPTIONS = {
+    "step_s": Option(0.0, "Seconds that a step with work takes.", least=0),
+    "load_s": Option(0.0, "Seconds that loading takes.", least=0),
+}
 
 
 def _stage(name: str, *ports: Port) -> Stage:
@@ -14,9 +17,7 @@ def _stage(name: str, *ports: Port) -> Stage:
         ports=ports,
         sections=("stub",),
         emits="text",
-        defaults=_OPTIONS,
-        options_doc=_DOC,
-        options_least=dict.fromkeys(_OPTIONS, 0),
+        options=_OPTIONS,
     )
 
 

@@ -3,20 +3,21 @@
 from typing import Any
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.protocol.options import Option
 
 SAMPLE_RATE = 24_000
 
-_OPTIONS = {"step_s": 0.0, "load_s": 0.0}
-_OPTIONS_DOC = {"step_s": "Seconds that a step with work takes.", "load_s": "Seconds that loading takes."}
+_OPTIONS = {
+    "step_s": Option(0.0, "Seconds that a step with work takes.", least=0),
+    "load_s": Option(0.0, "Seconds that loading takes.", least=0),
+}
 
 
 def _stage(name: str, **declared: Any) -> Stage:
     return Stage(
         name=name,
         engine=f"omni_actors.models.stub.engines:{name.title()}",
-        defaults=_OPTIONS,
-        options_doc=_OPTIONS_DOC,
-        options_least=dict.fromkeys(_OPTIONS, 0),
+        options=_OPTIONS,
         **declared,
     )
 

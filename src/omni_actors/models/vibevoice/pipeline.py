@@ -5,6 +5,7 @@ could stand apart.
 """
 
 from omni_actors.models.common.speech_pipeline import speech_pipeline
+from omni_actors.protocol.options import Option
 
 VOICES = ("0", "1", "2", "3")
 """Speakers' numbers. A text may name them, in lines that begin with ``Speaker 1:``."""
@@ -21,9 +22,18 @@ PIPELINE = speech_pipeline(
     languages=("en", "zh"),
     codec=False,
     talker={
-        "max_characters": (65_536, "Longest text of one request, in characters; longer ones are refused."),
-        "guidance_scale": (float, "How much more the text counts than without it; 1 is off. Else the model's own."),
-        "diffusion_steps": (int, "Steps of the diffusion head for each frame. The model's own, if not set."),
+        "max_characters": Option(
+            65_536, "Longest text of one request, in characters; longer ones are refused.", least=1
+        ),
+        "guidance_scale": Option(
+            None,
+            "How much more the text counts than without it; 1 is off. Else the model's own.",
+            type=float,
+            least=1,
+        ),
+        "diffusion_steps": Option(
+            None, "Steps of the diffusion head for each frame. The model's own, if not set.", type=int, least=1
+        ),
     },
     doc="Microsoft's long-form speech model: 7.5 frames a second, each by diffusion. A clip sets the voice.",
 )

@@ -1,6 +1,6 @@
 """A Hugging Face vision-language model: one stage, which vLLM computes, towers and all."""
 
-from omni_actors.models.common.chat_options import CHAT_OPTIONS, CHAT_OPTIONS_DOC, CHAT_OPTIONS_TYPE
+from omni_actors.models.common.chat_options import CHAT_OPTIONS
 from omni_actors.pipelines.declaration import Pipeline, Port, Stage, Task
 from omni_actors.pipelines.strategy import VLLM
 
@@ -18,9 +18,7 @@ PIPELINE = Pipeline(
             emits="text",
             recovery="prefix",
             vllm=_ADAPTER,
-            defaults=CHAT_OPTIONS,
-            options_doc=CHAT_OPTIONS_DOC,
-            options_type=CHAT_OPTIONS_TYPE,
+            options=CHAT_OPTIONS,
             doc="Reads a chat with images, writes text.",
         ),
     ),

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from omni_actors.platforms.accelerator import Accelerator, Inventory, Said, Seen
 from omni_actors.platforms.ascend import smi
 from omni_actors.platforms.machine import installed, nodes, pci_devices, there, torch_build
 from omni_actors.platforms.visibility import ORDINAL, hidden
+from omni_actors.protocol.options import Option
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 VENDOR = "0x19e5"
@@ -52,8 +53,9 @@ class AscendPlatform(Accelerator):
     }
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
-    options: ClassVar[Mapping[str, Any]] = {"nz": False}
-    options_doc: ClassVar[Mapping[str, str]] = {"nz": "Lay weights out as NZ, the format of the matrix units."}
+    options: ClassVar[Mapping[str, Option]] = {
+        "nz": Option(False, "Lay weights out as NZ, the format of the matrix units.")
+    }
 
     def survey(self) -> Inventory:
         found = nodes(self.root / "dev", "davinci")

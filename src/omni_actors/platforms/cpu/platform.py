@@ -12,6 +12,7 @@ from omni_actors.platforms.cpu.files import groups, lines
 from omni_actors.platforms.cpu.topology import Node, features, nodes
 from omni_actors.platforms.platform import VLLM_ENGINE, Detection, Device, OmniPlatform
 from omni_actors.platforms.quantization import TORCH
+from omni_actors.protocol.options import Option
 
 KEPT_BYTES = 1 << 30
 """Freed memory up to this size stays with the process (glibc)."""
@@ -31,11 +32,13 @@ class CpuPlatform(OmniPlatform):
     engines: ClassVar[Mapping[str, str]] = {**OmniPlatform.engines, "vllm": VLLM_ENGINE}
     vllm_builds = ("cpu",)
     quantization: ClassVar[Mapping[str, str]] = TORCH
-    options: ClassVar[Mapping[str, Any]] = {"dtype": "float32", "numa": True}
-    options_choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"dtype": DTYPES}
-    options_doc: ClassVar[Mapping[str, str]] = {
-        "dtype": "Of stages that name none: float32, bfloat16, or auto: bfloat16 where the processor multiplies it.",
-        "numa": "Keep each worker on one NUMA node, where there are several and its threads fit one.",
+    options: ClassVar[Mapping[str, Option]] = {
+        "dtype": Option(
+            "float32",
+            "Of stages that name none: float32, bfloat16, or auto: bfloat16 where the processor multiplies it.",
+            choices=DTYPES,
+        ),
+        "numa": Option(True, "Keep each worker on one NUMA node, where there are several and its threads fit one."),
     }
     root: ClassVar[Path] = Path("/")
 

@@ -20,6 +20,7 @@ from omni_actors.platforms.cuda import nvml
 from omni_actors.platforms.machine import line, nodes, number_of, pci_devices, there
 from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.visibility import Chosen, by_id, choose
+from omni_actors.protocol.options import Option
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -50,12 +51,17 @@ class CudaPlatform(Accelerator):
     vllm_builds = ("", r"cu\d+")
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
-    options: ClassVar[Mapping[str, Any]] = {"tf32": False, "graphs": True, "attention": "auto"}
-    options_choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"attention": ATTENTION}
-    options_doc: ClassVar[Mapping[str, str]] = {
-        "tf32": "Let float32 stages use TF32 where torch does by itself: convolutions are faster, with errors of 1e-3.",
-        "graphs": "Record decode steps as CUDA graphs when a worker starts, and replay them.",
-        "attention": "auto, flash (blocks that FlashAttention reads in place), triton, or torch (no other package).",
+    options: ClassVar[Mapping[str, Option]] = {
+        "tf32": Option(
+            False,
+            "Let float32 stages use TF32 where torch does by itself: convolutions are faster, with errors of 1e-3.",
+        ),
+        "graphs": Option(True, "Record decode steps as CUDA graphs when a worker starts, and replay them."),
+        "attention": Option(
+            "auto",
+            "auto, flash (blocks that FlashAttention reads in place), triton, or torch (no other package).",
+            choices=ATTENTION,
+        ),
     }
 
     def survey(self) -> Inventory:

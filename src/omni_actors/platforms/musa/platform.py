@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from omni_actors.platforms.accelerator import Accelerator, Inventory, Seen, Unit
 from omni_actors.platforms.cuda import nvml
 from omni_actors.platforms.cuda.platform import NvmlSaid
 from omni_actors.platforms.machine import installed, nodes, pci_devices, torch_build
 from omni_actors.platforms.visibility import by_id, choose
+from omni_actors.protocol.options import Option
 
 VISIBLE = "MUSA_VISIBLE_DEVICES"
 VENDOR = "0x1ed5"
@@ -36,8 +37,7 @@ class MusaPlatform(Accelerator):
     distributions: ClassVar[Mapping[str, str]] = {"torch": "musa", "torch_musa": "musa"}
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
-    options: ClassVar[Mapping[str, Any]] = {"graphs": False}
-    options_doc: ClassVar[Mapping[str, str]] = {"graphs": "Record steps as MUSA graphs and replay them."}
+    options: ClassVar[Mapping[str, Option]] = {"graphs": Option(False, "Record steps as MUSA graphs and replay them.")}
 
     def survey(self) -> Inventory:
         dev = self.root / "dev"

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from omni_actors.platforms.machine import line, nodes, number, pci_devices, ther
 from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.rocm import smi
 from omni_actors.platforms.visibility import by_id, choose
+from omni_actors.protocol.options import Option
 
 DRIVER_VISIBLE = "ROCR_VISIBLE_DEVICES"
 VISIBLE = "HIP_VISIBLE_DEVICES"
@@ -42,8 +43,7 @@ class RocmPlatform(Accelerator):
     vllm_builds = (r"rocm.*",)
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
-    options: ClassVar[Mapping[str, Any]] = {"graphs": False}
-    options_doc: ClassVar[Mapping[str, str]] = {"graphs": "Record steps as HIP graphs and replay them."}
+    options: ClassVar[Mapping[str, Option]] = {"graphs": Option(False, "Record steps as HIP graphs and replay them.")}
 
     def survey(self) -> Inventory:
         cards = _topology(self.root)

@@ -26,6 +26,8 @@ from omni_actors.platforms.platform import (
     OmniPlatform,
     PlatformError,
     Verdict,
+    default_options,
+    platform_options,
 )
 from omni_actors.platforms.testing.checking import Skip, expect, run
 
@@ -95,7 +97,7 @@ class ParentHalf:
         try:
             platform: OmniPlatform = self.kind()
             detection = platform.detect()
-            options = dict(platform.options)
+            options = default_options(platform)
             devices = [
                 {
                     "name": device.name,
@@ -149,21 +151,20 @@ class ParentHalf:
             expect(self.kind().engine_for(kind) == engine, f"engine_for('{kind}') is another than engines['{kind}']")
 
     def options(self) -> None:
-        options, docs, types = self.kind.options, self.kind.options_doc, self.kind.options_type
-        undocumented = sorted(options.keys() - docs.keys())
-        expect(not undocumented, f"its options {undocumented} are documented nowhere (options_doc)")
-        choices = self.kind.options_choices
-        unknown = sorted((docs.keys() | types.keys() | choices.keys()) - options.keys())
-        expect(not unknown, f"options_doc, options_type or options_choices speak of {unknown}, which are no options")
-        for name, values in choices.items():
-            expect(options[name] in values, f"the default {options[name]!r} of its option '{name}' is no choice of it")
-        for name, default in options.items():
+        options = platform_options(self.kind)
+        undocumented = sorted(name for name, option in options.items() if not option.doc)
+        expect(not undocumented, f"its options {undocumented} have no documentation")
+        for name, option in options.items():
             expect(name.isidentifier(), f"its option {name!r} is no name")
-            expect(docs[name].strip().endswith("."), f"the documentation of its option '{name}' is no sentence")
-            if default is None:
-                expect(name in types, f"its option '{name}' is None by default; options_type must say what it takes")
+            expect(option.doc.strip().endswith("."), f"the documentation of its option '{name}' is no sentence")
+            if option.choices:
+                known = option.default in option.choices
+                expect(known, f"the default {option.default!r} of its option '{name}' is none of its choices")
+            if option.default is None:
+                expect(option.type is not None, f"its option '{name}' is None by default and has no type")
             else:
-                expect(isinstance(default, SETTABLE), f"no deploy file can say its option '{name}': {default!r}")
+                settable = isinstance(option.default, SETTABLE)
+                expect(settable, f"no deploy file can set its option '{name}', as {option.default!r} cannot be written")
 
     def requirements(self) -> None:
         for name in ("visibility", "transports", "vllm_builds"):
@@ -211,7 +212,7 @@ class ParentHalf:
         if not platform.detect():
             raise Skip(platform.detect().reason)
         before = dict(os.environ)
-        options = dict(platform.options)
+        options = default_options(platform)
         seen: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
         for device in platform.devices():
             found = platform.worker_environment(device.name, 2, options)

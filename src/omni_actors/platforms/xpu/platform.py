@@ -11,12 +11,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from omni_actors.platforms.accelerator import Accelerator, Inventory, Seen, Unit, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
 from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.xpu.selection import Mask, Selector, SelectorError
+from omni_actors.protocol.options import Option
 
 MASK = "ZE_AFFINITY_MASK"
 SELECTOR = "ONEAPI_DEVICE_SELECTOR"
@@ -44,11 +45,11 @@ class XpuPlatform(Accelerator):
     vllm_builds = (r"xpu.*",)
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
-    options: ClassVar[Mapping[str, Any]] = {"graphs": False, "allocation_mib": None}
-    options_type: ClassVar[Mapping[str, type]] = {"allocation_mib": int}
-    options_doc: ClassVar[Mapping[str, str]] = {
-        "graphs": "Record steps as XPU graphs and replay them.",
-        "allocation_mib": "Largest single allocation of the KV cache; null: as large as it is needed.",
+    options: ClassVar[Mapping[str, Option]] = {
+        "graphs": Option(False, "Record steps as XPU graphs and replay them."),
+        "allocation_mib": Option(
+            None, "Largest single allocation of the KV cache; null: as large as it is needed.", type=int
+        ),
     }
 
     def survey(self) -> Inventory:

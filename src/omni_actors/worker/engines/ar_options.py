@@ -7,45 +7,46 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.limits import MAX_REQUESTS
+from omni_actors.protocol.options import Option, filled
 from omni_actors.worker.device import kernels_of
 
-OPTIONS: dict[str, Any] = {
-    "max_model_len": None,
-    "max_tokens": None,
-    "block_size": None,
-    "kv_blocks": None,
-    "kv_memory_mib": 1024,
-    "max_batch": 64,
-    "step_tokens": 512,
-    "prefix_cache": True,
-    "sampling": {},
-    "fused": True,
+OPTIONS: dict[str, Option] = {
+    "max_model_len": Option(
+        None,
+        "Longest prompt and answer together, in tokens; by default what the model was made for.",
+        type=int,
+        least=1,
+    ),
+    "max_tokens": Option(
+        None,
+        "Most tokens of an answer whose request names no limit; by default what the context leaves.",
+        type=int,
+        least=1,
+    ),
+    "block_size": Option(
+        None,
+        "Tokens per block of the KV cache; by default what the device's attention reads best, mostly 16.",
+        type=int,
+        least=1,
+    ),
+    "kv_blocks": Option(None, "Blocks of the KV cache; by default as many as kv_memory_mib holds.", type=int, least=1),
+    "kv_memory_mib": Option(1024, "Memory for the KV cache, in MiB; taken as it is used.", least=1),
+    "max_batch": Option(64, "Most answers that are written at the same time.", least=1),
+    "step_tokens": Option(
+        512,
+        "Most tokens that one step computes: a long prompt is cut into pieces, between which others go on.",
+        least=1,
+    ),
+    "prefix_cache": Option(
+        True, "Whether a prompt that begins like an earlier one takes over what was computed for that."
+    ),
+    "sampling": Option({}, "Defaults for temperature, top_p, top_k, min_p and repetition_penalty."),
+    "fused": Option(
+        True, "Whether a known architecture runs by its written-out layers; otherwise by transformers' own."
+    ),
 }
-"""Option → default."""
-
-OPTIONS_DOC: dict[str, str] = {
-    "max_model_len": "Longest prompt and answer together, in tokens; by default what the model was made for.",
-    "max_tokens": "Most tokens of an answer whose request names no limit; by default what the context leaves.",
-    "block_size": "Tokens per block of the KV cache; by default what the device's attention reads best, mostly 16.",
-    "kv_blocks": "Blocks of the KV cache; by default as many as kv_memory_mib holds.",
-    "kv_memory_mib": "Memory for the KV cache, in MiB; taken as it is used.",
-    "max_batch": "Most answers that are written at the same time.",
-    "step_tokens": "Most tokens that one step computes: a long prompt is cut into pieces, between which others go on.",
-    "prefix_cache": "Whether a prompt that begins like an earlier one takes over what was computed for that.",
-    "sampling": "Defaults for temperature, top_p, top_k, min_p and repetition_penalty.",
-    "fused": "Whether a known architecture runs by its written-out layers; otherwise by transformers' own.",
-}
-
-OPTIONS_TYPE: dict[str, type] = {"max_model_len": int, "max_tokens": int, "block_size": int, "kv_blocks": int}
-"""Of those whose default is ``None``."""
-
-OPTIONS_LEAST: dict[str, float] = dict.fromkeys(
-    ("max_model_len", "max_tokens", "block_size", "kv_blocks", "kv_memory_mib", "max_batch", "step_tokens"), 1
-)
-"""The least value of those that are numbers: with less, nothing would ever run."""
-
-DEFAULT_MAX_REQUESTS = 256
-"""Requests in the engine at once (``limits["max_requests"]``); one more is refused with 429."""
+"""The options of every autoregressive stage. A count has a least value of 1: with less, nothing would ever run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class EngineOptions:
 
     @classmethod
     def of(cls, hello: Hello) -> EngineOptions:
-        options = OPTIONS | hello.options
+        options = filled(OPTIONS, hello.options)
         kv_blocks = options["kv_blocks"]
         block_size = options["block_size"] or _best_block_size(hello)
         max_tokens = options["max_tokens"]
@@ -79,7 +80,7 @@ class EngineOptions:
             step_tokens=int(options["step_tokens"]),
             prefix_cache=bool(options["prefix_cache"]),
             sampling=options["sampling"],
-            max_requests=hello.limits.get("max_requests", DEFAULT_MAX_REQUESTS),
+            max_requests=hello.limits.get("max_requests", MAX_REQUESTS.default),
             role=options.get("role", ""),
         )
 

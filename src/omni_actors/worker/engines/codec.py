@@ -22,9 +22,10 @@ import numpy as np
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.codec_options import CODEC_DEFAULTS
+from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import defaults_of, filled
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError, TensorSpec, WarmUpError, check_input
 from omni_actors.worker.engine import Work
@@ -102,7 +103,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._options = CODEC_DEFAULTS
+        self._options = defaults_of(CODEC_OPTIONS)
         self._missing = self._unsettled = self._context = 0
         self._blank: torch.Tensor | None = None
 
@@ -160,7 +161,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Take these options, for requests that are opened from now on; what they do not say is as by default."""
-        self._options = {**CODEC_DEFAULTS, **options}
+        self._options = filled(CODEC_OPTIONS, options)
         context = self._options["left_context_frames"]
         self._context = self.sufficient_context if context is None else context
         self._blank = self.remember() if context is None else None

@@ -22,6 +22,7 @@ import msgspec
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import OmniError, overloaded
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.limits import MAX_BATCH, MAX_REQUESTS
 from omni_actors.worker.checks import InputError, OutputError, Specs
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.held import END, Held, Queued
@@ -31,12 +32,6 @@ from omni_actors.worker.named import class_named
 from omni_actors.worker.returned import counters_of, facts_of, iterable_of, kind_of, sequence_of, wrong
 
 log = logging.getLogger(__name__)
-
-DEFAULT_MAX_BATCH = 8
-"""Items of one batch (``limits["max_batch"]``)."""
-
-DEFAULT_MAX_REQUESTS = 256
-"""Requests in the engine at once (``limits["max_requests"]``); one more is refused with 429."""
 
 _KEY = "a hashable value that compares with =="
 
@@ -108,8 +103,8 @@ class GenerationEngine(Engine):
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self.max_batch = max(1, hello.limits.get("max_batch", DEFAULT_MAX_BATCH))
-        self.max_requests = hello.limits.get("max_requests", DEFAULT_MAX_REQUESTS)
+        self.max_batch = max(1, hello.limits.get("max_batch", MAX_BATCH.default))
+        self.max_requests = hello.limits.get("max_requests", MAX_REQUESTS.default)
         self._faults = Faults(hello)
         self._limit = BatchLimit(self.max_batch)
         self._failed_in_a_row = 0

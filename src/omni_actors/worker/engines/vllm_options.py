@@ -7,55 +7,47 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_actors.protocol.frames import Hello
-from omni_actors.worker.engines.ar_options import DEFAULT_MAX_REQUESTS
+from omni_actors.protocol.limits import MAX_REQUESTS
+from omni_actors.protocol.options import Option, filled
 
-OPTIONS: dict[str, Any] = {
-    "max_model_len": None,
-    "max_tokens": None,
-    "block_size": None,
-    "kv_blocks": None,
-    "kv_memory_mib": 1024,
-    "max_batch": 128,
-    "step_tokens": None,
-    "prefix_cache": True,
-    "sampling": {},
-    "loras": {},
-    "kv_events": False,
-    "arguments": {},
+OPTIONS: dict[str, Option] = {
+    "max_model_len": Option(
+        None,
+        "Longest prompt and answer together, in tokens; by default what the model was made for, as far as the KV cache "
+        "holds it.",
+        type=int,
+        least=1,
+    ),
+    "max_tokens": Option(
+        None,
+        "Most tokens of an answer whose request names no limit; by default what the context leaves.",
+        type=int,
+        least=1,
+    ),
+    "block_size": Option(
+        None, "Tokens per block of the KV cache; by default what vLLM takes on this platform.", type=int, least=1
+    ),
+    "kv_blocks": Option(None, "Blocks of the KV cache; by default as many as kv_memory_mib holds.", type=int, least=1),
+    "kv_memory_mib": Option(
+        1024, "Memory for the KV cache, in MiB; null for what vLLM measures to be free.", type=int, least=1
+    ),
+    "max_batch": Option(128, "Most answers that are written at the same time.", least=1),
+    "step_tokens": Option(
+        None, "Most tokens that one step computes; by default what vLLM takes on this platform.", type=int, least=1
+    ),
+    "prefix_cache": Option(
+        True, "Whether a prompt that begins like an earlier one takes over what was computed for that."
+    ),
+    "sampling": Option({}, "Defaults for temperature, top_p, top_k, min_p and repetition_penalty."),
+    "loras": Option({}, "LoRA adapters, as name: folder. A request that names one as its model gets it."),
+    "kv_events": Option(
+        False,
+        "Whether the worker keeps account of which blocks of prompts are cached (counters, and the question "
+        "kv_blocks).",
+    ),
+    "arguments": Option({}, "Further arguments of vLLM's engine, by their own names (enforce_eager, quantization, …)."),
 }
-"""Option → default."""
-
-OPTIONS_DOC: dict[str, str] = {
-    "max_model_len": "Longest prompt and answer together, in tokens; by default what the model was made for, as far as "
-    "the KV cache holds it.",
-    "max_tokens": "Most tokens of an answer whose request names no limit; by default what the context leaves.",
-    "block_size": "Tokens per block of the KV cache; by default what vLLM takes on this platform.",
-    "kv_blocks": "Blocks of the KV cache; by default as many as kv_memory_mib holds.",
-    "kv_memory_mib": "Memory for the KV cache, in MiB; null for what vLLM measures to be free.",
-    "max_batch": "Most answers that are written at the same time.",
-    "step_tokens": "Most tokens that one step computes; by default what vLLM takes on this platform.",
-    "prefix_cache": "Whether a prompt that begins like an earlier one takes over what was computed for that.",
-    "sampling": "Defaults for temperature, top_p, top_k, min_p and repetition_penalty.",
-    "loras": "LoRA adapters, as name: folder. A request that names one as its model gets it.",
-    "kv_events": "Whether the worker keeps account of which blocks of prompts are cached (counters, and the question "
-    "kv_blocks).",
-    "arguments": "Further arguments of vLLM's engine, by their own names (enforce_eager, quantization, …).",
-}
-
-OPTIONS_TYPE: dict[str, type] = {
-    "max_model_len": int,
-    "max_tokens": int,
-    "block_size": int,
-    "kv_blocks": int,
-    "kv_memory_mib": int,
-    "step_tokens": int,
-}
-"""Of those that may be ``None``."""
-
-OPTIONS_LEAST: dict[str, float] = dict.fromkeys(
-    ("max_model_len", "max_tokens", "block_size", "kv_blocks", "kv_memory_mib", "max_batch", "step_tokens"), 1
-)
-"""The least value of those that are numbers."""
+"""The options of every stage that vLLM computes."""
 
 ENVIRONMENT: dict[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -109,5 +101,5 @@ class VllmOptions:
 
     @classmethod
     def of(cls, hello: Hello) -> VllmOptions:
-        options = {**OPTIONS, **{name: value for name, value in hello.options.items() if name in OPTIONS}}
-        return cls(**options, max_requests=hello.limits.get("max_requests", DEFAULT_MAX_REQUESTS))
+        options = filled(OPTIONS, {name: value for name, value in hello.options.items() if name in OPTIONS})
+        return cls(**options, max_requests=hello.limits.get("max_requests", MAX_REQUESTS.default))

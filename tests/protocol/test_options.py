@@ -1,0 +1,118 @@
+"""One description per option, and the earlier ways to write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.pipelines.builders import plan_of
+
+from omni_actors.pipelines.declaration import Pipeline, Stage, Task
+from omni_actors.pipelines.explain import settings_builtins
+from omni_actors.pipelines.factory import settings_of
+from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.schema import option_leaf
+from omni_actors.platforms.cpu import CpuPlatform
+from omni_actors.platforms.platform import default_options, platform_options
+from omni_actors.protocol.options import Option, defaults_of, filled
+
+OLD: dict[str, Any] = {
+    "defaults": {"pitch": 440.0, "width": None, "name": "a"},
+    "options_doc": {"pitch": "Hz of the note.", "width": "Most columns."},
+    "options_type": {"width": int},
+    "options_least": {"pitch": 1, "width": 2},
+}
+NEW = {
+    "pitch": Option(440.0, "Hz of the note.", least=1),
+    "width": Option(None, "Most columns.", type=int, least=2),
+    "name": Option("a"),
+}
+
+
+def old_stage() -> Stage:
+    with pytest.warns(DeprecationWarning, match="Stage: give options instead of defaults, options_doc"):
+        return Stage("tone", "pkg.module:Engine", "", sections=("speech",), emits="audio", **OLD)
+
+
+def test_a_stage_with_the_old_dicts_has_the_same_options() -> None:
+    assert old_stage().options == NEW
+
+
+def test_the_old_dicts_are_read_from_a_stage() -> None:
+    stage = Stage("tone", "pkg.module:Engine", options=NEW)
+    for name, expected in OLD.items():
+        with pytest.warns(DeprecationWarning, match=f"Stage.{name}: read options instead"):
+            assert getattr(stage, name) == expected
+
+
+def test_replacing_old_defaults_keeps_what_else_is_known_of_an_option() -> None:
+    stage = Stage("tone", "pkg.module:Engine", options=NEW)
+    changes: dict[str, Any] = {"defaults": {"pitch": 220.0, "volume": 3}}
+    with pytest.warns(DeprecationWarning, match="Stage: give options instead of defaults"):
+        changed = replace(stage, **changes)
+    assert changed.options == {"pitch": replace(NEW["pitch"], default=220.0), "volume": Option(3)}
+
+
+def test_a_pipeline_with_the_old_dicts_is_planned() -> None:
+    tasks = (Task("speech", {"text": "tone"}, {"audio": "tone"}),)
+    pipeline = Pipeline("old", (old_stage(),), tasks=tasks, sample_rate=8000)
+    plan = plan_of(pipeline, "stages.tone.options.width=5")
+    assert plan.stage("tone").options == {"pitch": 440.0, "width": 5, "name": "a"}
+    assert settings_builtins(settings_of(plan))["stages.tone.options.pitch"] == "Hz of the note."
+    with pytest.raises(PlanError, match="at least 2"):
+        plan_of(pipeline, "stages.tone.options.width=1")
+
+
+def old_platform() -> type[CpuPlatform]:
+    with pytest.warns(DeprecationWarning, match="platform Fast states options_doc, options_type, options_choices"):
+
+        class Fast(CpuPlatform):
+            contract = 1
+            name = "fast"
+            options: Mapping[str, Any] = {**CpuPlatform.options, "gear": "low", "turbo": None}  # type: ignore[misc]
+            options_doc = {"gear": "Speed of the wheels.", "turbo": "Whether to use it."}
+            options_type = {"turbo": bool}
+            options_choices = {"gear": ("low", "high")}
+
+    return Fast
+
+
+def test_a_platform_with_the_old_dicts_has_the_same_options() -> None:
+    options = platform_options(old_platform())
+    assert options["gear"] == Option("low", "Speed of the wheels.", choices=("low", "high"))
+    assert options["turbo"] == Option(None, "Whether to use it.", type=bool)
+    assert options["numa"] == CpuPlatform.options["numa"]
+    assert default_options(old_platform()) == {"dtype": "float32", "numa": True, "gear": "low", "turbo": None}
+
+
+def test_the_old_dicts_are_read_from_a_platform() -> None:
+    with pytest.warns(DeprecationWarning, match="CpuPlatform.options_doc: read options instead"):
+        assert CpuPlatform.options_doc == {name: option.doc for name, option in CpuPlatform.options.items()}
+    with pytest.warns(DeprecationWarning, match="options_type"):
+        assert CpuPlatform.options_type == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "taken", "refused"),
+    [
+        (Option(1.0, least=0.5), (0.5, 3), (0.4, None, "1")),
+        (Option(None, type=int, least=1), (1, None), (0, 1.5)),
+        (Option("low", choices=("low", "high")), ("high",), ("higher", None)),
+        (Option(True), (False,), (0, None)),
+    ],
+)
+def test_an_option_takes_its_type_within_its_bounds(
+    option: Option, taken: tuple[Any, ...], refused: tuple[Any, ...]
+) -> None:
+    check = option_leaf("any", option).check
+    assert [check(value) for value in taken] == list(taken)
+    for value in refused:
+        with pytest.raises(ValueError, match="takes"):
+            check(value)
+
+
+def test_given_values_stand_over_defaults() -> None:
+    assert defaults_of(NEW) == {"pitch": 440.0, "width": None, "name": "a"}
+    assert filled(NEW, {"width": 3, "other": 1}) == {"pitch": 440.0, "width": 3, "name": "a", "other": 1}
