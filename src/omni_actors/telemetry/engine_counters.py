@@ -88,6 +88,7 @@ def engine_counter_help(name: str) -> str:
 
     A chain of engines in one worker reports each engine's numbers behind the engine's name and an underscore.
 
+    >>> from omni_actors.telemetry.engine_counters import engine_counter_help
     >>> engine_counter_help("talker_steps_total")
     'talker: Steps of the engine; one step computes one batch.'
     """
