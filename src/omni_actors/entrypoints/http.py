@@ -263,3 +263,7 @@ class Reply:
     status: int = 200
     events: bool = False
     """Whether the pieces are server-sent events: a failure is told as one before the end."""
+
+
+Handler = Callable[..., Awaitable[Reply]]
+"""An API handler: takes the :class:`Services` and a :class:`Call`, and the placeholders of its path by name."""
