@@ -29,7 +29,7 @@ from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta, TokenLogprob, Usage
-from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, WorkerExit
+from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, StageHealth, WorkerExit
 from omni_actors.stages.control import Control
 from omni_actors.telemetry.metrics import Metrics
 
@@ -175,8 +175,8 @@ class FakeOrchestrator:
             if not self.running:
                 self.idle.set()
 
-    def health(self) -> dict[str, Stage]:
-        return self.stages
+    def health(self) -> dict[str, StageHealth]:
+        return {name: StageHealth(name, last_error=None, **vars(it)) for name, it in self.stages.items()}
 
     def load(self) -> AdmissionLoad:
         running = dict.fromkeys(self.plan.tasks, 0)

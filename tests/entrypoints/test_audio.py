@@ -12,10 +12,10 @@ import pytest
 import trio
 from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, Server, Step, served
 from tests.entrypoints.test_chat import events_of
-from tests.entrypoints.test_guard import error_of
+from tests.entrypoints.test_middleware import error_of
 from tests.media.harness import container, silent_video, strict_wav, tone, wav
 
-from omni_actors.entrypoints.services import OPENAI_VOICES
+from omni_actors.entrypoints.voices import OPENAI_VOICES
 from omni_actors.pipelines.declaration import Port, Task
 from omni_actors.protocol.errors import stage_died
 from omni_actors.protocol.options import Option

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import trio
 from tests.entrypoints.fakes import PIPELINE, RATE, SPEECH, TEXT, TEXT_ONLY, Step, message, served
-from tests.entrypoints.test_guard import error_of, raw
+from tests.entrypoints.test_middleware import error_of, raw
 from tests.media.harness import tone, wav
 
 from omni_actors.entrypoints.openai.fields import accepted_no_ops

@@ -9,7 +9,7 @@ import pytest
 import trio
 from tests.entrypoints.fakes import TEXT, Step, answer, served
 from tests.entrypoints.test_chat import events_of
-from tests.entrypoints.test_guard import error_of
+from tests.entrypoints.test_middleware import error_of
 
 from omni_actors.protocol.errors import stage_failed
 from omni_actors.protocol.request import Completed, Request, TextDelta, TokenLogprob

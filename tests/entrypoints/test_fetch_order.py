@@ -12,8 +12,8 @@ import httpx
 import pytest
 from tests.entrypoints.fakes import PIPELINE, Server, answer, served
 from tests.entrypoints.test_audio import CLONER, HEAR, SAY
-from tests.entrypoints.test_guard import error_of
 from tests.entrypoints.test_media import CHAT, CLIP, LOCAL, OMNI, PNG, body, image, movie, said, sound
+from tests.entrypoints.test_middleware import error_of
 from tests.media.web import Web, ok, web
 
 from omni_actors.pipelines.declaration import Pipeline

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from omni_actors.entrypoints import services
-from omni_actors.entrypoints.services import SpokenHistory
+from omni_actors.entrypoints import history as histories
+from omni_actors.entrypoints.history import SpokenHistory
 
 
 def test_an_answer_is_kept_until_its_time() -> None:
@@ -19,7 +19,7 @@ def test_an_answer_is_kept_until_its_time() -> None:
 
 
 def test_the_oldest_goes_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "MAX_HISTORY", 100)
+    monkeypatch.setattr(histories, "MAX_HISTORY", 100)
     history = SpokenHistory(3600)
     for number in range(50):
         history.put(str(number), "x" * 10)

@@ -14,7 +14,7 @@ import trio
 from PIL import Image
 from tests.entrypoints.fakes import PIPELINE, SPEECH, TEXT, TEXT_ONLY, Server, answer, message, served
 from tests.entrypoints.sdk import blocking
-from tests.entrypoints.test_guard import error_of
+from tests.entrypoints.test_middleware import error_of
 from tests.media.harness import wav
 from tests.media.pictures import encoded, huge_png, noise, png, video
 from tests.media.web import moved, ok, web

@@ -124,9 +124,9 @@ async def _nothing(scope: object, receive: object, send: object) -> None:
     raise NotImplementedError("no lifespan, as ASGI has it; no request comes")
 
 
-def test_the_fake_has_what_the_surfaces_use() -> None:
+def test_the_fake_has_what_the_api_handlers_use() -> None:
     """The in-memory orchestrator of these tests fits where the real one does."""
-    from omni_actors.entrypoints.services import Orchestration
+    from omni_actors.entrypoints.orchestration import Orchestration
     from omni_actors.orchestrator import Orchestrator
 
     used = {name for name, it in vars(Orchestration).items() if not name.startswith("_") and callable(it)}

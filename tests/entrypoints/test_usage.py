@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.entrypoints.fakes import SPEECH, WORDS, answer, served
 from tests.entrypoints.test_chat import CHAT, events_of
-from tests.entrypoints.test_guard import error_of
+from tests.entrypoints.test_middleware import error_of
 from tests.media.harness import wav
 
 from omni_actors.entrypoints.openai.tally import Tally

@@ -14,6 +14,7 @@ import trio
 from tests.fuzz.target import Target, chance, cuts, plain
 
 from omni_actors.entrypoints.bench.sse import EventParser
+from omni_actors.entrypoints.history import SpokenHistory
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.errors import error_body
 from omni_actors.entrypoints.openai.fields import convert, decode
@@ -22,7 +23,6 @@ from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
-from omni_actors.entrypoints.services import SpokenHistory
 from omni_actors.entrypoints.tts_input import check_tts_input
 from omni_actors.media import bodies
 from omni_actors.media.limits import Limits

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.entrypoints.fakes import PIPELINE, served
 from tests.entrypoints.test_audio import CLONER
-from tests.entrypoints.test_guard import error_of
+from tests.entrypoints.test_middleware import error_of
 
 from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, marks

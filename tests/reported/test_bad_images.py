@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from tests.entrypoints.test_guard import error_of
 from tests.entrypoints.test_media import CHAT, body, data_url, image, omni, said
+from tests.entrypoints.test_middleware import error_of
 from tests.media.pictures import encoded, huge_png, noise, png
 
 URL = "messages[0].content[1].image_url.url"

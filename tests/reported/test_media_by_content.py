@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 from tests.entrypoints.fakes import TEXT, Server, served
-from tests.entrypoints.test_guard import error_of
 from tests.entrypoints.test_media import CHAT, body, data_url, movie, omni, sound
+from tests.entrypoints.test_middleware import error_of
 from tests.media.harness import container, silent_video, tone, wav
 
 HEAR = "/v1/audio/transcriptions"

@@ -13,14 +13,15 @@ from omni_actors.entrypoints import probes
 from omni_actors.entrypoints.admin import replicas
 from omni_actors.entrypoints.failures import error_reply
 from omni_actors.entrypoints.from_asgi import AsgiExchange, Message, Receive, Send
-from omni_actors.entrypoints.http import JSON, Call, Exchange, Handler, Opened
+from omni_actors.entrypoints.http import JSON, Call, Handler, HttpExchange, Opened
 from omni_actors.entrypoints.middleware import GuardedExchange, Middleware, new_context, normal_path, refusal
 from omni_actors.entrypoints.openai import chat, completions, models, openapi, speech, sse, transcriptions
 from omni_actors.entrypoints.openai.errors import http_error
 from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.orchestration import Orchestration
 from omni_actors.entrypoints.quart_bridge import QuartBridge
 from omni_actors.entrypoints.server.websocket import WebSocket
-from omni_actors.entrypoints.services import Orchestration, Services
+from omni_actors.entrypoints.services import Services
 from omni_actors.media.client import MediaService
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import ErrorInfo, OmniError
@@ -83,7 +84,7 @@ class Application:
             if "<" not in path:
                 self._direct[method, path] = handler
 
-    def http(self, exchange: Exchange) -> Awaitable[None]:
+    def http(self, exchange: HttpExchange) -> Awaitable[None]:
         """Answer one request."""
         return self._middleware.run(exchange, self._answer)
 

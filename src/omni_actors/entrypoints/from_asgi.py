@@ -1,4 +1,4 @@
-"""An ASGI server's request as an :class:`Exchange`: what serves the application under Hypercorn and its like."""
+"""An ASGI server's request as an :class:`HttpExchange`: what serves the application under Hypercorn and its like."""
 
 from __future__ import annotations
 

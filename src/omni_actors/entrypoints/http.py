@@ -1,7 +1,7 @@
-"""A request and a reply as the surfaces see them, and the exchange that carries both.
+"""Requests and replies of API handlers, and the exchange that carries both.
 
-A handler makes a :class:`Reply` of a :class:`Call`, and knows nothing of what is under them: an :class:`Exchange` of
-this project's own server or of another one's ASGI, directly or through Quart.
+A handler turns a :class:`Call` into a :class:`Reply`. It does not depend on the server underneath: the
+:class:`HttpExchange` may be this project's own or an adapter for ASGI, and may be reached directly or through Quart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
 
 
-class Exchange(Protocol):
+class HttpExchange(Protocol):
     """One HTTP request, and its answer, as whoever answers it sees them.
 
     Everything is used by one task, whose scope is cancelled when the client leaves. An answer is one ``respond``, or
@@ -104,8 +104,8 @@ class Exchange(Protocol):
     async def finish(self, last: bytes = b"") -> None: ...
 
 
-class Body(Protocol):
-    """The body of a request, as of :class:`Exchange`; iterated, its pieces."""
+class RequestBody(Protocol):
+    """The body of a request, as of :class:`HttpExchange`; iterated, its pieces."""
 
     @property
     def received(self) -> bool: ...
@@ -217,10 +217,10 @@ class Call:
     context: RequestContext
     headers: Mapping[bytes, bytes]
     """Names in lower case; of several of a name the first."""
-    body: Body
+    body: RequestBody
     opened: Opened
     write_now: Callable[[bytes], bool]
-    """As of :class:`Exchange`, while the reply's body is waited for: more of it, by who is not its task."""
+    """As of :class:`HttpExchange`, while the reply's body is waited for: more of it, by who is not its task."""
 
     def enter(self, manager: AbstractAsyncContextManager[T]) -> Awaitable[T]:
         return self.opened.enter(manager)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import trio
 
 from omni_actors.entrypoints.admin.access import AdminAccess, is_admin
-from omni_actors.entrypoints.http import Exchange, Headers, RequestContext
+from omni_actors.entrypoints.http import Headers, HttpExchange, RequestContext
 from omni_actors.entrypoints.keys import Keys, bearer
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
@@ -75,7 +75,7 @@ class Middleware:
         self._keys = Keys(options.api_keys)
         self._admin = AdminAccess(options.admin_keys, self._keys)
 
-    async def run(self, exchange: Exchange, answer: Callable[[GuardedExchange], Awaitable[None]]) -> None:
+    async def run(self, exchange: HttpExchange, answer: Callable[[GuardedExchange], Awaitable[None]]) -> None:
         """One exchange: refused, or answered by ``answer``. An exception of that is a 500, an :class:`OmniError` its
         own status, if the answer has not begun; one that has begun is left unfinished."""
         headers = dict(reversed(exchange.headers))  # of several of a name the first
@@ -171,7 +171,7 @@ class Middleware:
 
 
 class GuardedExchange:
-    """An :class:`Exchange` behind the middleware: its body is bounded in size and time, its answer carries the id.
+    """An :class:`HttpExchange` behind the middleware: its body is bounded in size and time, its answer carries the id.
 
     ``receive`` raises 413 and 408 (:class:`OmniError`).
     """
@@ -193,7 +193,12 @@ class GuardedExchange:
     )
 
     def __init__(
-        self, middleware: Middleware, exchange: Exchange, context: RequestContext, path: str, fields: dict[bytes, bytes]
+        self,
+        middleware: Middleware,
+        exchange: HttpExchange,
+        context: RequestContext,
+        path: str,
+        fields: dict[bytes, bytes],
     ) -> None:
         self.context = context
         self.method = exchange.method

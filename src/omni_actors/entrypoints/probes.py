@@ -11,10 +11,11 @@ import msgspec
 import trio
 
 from omni_actors.entrypoints.http import Call, Reply
-from omni_actors.entrypoints.services import Services, StageState
+from omni_actors.entrypoints.services import Services
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.status import StageHealth
 from omni_actors.telemetry.metrics import CONTENT_TYPE
 from omni_actors.version import __version__
 
@@ -73,7 +74,7 @@ async def metrics(services: Services, call: Call) -> Reply:
     replicas = {name: (state.live, state.wanted) for name, state in stages.items()}
     fetches = services.media.fetches if services.media is not None else None
     states = {name: Counter(state.states) for name, state in stages.items()}
-    ends = {name: state.exits for name, state in stages.items()}
+    ends = {name: {str(cause): number for cause, number in state.exits.items()} for name, state in stages.items()}
     orchestrator = services.orchestrator
     body = services.metrics.render(
         counters, replicas, fetches, states, ends, orchestrator.load(), orchestrator.resumes()
@@ -81,7 +82,7 @@ async def metrics(services: Services, call: Call) -> Reply:
     return Reply(body, [("content-type", CONTENT_TYPE)])
 
 
-def serves(state: StageState) -> bool:
+def serves(state: StageHealth) -> bool:
     """Whether a request that needs the stage is not refused."""
     return bool(state.live) or state.replacing
 
@@ -98,7 +99,7 @@ def public(message: str) -> str:
     return line if len(line) <= PUBLIC_CHARS else f"{line[: PUBLIC_CHARS - 1]}…"
 
 
-def _shown(state: StageState) -> dict[str, Any]:
+def _shown(state: StageHealth) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "live": state.live,
         "wanted": state.wanted,

@@ -1,141 +1,30 @@
-"""What every surface works with: the orchestrator, the media process, the plan, and the server's own state."""
+"""The services that every API handler uses: the orchestrator, the media process, the plan and the server's state."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from omni_actors.entrypoints.history import SpokenHistory
 from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.orchestration import Orchestration
 from omni_actors.entrypoints.single_flight import SingleFlight
+from omni_actors.entrypoints.voices import Voices
 from omni_actors.media.client import MediaService
-from omni_actors.orchestrator.request import RequestObserver, RequestStream
+from omni_actors.orchestrator.request import RequestStream
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES, Subgraph, subgraph
 from omni_actors.protocol.errors import OmniError, invalid_request, not_found
 from omni_actors.protocol.request import MediaRef, Request
-from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, WorkerExit
-from omni_actors.stages.control import Control
 from omni_actors.telemetry.metrics import Metrics
-
-OPENAI_VOICES = (
-    "alloy",
-    "ash",
-    "ballad",
-    "cedar",
-    "coral",
-    "echo",
-    "fable",
-    "marin",
-    "nova",
-    "onyx",
-    "sage",
-    "shimmer",
-    "verse",
-)
-"""Names that clients ask for without knowing the model: each is an alias of one of the model's own voices."""
-
-MAX_HISTORY = 8 << 20
-"""Characters of transcripts that are kept for later turns."""
-
-
-class StageState(Protocol):
-    @property
-    def live(self) -> int: ...
-
-    @property
-    def wanted(self) -> int: ...
-
-    @property
-    def progress(self) -> str: ...
-
-    @property
-    def states(self) -> Sequence[str]:
-        """Of each replica."""
-        ...
-
-    @property
-    def restarts(self) -> int: ...
-
-    @property
-    def replacing(self) -> bool: ...
-
-    @property
-    def down_s(self) -> float | None: ...
-
-    @property
-    def attempt_s(self) -> float | None: ...
-
-    @property
-    def next_s(self) -> float | None: ...
-
-    @property
-    def exits(self) -> Mapping[Any, int]: ...
-
-    @property
-    def last_exit(self) -> WorkerExit | None: ...
-
-    @property
-    def unlinked(self) -> Sequence[str]: ...
-
-
-class Orchestration(Protocol):
-    """What the surfaces need of an orchestrator."""
-
-    @property
-    def control(self) -> Control: ...
-
-    def open(
-        self, request: Request, observer: RequestObserver | None = None
-    ) -> AbstractAsyncContextManager[RequestStream]: ...
-
-    def foresee(self, outline: Request, *, or_later: bool) -> None: ...
-
-    def health(self) -> Mapping[str, StageState]: ...
-
-    def load(self) -> AdmissionLoad: ...
-
-    def resumes(self) -> ResumeCounts: ...
-
-    async def counters(self) -> Mapping[str, list[dict[str, Any]]]: ...
-
-
-class SpokenHistory:
-    """Transcripts of spoken answers by id, so that a later turn can refer to one.
-
-    Bounded by :data:`MAX_HISTORY`: the oldest goes first, perhaps before its time.
-    """
-
-    def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
-        self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        self._size = 0
-
-    def expires_at(self) -> int:
-        return int(time.time() + self._keep_s)
-
-    def put(self, id: str, transcript: str) -> None:
-        now = time.monotonic()
-        self._kept[id] = (now + self._keep_s, transcript)
-        self._size += len(transcript) + len(id)
-        while self._kept:
-            oldest, (until, text) = next(iter(self._kept.items()))
-            if until > now and self._size <= MAX_HISTORY:
-                break
-            del self._kept[oldest]
-            self._size -= len(text) + len(oldest)
-
-    def get(self, id: str) -> str | None:
-        until, transcript = self._kept.get(id, (0.0, ""))
-        return transcript if time.monotonic() < until else None
 
 
 @dataclass(slots=True)
 class Services:
-    """One deployment as the surfaces see it."""
+    """One deployment, as the API handlers see it."""
 
     orchestrator: Orchestration
     media: MediaService | None
@@ -144,6 +33,7 @@ class Services:
     metrics: Metrics
     started: int = field(default_factory=lambda: int(time.time()))
     history: SpokenHistory = field(init=False)
+    voices: Voices = field(init=False)
     media_inputs: Mapping[str, tuple[str, ...]] = field(init=False)
     """Task → the modalities of media that it takes."""
     adapters: tuple[str, ...] = field(init=False)
@@ -158,6 +48,7 @@ class Services:
             name: tuple(sorted(MEDIA_MODALITIES & task.entries.keys())) for name, task in self.plan.tasks.items()
         }
         self.history = SpokenHistory(self.options.audio_history_s)
+        self.voices = Voices(self.plan.voices)
         self.adapters = self.plan.adapters
         self.counters = SingleFlight(lambda: self.orchestrator.counters())
         self.model_names = (self.plan.served_model_name, *self.options.model_aliases, *self.adapters)
@@ -192,33 +83,6 @@ class Services:
             if modality not in task.entries:
                 raise invalid_request(f"This model takes no {modality}.", "messages", "unsupported_modality")
 
-    @property
-    def voices(self) -> dict[str, str]:
-        """Every name that is answered to → the model's own voice."""
-        own = self.plan.voices
-        named = {voice: voice for voice in own}
-        default = own[0] if own else "default"
-        named.setdefault("default", default)
-        for place, alias in enumerate(OPENAI_VOICES):
-            named.setdefault(alias, own[place % len(own)] if own else default)
-        return named
-
-    def voice(self, name: str | None, param: str) -> str:
-        """The model's own voice of that name, alias or id; ``None`` is the default. Raises 400 for an unknown one."""
-        found = self._voice("default" if name is None else name)
-        if found is None:
-            raise invalid_request(f"Unknown voice '{name}'; known: {', '.join(self.voices)}.", param, "unknown_voice")
-        return found
-
-    def has_voice(self, name: str) -> bool:
-        """Whether the model has a voice of that name, alias or id."""
-        return self._voice(name) is not None
-
-    def _voice(self, name: str) -> str | None:
-        known = self.voices
-        # Names of speakers are written in any case.
-        return known.get(name) or {voice.lower(): own for voice, own in known.items()}.get(name.lower())
-
     def media_process(self) -> MediaService:
         if self.media is None:
             raise invalid_request("This model takes no media.", None, "unsupported_modality")
@@ -237,7 +101,7 @@ class Services:
         """The part of the plan that such a request needs. Raises 400 for what the plan cannot do."""
         return subgraph(self.plan, task, inputs, outputs)
 
-    def foresee(self, outline: Request, *, or_later: bool) -> None:
+    def reject_early(self, outline: Request, *, or_later: bool) -> None:
         """Raises what is sure to be said of a request, so that nothing is done for it in vain. ``or_later``: no more is
         known of it than that it needs what ``outline`` needs, or more, and it may be less urgent; without that,
         ``outline`` is the request, but for its media. Counted like a request that was opened."""

@@ -23,7 +23,7 @@ MAX_JSON = Limits().max_json_bytes
 
 
 @dataclass(slots=True)
-class Body:
+class JsonBody:
     """A JSON body that is small enough to decode here; its media are neither decoded nor fetched yet. ``json`` has each
     of them replaced by ``{"type": MODALITY, "index": i}``, ``modalities`` are theirs in order."""
 
@@ -44,7 +44,7 @@ async def read_json(
     media: re.Pattern[bytes] | None = None,
     modalities: tuple[str, ...] | None = None,
     clip: str | None = None,
-) -> Body:
+) -> JsonBody:
     """A request's body. What the media process keeps of it is freed when the call is over.
 
     A body over ``limits.inline_body_bytes``, or with a match of ``media``, goes to the media process, raw and as it
@@ -57,17 +57,17 @@ async def read_json(
     """
     limits = services.plan.limits
     if not (here := call.body.received):
-        foresee_any(services, call, needs)
+        reject_early_by_head(services, call, needs)
     if services.media is None:
         data, ended = await call.read(MAX_JSON)
         if not ended:
             raise too_large(f"The body is larger than {MAX_JSON >> 20} MiB.")
-        return Body(data)
+        return JsonBody(data)
     data, ended = await call.read(limits.inline_body_bytes)
     if ended and (media is None or media.search(data) is None):
-        return Body(data)
+        return JsonBody(data)
     if here:
-        foresee_any(services, call, needs)
+        reject_early_by_head(services, call, needs)
     with before(call.context):
         parsed = await call.enter(
             services.media.parse(
@@ -77,7 +77,7 @@ async def read_json(
                 reference_rate=services.plan.sample_rate,
             )
         )
-    return Body(parsed.json, parsed.modalities, parsed)
+    return JsonBody(parsed.json, parsed.modalities, parsed)
 
 
 async def bring_media(
@@ -94,7 +94,7 @@ async def bring_media(
     afterwards is the request's deadline. Raises what ``decode`` and admission raise, and 408 when the budget is used
     up.
     """
-    services.foresee(request, or_later=False)
+    services.reject_early(request, or_later=False)
     with before(call.context) as bound:
         if timeout_s is not None:
             bound(timeout_s)
@@ -104,7 +104,7 @@ async def bring_media(
     request.deadline_s = call.context.remaining(timeout_s)
 
 
-def foresee_any(services: Services, call: Call, needs: Key) -> None:
+def reject_early_by_head(services: Services, call: Call, needs: Key) -> None:
     """Raise what admission is sure to say of any request that needs this or more, while nothing of its body is known:
     it may have any priority."""
     task, inputs, outputs = needs
@@ -115,4 +115,4 @@ def foresee_any(services: Services, call: Call, needs: Key) -> None:
         priority=call.context.later(-MAX_PRIORITY),
         tenant=call.context.tenant,
     )
-    services.foresee(outline, or_later=True)
+    services.reject_early(outline, or_later=True)

@@ -44,7 +44,7 @@ _MEDIA = re.compile(rb'"input_audio"|"(?:audio|image|video)_url"|\\u00[567]')
 
 
 @dataclass(slots=True)
-class _Answer:
+class _ReplyFormat:
     """What the answer is to look like."""
 
     id: str
@@ -71,7 +71,7 @@ async def create(services: Services, call: Call) -> Reply:
     model = services.model(body.model)
     spoken = "audio" in (body.modalities or ())
     request = _request(services, call, body, read.modalities, spoken)
-    answer = _Answer(
+    wanted = _ReplyFormat(
         id=f"chatcmpl-{call.context.unique}",
         model=model,
         created=int(time.time()),
@@ -87,15 +87,15 @@ async def create(services: Services, call: Call) -> Reply:
         await bring_media(services, call, request, body.timeout, read.decode)
     stream = await call.enter(services.open(request))
     if not body.stream:
-        return Reply(await _whole(services, call, stream, answer))
+        return Reply(await _whole(services, call, stream, wanted))
     first = await stream.peek()
-    if answer.tally is not None:
-        answer.tally.begin(first)
+    if wanted.tally is not None:
+        wanted.tally.begin(first)
     if not spoken:
-        return Reply(_text_stream(services, call, stream, answer), sse.HEADERS, events=True)
+        return Reply(_text_stream(services, call, stream, wanted), sse.HEADERS, events=True)
     rate = services.plan.sample_rate
-    known = [("x-sample-rate", str(rate))] if answer.format == "pcm16" and rate is not None else []
-    return Reply(_spoken_stream(services, call, stream, answer), [*sse.HEADERS, *known], events=True)
+    known = [("x-sample-rate", str(rate))] if wanted.format == "pcm16" and rate is not None else []
+    return Reply(_spoken_stream(services, call, stream, wanted), [*sse.HEADERS, *known], events=True)
 
 
 def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str, ...], spoken: bool) -> Request:
@@ -190,14 +190,14 @@ def _media_kwargs(services: Services, body: ChatRequest) -> dict[str, Any]:
     return {"use_audio_in_video": True} if heard else {}
 
 
-async def _whole(services: Services, call: Call, stream: RequestStream, answer: _Answer) -> bytes:
-    texts: list[list[str]] = [[] for _ in range(answer.choices)]
-    logprobs: list[list[TokenLogprob]] = [[] for _ in range(answer.choices)]
-    finish = ["stop"] * answer.choices
+async def _whole(services: Services, call: Call, stream: RequestStream, wanted: _ReplyFormat) -> bytes:
+    texts: list[list[str]] = [[] for _ in range(wanted.choices)]
+    logprobs: list[list[TokenLogprob]] = [[] for _ in range(wanted.choices)]
+    finish = ["stop"] * wanted.choices
     encoder: AudioEncoder | None = None
     base64 = sse.Base64()
     encoded: list[bytes] = []
-    shape = _silence(services) if answer.spoken else (0, 0)
+    shape = _silence(services) if wanted.spoken else (0, 0)
     usage: dict[str, Any] | None = None
 
     def keep(delta: TextDelta) -> bool:
@@ -216,26 +216,26 @@ async def _whole(services: Services, call: Call, stream: RequestStream, answer: 
         elif isinstance(event, MediaChunk):
             if encoder is None:
                 shape = audio.pcm_of(event)
-                encoder = await _encoder(services, call, answer, *shape, streaming=False)
+                encoder = await _encoder(services, call, wanted, *shape, streaming=False)
             encoded.append(base64.feed(await encoder.feed(event.data)))
         else:
             usage = usage_of(services.plan, TASK, event.usage)
     choices = []
-    for index in range(answer.choices):
+    for index in range(wanted.choices):
         text = "".join(texts[index])
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if answer.spoken:
+        if wanted.spoken:
             if encoder is None:
-                encoder = await _encoder(services, call, answer, *shape, streaming=False)
+                encoder = await _encoder(services, call, wanted, *shape, streaming=False)
             rest = await encoder.finish()
             for at in range(0, len(rest), PIECE):  # a WAV comes whole
                 encoded.append(base64.feed(rest[at : at + PIECE]))
                 await trio.lowlevel.checkpoint()
             encoded.append(base64.finish())
-            services.history.put(answer.audio_id, text)
+            services.history.put(wanted.audio_id, text)
             message["content"] = None
             message["audio"] = {
-                "id": answer.audio_id,
+                "id": wanted.audio_id,
                 "data": msgspec.Raw(b"".join((b'"', *encoded, b'"'))),
                 "expires_at": services.history.expires_at(),
                 "transcript": text,
@@ -243,18 +243,18 @@ async def _whole(services: Services, call: Call, stream: RequestStream, answer: 
         choice = {
             "index": index,
             "message": message,
-            "logprobs": chat_logprobs(logprobs[index]) if answer.logprobs else None,
+            "logprobs": chat_logprobs(logprobs[index]) if wanted.logprobs else None,
             "finish_reason": finish[index],
         }
-        if answer.spoken:
-            choice["audio_metadata"] = audio.metadata_of(answer.format, *shape)
+        if wanted.spoken:
+            choice["audio_metadata"] = audio.metadata_of(wanted.format, *shape)
         choices.append(choice)
     return sse.encode(
         {
-            "id": answer.id,
+            "id": wanted.id,
             "object": "chat.completion",
-            "created": answer.created,
-            "model": answer.model,
+            "created": wanted.created,
+            "model": wanted.model,
             "choices": choices,
             "usage": usage,
         }
@@ -262,9 +262,9 @@ async def _whole(services: Services, call: Call, stream: RequestStream, answer: 
 
 
 async def _encoder(
-    services: Services, call: Call, answer: _Answer, rate: int, channels: int, *, streaming: bool
+    services: Services, call: Call, wanted: _ReplyFormat, rate: int, channels: int, *, streaming: bool
 ) -> AudioEncoder:
-    return await call.enter(services.media_process().encoder(answer.format, rate, channels, streaming=streaming))
+    return await call.enter(services.media_process().encoder(wanted.format, rate, channels, streaming=streaming))
 
 
 def _silence(services: Services) -> tuple[int, int]:
@@ -290,34 +290,34 @@ def _heard(data: bytes, metadata: bytes) -> bytes:
     return _choice(0, b'{"audio":{"data":"%b"}}' % data)[:-1] + b',"audio_metadata":%b}' % metadata
 
 
-def _template(answer: _Answer, modality: str) -> sse.Template:
+def _template(wanted: _ReplyFormat, modality: str) -> sse.Template:
     return sse.Template(
-        answer.id,
+        wanted.id,
         "chat.completion.chunk",
-        answer.created,
-        answer.model,
-        usage=answer.include_usage,
+        wanted.created,
+        wanted.model,
+        usage=wanted.include_usage,
         modality=modality,
     )
 
 
 async def _text_stream(
-    services: Services, call: Call, stream: RequestStream, answer: _Answer
+    services: Services, call: Call, stream: RequestStream, wanted: _ReplyFormat
 ) -> AsyncGenerator[bytes, None]:
-    template, tally = _template(answer, "text"), answer.tally
+    template, tally = _template(wanted, "text"), wanted.tally
     role = b'{"role":"assistant","content":""}'
-    made = [template.chunk(_choice(index, role), answer.so_far(index)) for index in range(answer.choices)]
-    texts = [template.around(_choice(index, b'{"content":%b}')) for index in range(answer.choices)]
+    made = [template.chunk(_choice(index, role), wanted.so_far(index)) for index in range(wanted.choices)]
+    texts = [template.around(_choice(index, b'{"content":%b}')) for index in range(wanted.choices)]
 
     def at_once(event: TextDelta) -> bool:
         plain = event.finish_reason is None and bool(event.text)
         return plain and call.write_now(texts[event.index] % sse.encode(event.text))
 
-    if not answer.logprobs and tally is None:
+    if not wanted.logprobs and tally is None:
         stream.set_text_callback(at_once)
     async for event in stream:
         if isinstance(event, TextDelta):
-            logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
+            logprobs = chat_logprobs(event.logprobs) if wanted.logprobs else None
             if tally is not None:
                 tally.take(event)
             if event.finish_reason is None and logprobs is None and tally is None:
@@ -326,8 +326,8 @@ async def _text_stream(
             elif event.text or logprobs or event.finish_reason is not None:
                 delta = b'{"content":%b}' % sse.encode(event.text) if event.text else b"{}"
                 choice = _choice(event.index, delta, event.finish_reason, logprobs)
-                made.append(template.chunk(choice, answer.so_far(event.index)))
-        elif isinstance(event, Completed) and answer.include_usage:
+                made.append(template.chunk(choice, wanted.so_far(event.index)))
+        elif isinstance(event, Completed) and wanted.include_usage:
             made.append(template.usage(usage_of(services.plan, TASK, event.usage)))
         if made and not stream.waiting:
             yield b"".join(made)
@@ -337,13 +337,13 @@ async def _text_stream(
 
 
 async def _spoken_stream(
-    services: Services, call: Call, stream: RequestStream, answer: _Answer
+    services: Services, call: Call, stream: RequestStream, wanted: _ReplyFormat
 ) -> AsyncGenerator[bytes, None]:
     """Transcript and audio as they come, in the order in which they come. The id is in the first chunk, the finish
     reason and ``expires_at`` in the last; each with audio says its rate and channels."""
-    template, sounding, tally = _template(answer, "text"), _template(answer, "audio"), answer.tally
-    first = {"role": "assistant", "audio": {"id": answer.audio_id, "transcript": ""}}
-    yield template.chunk(_choice(0, sse.encode(first)), answer.so_far())
+    template, sounding, tally = _template(wanted, "text"), _template(wanted, "audio"), wanted.tally
+    first = {"role": "assistant", "audio": {"id": wanted.audio_id, "transcript": ""}}
+    yield template.chunk(_choice(0, sse.encode(first)), wanted.so_far())
     encoder: AudioEncoder | None = None
     base64 = sse.Base64()
     metadata = b""
@@ -352,32 +352,32 @@ async def _spoken_stream(
     async for event in stream:
         if isinstance(event, TextDelta):
             finish = event.finish_reason or finish
-            logprobs = chat_logprobs(event.logprobs) if answer.logprobs else None
+            logprobs = chat_logprobs(event.logprobs) if wanted.logprobs else None
             if tally is not None:
                 tally.take(event)
             if event.text or logprobs:
                 transcript.append(event.text)
                 delta = b'{"audio":{"transcript":%b}}' % sse.encode(event.text)
-                yield template.chunk(_choice(0, delta, None, logprobs), answer.so_far())
+                yield template.chunk(_choice(0, delta, None, logprobs), wanted.so_far())
         elif isinstance(event, MediaChunk):
             if encoder is None:
                 rate, channels = audio.pcm_of(event)
-                base64 = sse.Base64(audio.frame_of(answer.format, channels))
-                metadata = sse.encode(audio.metadata_of(answer.format, rate, channels))
-                encoder = await _encoder(services, call, answer, rate, channels, streaming=True)
+                base64 = sse.Base64(audio.frame_of(wanted.format, channels))
+                metadata = sse.encode(audio.metadata_of(wanted.format, rate, channels))
+                encoder = await _encoder(services, call, wanted, rate, channels, streaming=True)
             if data := base64.feed(await encoder.feed(event.data)):
-                yield sounding.chunk(_heard(data, metadata), answer.so_far())
+                yield sounding.chunk(_heard(data, metadata), wanted.so_far())
         else:
             if encoder is None:
-                metadata = sse.encode(audio.metadata_of(answer.format, *_silence(services)))
-                encoder = await _encoder(services, call, answer, *_silence(services), streaming=True)
+                metadata = sse.encode(audio.metadata_of(wanted.format, *_silence(services)))
+                encoder = await _encoder(services, call, wanted, *_silence(services), streaming=True)
             usage = usage_of(services.plan, TASK, event.usage)
             all_used = None if tally is None else usage
             if data := base64.feed(await encoder.finish()) + base64.finish():
                 yield sounding.chunk(_heard(data, metadata), all_used)
-            services.history.put(answer.audio_id, "".join(transcript))
+            services.history.put(wanted.audio_id, "".join(transcript))
             expires = b'{"audio":{"expires_at":%d}}' % services.history.expires_at()
             yield sounding.chunk(_choice(0, expires, finish), all_used)
-            if answer.include_usage:
+            if wanted.include_usage:
                 yield template.usage(usage)
     yield sse.DONE

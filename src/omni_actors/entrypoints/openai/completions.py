@@ -46,7 +46,7 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _ReplyFormat:
     id: str
     model: str
     created: int
@@ -90,7 +90,7 @@ async def create(services: Services, call: Call) -> Reply:
     ]
     for request in requests:
         keep_read(services, request, body)
-    answer = _Answer(
+    wanted = _ReplyFormat(
         id=f"cmpl-{call.context.unique}",
         model=model,
         created=int(time.time()),
@@ -102,8 +102,8 @@ async def create(services: Services, call: Call) -> Reply:
     events = await _run(services, call, requests, sampling.n)
     first = await anext(events)
     if body.stream:
-        return Reply(_stream(services, events, first, answer), sse.HEADERS, events=True)
-    return Reply(await _whole(services, events, first, answer))
+        return Reply(_stream(services, events, first, wanted), sse.HEADERS, events=True)
+    return Reply(await _whole(services, events, first, wanted))
 
 
 def _prompts(prompt: str | list[Any]) -> list[Prompt]:
@@ -172,8 +172,8 @@ async def _raising(receive: trio.MemoryReceiveChannel[Item | OmniError]) -> Asyn
         yield item
 
 
-async def _whole(services: Services, events: AsyncIterator[Item], item: Item, answer: _Answer) -> bytes:
-    choices = [_Choice() for _ in range(answer.choices)]
+async def _whole(services: Services, events: AsyncIterator[Item], item: Item, wanted: _ReplyFormat) -> bytes:
+    choices = [_Choice() for _ in range(wanted.choices)]
     while True:
         base, event = item
         if isinstance(event, TextDelta):
@@ -182,76 +182,76 @@ async def _whole(services: Services, events: AsyncIterator[Item], item: Item, an
             choice.logprobs.extend(event.logprobs or ())
             choice.finish = event.finish_reason or choice.finish
         else:
-            answer.usage.append(_used(services, event))
+            wanted.usage.append(_used(services, event))
         try:
             item = await anext(events)
         except StopAsyncIteration:
             break
     return sse.encode(
         {
-            "id": answer.id,
+            "id": wanted.id,
             "object": "text_completion",
-            "created": answer.created,
-            "model": answer.model,
+            "created": wanted.created,
+            "model": wanted.model,
             "choices": [
                 {
                     "index": index,
                     "text": "".join(choice.texts),
-                    "logprobs": _logprobs(choice.logprobs, choice) if answer.logprobs else None,
+                    "logprobs": _logprobs(choice.logprobs, choice) if wanted.logprobs else None,
                     "finish_reason": choice.finish,
                 }
                 for index, choice in enumerate(choices)
             ],
-            "usage": _usage(answer),
+            "usage": _usage(wanted),
         }
     )
 
 
 async def _stream(
-    services: Services, events: AsyncIterator[Item], item: Item, answer: _Answer
+    services: Services, events: AsyncIterator[Item], item: Item, wanted: _ReplyFormat
 ) -> AsyncGenerator[bytes, None]:
-    template = sse.Template(answer.id, "text_completion", answer.created, answer.model, usage=answer.include_usage)
-    choices = [_Choice() for _ in range(answer.choices)]
+    template = sse.Template(wanted.id, "text_completion", wanted.created, wanted.model, usage=wanted.include_usage)
+    choices = [_Choice() for _ in range(wanted.choices)]
     tallies: defaultdict[int, Tally] = defaultdict(Tally)  # of each prompt, by its first choice
     while True:
         base, event = item
         if isinstance(event, Completed):
-            answer.usage.append(_used(services, event))
-        elif answer.always_usage:
+            wanted.usage.append(_used(services, event))
+        elif wanted.always_usage:
             tallies[base].take(event)
-        if isinstance(event, TextDelta) and _shows(event, answer):
+        if isinstance(event, TextDelta) and _shows(event, wanted):
             index = base + event.index
             choice = {
                 "index": index,
                 "text": event.text,
-                "logprobs": _logprobs(event.logprobs or [], choices[index]) if answer.logprobs else None,
+                "logprobs": _logprobs(event.logprobs or [], choices[index]) if wanted.logprobs else None,
                 "finish_reason": event.finish_reason,
             }
-            usage = used(tallies[base].of(event.index)) if answer.always_usage else None
+            usage = used(tallies[base].of(event.index)) if wanted.always_usage else None
             yield template.chunk(sse.encode(choice), usage)
         try:
             item = await anext(events)
         except StopAsyncIteration:
             break
-    if answer.include_usage:
-        yield template.usage(_usage(answer))
+    if wanted.include_usage:
+        yield template.usage(_usage(wanted))
     yield sse.DONE
 
 
-def _shows(event: TextDelta, answer: _Answer) -> bool:
-    return bool(event.text or event.finish_reason or (event.logprobs and answer.logprobs))
+def _shows(event: TextDelta, wanted: _ReplyFormat) -> bool:
+    return bool(event.text or event.finish_reason or (event.logprobs and wanted.logprobs))
 
 
 def _used(services: Services, event: Completed) -> Usage:
     return event.usage.get(services.plan.tasks[TASK].outputs["text"], Usage())
 
 
-def _usage(answer: _Answer) -> dict[str, Any]:
+def _usage(wanted: _ReplyFormat) -> dict[str, Any]:
     """The sum over the prompts."""
     return totals(
-        sum(it.prompt_tokens for it in answer.usage),
-        sum(it.cached_tokens for it in answer.usage),
-        sum(it.completion_tokens for it in answer.usage),
+        sum(it.prompt_tokens for it in wanted.usage),
+        sum(it.cached_tokens for it in wanted.usage),
+        sum(it.completion_tokens for it in wanted.usage),
     )
 
 

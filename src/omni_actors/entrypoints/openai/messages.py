@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from omni_actors.entrypoints.history import SpokenHistory
 from omni_actors.entrypoints.openai.fields import refuse_unserved
 from omni_actors.entrypoints.openai.schemas import (
     AssistantMessage,
@@ -16,7 +17,6 @@ from omni_actors.entrypoints.openai.schemas import (
     ToolMessage,
     VideoUrlPart,
 )
-from omni_actors.entrypoints.services import SpokenHistory
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 _MODALITIES: dict[type, str] = {

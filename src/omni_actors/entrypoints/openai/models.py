@@ -31,7 +31,7 @@ async def voices(services: Services, call: Call) -> Reply:
 
 def _voices(services: Services) -> list[dict[str, str]]:
     speaks = any("audio" in task.outputs for task in services.plan.tasks.values())
-    return [{"id": voice, "name": voice} for voice in services.voices] if speaks else []
+    return [{"id": voice, "name": voice} for voice in services.voices.by_name] if speaks else []
 
 
 def _card(services: Services, name: str) -> dict[str, Any]:

@@ -126,11 +126,11 @@ def resolve_voice(services: Services, given: dict[str, str | VoiceId | None], *,
     """
     named = {param: it.id if isinstance(it, VoiceId) else it for param, it in given.items() if it is not None}
     if cloned:
-        named = {param: name for param, name in named.items() if services.has_voice(name)}
-    found = {param: services.voice(name, param) for param, name in named.items()}
+        named = {param: name for param, name in named.items() if services.voices.find(name) is not None}
+    found = {param: services.voices.resolve(name, param) for param, name in named.items()}
     if len(set(found.values())) > 1:
         raise invalid_request(f"{' and '.join(map(repr, found))} name different voices.", next(reversed(found)))
-    return next(iter(found.values()), None) or services.voice(None, "voice")
+    return next(iter(found.values()), None) or services.voices.resolve(None, "voice")
 
 
 def set_fields(services: Services, speech: Speech, given: dict[str, Any]) -> None:

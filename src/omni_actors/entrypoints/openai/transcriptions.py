@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from omni_actors.entrypoints.http import Call, Reply, before
 from omni_actors.entrypoints.openai import sse
-from omni_actors.entrypoints.openai.bodies import Body, bring_media, foresee_any, read_json
+from omni_actors.entrypoints.openai.bodies import JsonBody, bring_media, read_json, reject_early_by_head
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode, list_fields
 from omni_actors.entrypoints.openai.forms import read_form
 from omni_actors.entrypoints.openai.schemas import ClipPart, Count, Priority, Seconds
@@ -98,7 +98,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     services.media_process()
     needs = (task, ("audio",), ("text",))
     body: TranslationRequest
-    recording: _File | Body
+    recording: _File | JsonBody
     if call.content_type == "multipart/form-data":
         body, recording = await _read_form(services, call, needs, kind)
     elif call.content_type in ("application/json", ""):
@@ -151,7 +151,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
     return await _whole(stream, format, task, clip.seconds, language, granularities)
 
 
-async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, Body]:
+async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, JsonBody]:
     """The fields, and the clip as it came, which is freed when the call is over."""
     read = await read_json(services, call, needs, _ANY, (), "input_audio")
     body = decode(read.json, kind)
@@ -163,7 +163,7 @@ async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) 
 async def _read_form(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, _File]:
     """The fields and the file, which is freed when the call is over."""
     if not call.body.received:
-        foresee_any(services, call, needs)
+        reject_early_by_head(services, call, needs)
 
     async def take(pieces: AsyncIterator[bytes], filename: str | None, content_type: str | None) -> _File:
         with before(call.context):

@@ -12,8 +12,8 @@ import pytest
 import trio
 from tests.entrypoints.fakes import PIPELINE, FakeOrchestrator, Server, answer, message, served
 from tests.entrypoints.test_audio import CLONER, HEAR, SAY
-from tests.entrypoints.test_guard import error_of
 from tests.entrypoints.test_media import CHAT, CLIP, LOCAL, OMNI, PNG, body, image, movie, said
+from tests.entrypoints.test_middleware import error_of
 from tests.media.web import ok, web
 
 from omni_actors.entrypoints.options import ServerOptions

@@ -1,0 +1,33 @@
+"""The interface of an orchestrator, as far as the API handlers use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from omni_actors.orchestrator.request import RequestObserver, RequestStream
+from omni_actors.protocol.request import Request
+from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, StageHealth
+from omni_actors.stages.control import Control
+
+
+class Orchestration(Protocol):
+    """The part of an orchestrator that the API handlers use."""
+
+    @property
+    def control(self) -> Control: ...
+
+    def open(
+        self, request: Request, observer: RequestObserver | None = None
+    ) -> AbstractAsyncContextManager[RequestStream]: ...
+
+    def foresee(self, outline: Request, *, or_later: bool) -> None: ...
+
+    def health(self) -> Mapping[str, StageHealth]: ...
+
+    def load(self) -> AdmissionLoad: ...
+
+    def resumes(self) -> ResumeCounts: ...
+
+    async def counters(self) -> Mapping[str, list[dict[str, Any]]]: ...
