@@ -214,28 +214,22 @@ class ActorRef(Generic[M]):
         If this actor is stopped already, the signal is sent at once.
 
         >>> import trio
-        >>> from omni_actors.actors import Actor, Restarts, open_supervisor
+        >>> from omni_actors.actors import Actor, open_supervisor
         >>> class Fragile(Actor[str]):
         ...     async def receive(self, message: str) -> None:
         ...         raise ValueError(message)
         >>> class Nurse(Actor[str]):
         ...     async def receive(self, message: str) -> None: ...
         ...     async def on_signal(self, key, value) -> None:
-        ...         print(key, repr(value.error), "for good" if value.final else "restarting")
+        ...         print(key, repr(value.error), "for good" if value.final else "to be restarted")
         >>> async def main() -> None:
         ...     async with open_supervisor() as root:
         ...         fragile = root.start(Fragile, name="fragile")
-        ...         nurse = root.start(Nurse, name="nurse")
-        ...         fragile.watch(nurse)
+        ...         fragile.watch(root.start(Nurse, name="nurse"))
         ...         fragile.tell("ouch")
-        ...         await fragile.wait_ready()
         ...         await trio.sleep(0.2)
-        ...         fragile.stop()
-        ...         await fragile.wait_stopped()
-        ...         await trio.sleep(0.1)
         >>> trio.run(main)
-        ('down', 'fragile') ValueError('ouch') restarting
-        ('down', 'fragile') None for good
+        ('down', 'fragile') ValueError('ouch') to be restarted
 
         Args:
             watcher: The actor whose :meth:`~omni_actors.actors.actor.Actor.on_signal` is called.
