@@ -116,7 +116,7 @@ async def test_another_thread_is_told_what_to_use_instead() -> None:
 
 async def test_a_process_that_is_told_to_run_no_actor_says_so() -> None:
     async with open_launcher() as launcher:
-        with pytest.raises(Escalation, match="collections:OrderedDict is no class of actors"):
+        with pytest.raises(Escalation, match="collections:OrderedDict is not a class of actors"):
             async with open_supervisor(restarts=Restarts(limit=0)) as root:
                 ref = root.start(lambda: ProcessActor(launcher, "collections:OrderedDict"), name="it")
                 with pytest.raises(ActorCrashed):

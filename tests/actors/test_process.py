@@ -406,7 +406,7 @@ def test_a_lost_warden_is_replaced_and_told_everything() -> None:
     assert len(pids) == 4, owner.stderr.read()
     end(owner, signal.SIGKILL)
     assert gone_within(2, pids), [pid for pid in pids if alive(pid)]
-    assert "is lost; a new one takes over" in owner.stderr.read()
+    assert "has died; a new warden takes over" in owner.stderr.read()
     owner.stderr.close()
 
 

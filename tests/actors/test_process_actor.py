@@ -104,7 +104,7 @@ async def test_messages_are_decoded_to_the_actors_type_and_answers_to_the_askers
 async def test_an_answer_of_another_type_is_refused() -> None:
     async with open_launcher() as launcher, open_supervisor() as root:
         ref = root.start(lambda: ProcessActor(launcher, "remote_actors:Recorder", answer_type=int, env=ENV), name="r")
-        with pytest.raises(Refusal, match="the answer is not what was expected"):
+        with pytest.raises(Refusal, match="the answer has an unexpected type"):
             await ref.ask("word", within=20)
 
 

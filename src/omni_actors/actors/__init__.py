@@ -1,18 +1,22 @@
-"""Actors on trio: supervised tasks with mailboxes, and processes that nothing survives. The whole public surface:
+"""An actor library on trio: supervised tasks with mailboxes, and child processes that never outlive their owner.
+
+The library needs no model and no server. These names are its public interface:
 
 ==================================  ====================================================================================
 :class:`Actor`                      ``setup``, ``receive``, ``on_signal``, ``teardown``; ``start_soon``, ``defer``
 :class:`ActorRef`                   ``tell``, ``ask``, ``signal``, ``stop``, ``watch``, ``wait_ready``, ``wait_stopped``
-:func:`open_supervisor`             the topmost :class:`Supervisor`: ``start``, ``supervisor``, ``stop``, ``tree``
+:func:`open_supervisor`             opens the topmost :class:`Supervisor`: ``start``, ``supervisor``, ``stop``, ``tree``
 :class:`Restarts`                   when a supervisor restarts, and when it gives up (:class:`Escalation`)
-:func:`open_launcher`               a :class:`Launcher`: ``spawn`` → :class:`ChildProcess`: ``wait`` → :class:`Death`,
-                                    ``stop``, ``kill``, ``sock``
-``omni_actors.actors.child.adopt``  what such a child calls first
-:class:`ProcessActor`               an actor in a process of its own, with the same contract
+:func:`open_launcher`               opens a :class:`Launcher`, whose ``spawn`` starts a :class:`ChildProcess`:
+                                    ``wait`` (gives a :class:`Death`), ``stop``, ``kill``, ``sock``
+``omni_actors.actors.child.adopt``  the first call of such a child
+:class:`ProcessActor`               an extra: an actor in a process of its own, with the same contract
 :class:`MailboxFull`, …             the errors: :mod:`omni_actors.actors.errors`
 ==================================  ====================================================================================
 
 Asks go downward in the tree: a parent asks its children, a child *tells* (or signals) its parent.
+
+``docs/actors.md`` is a guide. It also says which parts of the library the omni-actors server uses.
 """
 
 from importlib import import_module
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from omni_actors.actors.reply import Reply
     from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
     from omni_actors.actors.tree import Branch
+    from omni_actors.actors.warden_handle import WardenError
 
 _HOMES = {
     "actor": ("Actor",),
@@ -59,6 +64,7 @@ _HOMES = {
     "reply": ("Reply",),
     "supervisor": ("Restarts", "Supervisor", "open_supervisor"),
     "tree": ("Branch",),
+    "warden_handle": ("WardenError",),
 }
 
 __all__ = [
@@ -83,6 +89,7 @@ __all__ = [
     "Reply",
     "Restarts",
     "Supervisor",
+    "WardenError",
     "open_launcher",
     "open_supervisor",
     "python_module",
@@ -90,7 +97,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Late, so that a child process can adopt() itself without loading trio first.
+    # Import late, so that a child process can call adopt() before it loads trio.
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,5 +1,7 @@
-"""The child's side of a process that :class:`~omni_actors.actors.process.Launcher` spawned. Standard library only, so
-that it can run before anything heavy is imported."""
+"""The child's side of a process that :class:`~omni_actors.actors.process.Launcher` spawned.
+
+The module needs the standard library only, so that it can run before a slow import.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +12,37 @@ import signal
 import socket
 
 CONTROL_VARIABLE = "OMNI_ACTORS_CONTROL"
-"""Environment variable ``SOCKET:GATE:PARENT``: the descriptors of the control socket and of the pipe that says "go",
-and the pid of the process that owns this one."""
+"""The environment variable ``SOCKET:GATE:PARENT`` of a child.
+
+SOCKET is the descriptor of the control socket, GATE the descriptor of the pipe that says "go", and PARENT the pid of
+the process that owns the child.
+"""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class NotAdopted(RuntimeError):
-    """This process was not spawned by a launcher (or :func:`adopt` was called twice)."""
+    """This process was not spawned by a launcher, or :func:`adopt` was called twice."""
 
 
 def adopt() -> socket.socket:
-    """Bind this process to its parent's life and return the control socket (blocking).
+    """Bind this process to the life of its parent, and return the control socket.
 
-    Call it first thing in the main thread, before a thread or a process is made and before a slow import. When it
-    returns:
+    Call ``adopt`` first in the main thread, before a thread or a process is made and before a slow import. When
+    ``adopt`` returns:
 
     - this process is killed (SIGKILL) by the kernel when the thread that spawned it ends, thus when the parent dies,
-    - a warden knows its process group and kills what is left of it when the parent is gone,
-    - no descriptor above 2 passes to a program that this process starts (pass it on purpose if it should).
+    - a warden knows the process group, and kills the group when the parent is gone,
+    - no descriptor above 2 passes to a program that this process starts, unless it is passed on purpose.
 
-    When the parent is gone already, or gave up on this child, the process ends here and now (status 1).
+    When the parent is gone already, or gave up on this child, the process exits at once with status 1.
+
+    Returns:
+        The control socket to the parent, blocking.
+
+    Raises:
+        NotAdopted: This process was not spawned by a launcher, or ``adopt`` was called before.
+        OSError: The kernel does not bind this process to its parent.
     """
     try:
         fd, gate, parent = map(int, os.environ.pop(CONTROL_VARIABLE).split(":"))
@@ -38,7 +50,7 @@ def adopt() -> socket.socket:
         raise NotAdopted("not started by an omni_actors launcher: no control socket") from None
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it died before the kernel knew that we follow it
+    if os.getppid() != parent:  # the parent died before the kernel knew that this process follows
         os._exit(1)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:

@@ -1,18 +1,18 @@
-"""Child processes that a trio scope owns, and that nothing survives: not a crash, not ``kill -9`` of anybody.
+"""Child processes that a trio scope owns. No process of a child's group outlives its owner, not even after ``kill -9``.
 
-:func:`open_launcher` starts a :mod:`warden <omni_actors.actors.warden>` and gives a :class:`Launcher`; its
-:meth:`~Launcher.spawn` starts a child in a session and process group of its own. The child calls
-:func:`omni_actors.actors.child.adopt` first. What ends a child, its group, and everything in it:
+:func:`open_launcher` starts a :mod:`warden <omni_actors.actors.warden>` and gives a :class:`Launcher`;
+:meth:`Launcher.spawn` starts a child in a session and process group of its own. The child calls
+:func:`omni_actors.actors.child.adopt` first. The events that end a child, and the fate of its group:
 
 ====================================  ========================================================================
-the child ends, in whatever way       the launcher sees it by a pidfd and kills the rest of the group
+the child ends, in whatever way       the launcher sees its end by a pidfd and kills the rest of the group
 :meth:`ChildProcess.stop`             message (the caller's), SIGTERM, SIGKILL, each with its own patience
 the block of the child or launcher    is left, normally, by an exception or by cancellation: SIGKILL
 the parent dies, SIGKILL included     the kernel kills the child (PDEATHSIG), the warden its whole group
-the warden dies                       it is replaced at once and told every group again; the loss is logged
+the warden dies                       the child lives on; a new warden is started and told of every group
 ====================================  ========================================================================
 
-A descendant that makes a *session* of its own (``setsid``) has left the group and this ownership.
+A descendant that makes a *session* of its own (``setsid``) has left the group and is no longer owned.
 """
 
 from __future__ import annotations
@@ -41,27 +41,37 @@ from omni_actors.actors.warden_handle import WardenError, WardenHandle
 logger = logging.getLogger(__name__)
 
 KILL_PATIENCE_S = 5.0
-"""How long a wait goes on after SIGKILL. Only a process in uninterruptible sleep (a broken driver) outlasts it."""
+"""Seconds to wait after SIGKILL. Only a process in uninterruptible sleep (a broken driver) lives longer."""
 
 LOOK_AGAIN_S = 0.1
-"""Pause between two looks at a dying group while this process has no descriptor free for one."""
+"""Seconds between two attempts to look at a dying group while this process has no free descriptor."""
 
 WARDEN_BACKOFF_S = 5.0
-"""The longest pause between two attempts to replace a lost warden (the first is made at once)."""
+"""Seconds between two attempts to replace a lost warden, at most. The first attempt is made at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a process ended: a value, not an exception. ``at`` is :func:`trio.current_time` when it was seen."""
+    """The end of a process: a value, not an exception.
+
+    >>> from omni_actors.actors import Death
+    >>> print(Death("decoder", pid=4711, code=None, signal=9, at=12.5))
+    decoder (pid 4711) was killed by SIGKILL
+    >>> print(Death("decoder", pid=4711, code=3, signal=None, at=12.5))
+    decoder (pid 4711) exited with status 3
+    """
 
     name: str
     pid: int
     code: int | None
-    """Exit status; ``None`` when a signal ended it."""
+    """The exit status; ``None`` when a signal ended the process."""
     signal: int | None
-    """Number of the signal that ended it; ``None`` when it exited by itself. (Both are ``None`` in an application that
-    ignores SIGCHLD: the kernel keeps no status then.)"""
+    """The number of the signal that ended the process; ``None`` when the process exited by itself.
+
+    (``code`` and ``signal`` are both ``None`` in an application that ignores SIGCHLD: the kernel keeps no status then.)
+    """
     at: float
+    """The trio time at which the end was seen."""
 
     def __str__(self) -> str:
         if self.signal is None:
@@ -76,7 +86,7 @@ class Death:
 class ChildProcess:
     """A child process, leader of its own process group, and the parent's end of its control socket.
 
-    Made by :meth:`Launcher.spawn`. As an async context manager it kills the group when its block is left.
+    :meth:`Launcher.spawn` makes it. A child is an async context manager that kills its group when the block is left.
     """
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes], pidfd: int, sock: socket.socket, gate: int) -> None:
@@ -84,10 +94,10 @@ class ChildProcess:
         self.pid: int = popen.pid
         self.pgid: int = popen.pid
         self.sock = sock
-        """Unix stream socket, non-blocking. It outlives the process, so that its last words can be read; :meth:`close`,
-        :meth:`stop` and the end of the block close it."""
+        """The Unix stream socket to the process, non-blocking. The socket outlives the process, so that the last bytes
+        can be read; :meth:`close`, :meth:`stop` and the end of the block close it."""
         self.death: Death | None = None
-        """Set as soon as the process has ended (its group may still be ending: see :meth:`wait`)."""
+        """The end of the process, set as soon as it is seen. The group may still be ending: see :meth:`wait`."""
         self._popen = popen
         self._pidfd = pidfd
         self._gate = gate
@@ -98,30 +108,48 @@ class ChildProcess:
         return f"<ChildProcess {self.name} pid={self.pid} {self.death or 'alive'}>"
 
     async def wait(self) -> Death:
-        """Wait until the process has ended and been reaped and nothing of its group is left. Any number of tasks may
-        wait. Cancelling a wait changes nothing."""
+        """Wait until the process is reaped and no process of its group is left.
+
+        Any number of tasks may wait. A cancelled wait changes nothing.
+
+        Returns:
+            The end of the process.
+        """
         await self._gone.wait()
         assert self.death is not None
         return self.death
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the whole group. Nothing happens once the process has been reaped."""
+        """Send a signal to the whole group. Does nothing once the process is reaped.
+
+        Args:
+            number: The signal, such as :data:`signal.SIGTERM`.
+        """
         if not self._gone.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pgid, number)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, stopped processes included. Does not wait: see :meth:`wait`."""
+        """Send SIGKILL to the whole group, stopped processes included. Does not wait: see :meth:`wait`."""
         self.send_signal(signal.SIGKILL)
 
     async def stop(self, message_s: float = 5.0, term_s: float = 2.0) -> Death:
-        """End the process in stages. The caller has sent its own stop message: give it ``message_s`` seconds to take
-        effect, then SIGTERM to the group and ``term_s`` seconds, then SIGKILL.
+        """End the process in stages: the caller's own stop message, then SIGTERM, then SIGKILL to the group.
 
-        On return nothing of the group is left, the process is reaped and the socket closed. The same holds when the
-        call is cancelled: the stages that are left are skipped, the group is killed and waited for (at most
-        :data:`KILL_PATIENCE_S`), then the cancellation goes on. Raises :class:`trio.TooSlowError` if the process
-        outlasts even SIGKILL.
+        On return no process of the group is left, the child is reaped and the socket closed.
+
+        Cancellation: the remaining stages are skipped, the group is killed and waited for (at most
+        :data:`KILL_PATIENCE_S` seconds), then the cancellation goes on.
+
+        Args:
+            message_s: Seconds for the stop message, which the caller has sent already, to take effect.
+            term_s: Seconds between SIGTERM and SIGKILL.
+
+        Returns:
+            The end of the process.
+
+        Raises:
+            trio.TooSlowError: A process of the group outlasted even SIGKILL.
         """
         try:
             if not await self._gone_within(message_s):
@@ -134,7 +162,7 @@ class ChildProcess:
         return self.death
 
     def close(self) -> None:
-        """Close the control socket; whoever waits on it through trio gets :class:`trio.ClosedResourceError`."""
+        """Close the control socket. A task that waits on the socket gets :class:`trio.ClosedResourceError`."""
         if self.sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self.sock)
             self.sock.close()
@@ -148,9 +176,9 @@ class ChildProcess:
         await self._end()
 
     def _go(self) -> None:
-        """Let the child's ``adopt`` return."""
+        """Let :func:`~omni_actors.actors.child.adopt` return in the child."""
         if self._gate >= 0:
-            with contextlib.suppress(BrokenPipeError):  # it may be dead already
+            with contextlib.suppress(BrokenPipeError):  # the child may be dead already
                 os.write(self._gate, b"!")
             self._close_gate()
 
@@ -172,7 +200,7 @@ class ChildProcess:
 
 
 class Launcher:
-    """Spawns children and owns them. Made by :func:`open_launcher`."""
+    """The owner of child processes, made by :func:`open_launcher`."""
 
     def __init__(self, nursery: trio.Nursery, warden: WardenHandle) -> None:
         self._nursery = nursery
@@ -184,12 +212,12 @@ class Launcher:
 
     @property
     def children(self) -> frozenset[ChildProcess]:
-        """The children of whose groups something may be left."""
+        """The children whose process groups may not have ended yet."""
         return frozenset(self._children)
 
     @property
     def warden_pid(self) -> int:
-        """The pid of the warden in office."""
+        """The pid of the current warden."""
         return self._warden.pid
 
     @trio.lowlevel.enable_ki_protection
@@ -204,13 +232,27 @@ class Launcher:
         stdout: int | IO[bytes] | None = None,
         stderr: int | IO[bytes] | None = None,
     ) -> ChildProcess:
-        """Start ``argv``, a program that calls :func:`~omni_actors.actors.child.adopt` first (:func:`python_module`
-        makes the command line of a module). ``env`` is the whole environment; ``None`` inherits this process's.
-        Standard input is empty.
+        """Start a program that calls :func:`~omni_actors.actors.child.adopt` first. Its standard input is empty.
 
-        Not a checkpoint: it blocks for the fork (some 10 ms). The child is *this thread's*: the kernel kills it when
-        the thread ends. Raises :class:`OSError` when the program cannot be started; nothing is left then. A child that
-        ends at once is no error: it is a :class:`ChildProcess` that dies.
+        Not a checkpoint: the call blocks for the fork (some 10 ms). The child belongs to *the calling thread*: the
+        kernel kills the child when the thread ends. A child that ends at once is no error here: it is a
+        :class:`ChildProcess` with a :class:`Death`.
+
+        Args:
+            argv: The command line. :func:`python_module` makes the command line of a module.
+            name: The child's name in logs; the program's file name if not given.
+            env: The whole environment of the child; ``None`` inherits this process's environment.
+            cwd: The child's working directory.
+            pass_fds: Descriptors that the child inherits, beside its control socket.
+            stdout: Standard output, as for :class:`subprocess.Popen`.
+            stderr: Standard error, as for :class:`subprocess.Popen`.
+
+        Returns:
+            The running child.
+
+        Raises:
+            OSError: The program cannot be started; no process is left.
+            RuntimeError: The launcher's block is being left.
         """
         if self._closing:
             raise RuntimeError("the launcher is closing")
@@ -243,14 +285,14 @@ class Launcher:
         self._spawned.add(child)
         self._nursery.start_soon(self._reap, child, name=f"reaper of {child.name}")
         # First the warden, then the go: a child that runs on can leave nothing behind that no warden knows of. If the
-        # warden is lost just now, its successor is told and the go is given then.
+        # warden is lost at this moment, the next warden is told of the group, and the go is given then.
         if self._warden.send(f"+{child.pgid}\n"):
             child._go()
         return child
 
     async def _reap(self, child: ChildProcess) -> None:
-        # Shielded: the owner of a child may wait for it in a shielded scope of its own while this nursery is being
-        # cancelled. It ends all the same, because leaving the launcher's block kills every child.
+        # Shielded: the owner of a child may wait for its end in a shielded scope of its own while this nursery is being
+        # cancelled. The task ends all the same, because leaving the launcher's block kills every child.
         with child._reaping:
             try:
                 await trio.lowlevel.wait_readable(child._pidfd)
@@ -270,7 +312,7 @@ class Launcher:
         with self._keeping:
             while True:
                 await trio.lowlevel.wait_readable(self._warden.pidfd)
-                logger.warning("the warden (pid %d) is lost; a new one takes over", self.warden_pid)
+                logger.warning("the warden (pid %d) has died; a new warden takes over", self.warden_pid)
                 self._warden.reap()
                 while self._warden.reaped:
                     if failures:
@@ -284,10 +326,10 @@ class Launcher:
                         failures = 0
                     except (OSError, WardenError) as error:
                         failures += 1
-                        logger.error("no warden watches over %d children: %s", len(self._children), error)
+                        logger.error("no warden could be started for %d children: %s", len(self._children), error)
 
     async def _close(self) -> None:
-        """Kill every child and wait, not for ever, until all is gone. Called in a shielded scope."""
+        """Kill every child, and wait at most :data:`KILL_PATIENCE_S` seconds. Called in a shielded scope."""
         self._closing = True
         for child in self._children:
             child.kill()
@@ -304,9 +346,38 @@ class Launcher:
 
 @asynccontextmanager
 async def open_launcher() -> AsyncIterator[Launcher]:
-    """A :class:`Launcher` with its warden (one small process). Leaving the block, in whatever way, kills every child
-    that is left with its group, waits for all of them, and ends the warden. Cancellation does not cut that short, but
-    it takes at most some seconds. Raises :class:`OSError` or :class:`WardenError` when no warden can be started.
+    """Open a :class:`Launcher` with its warden, one small process.
+
+    Leaving the block, in whatever way, kills every child with its group, waits for all of them, and ends the warden.
+    Cancellation does not cut the end of the block short; it takes at most some seconds.
+
+    >>> import sys
+    >>> import trio
+    >>> from omni_actors.actors import open_launcher
+    >>> CHILD = '''
+    ... from omni_actors.actors.child import adopt
+    ... control = adopt()
+    ... control.sendall(b"hello from the child")
+    ... control.recv(1)  # the end of the socket says that the parent is done
+    ... '''
+    >>> async def main() -> None:
+    ...     async with open_launcher() as launcher:
+    ...         child = launcher.spawn([sys.executable, "-c", CHILD], name="child")
+    ...         await trio.lowlevel.wait_readable(child.sock)
+    ...         print(child.sock.recv(100).decode())
+    ...         child.kill()
+    ...         death = await child.wait()
+    ...         print(death.name, death.signal)
+    >>> trio.run(main)
+    hello from the child
+    child 9
+
+    Yields:
+        The launcher.
+
+    Raises:
+        OSError: No warden can be started.
+        WardenError: The warden did not report within some seconds.
     """
     failure: BaseException | None = None
     warden = WardenHandle()
@@ -334,12 +405,18 @@ async def open_launcher() -> AsyncIterator[Launcher]:
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module in this interpreter."""
+    """Return the command line that runs a module in this interpreter.
+
+    >>> import sys
+    >>> from omni_actors.actors import python_module
+    >>> python_module("http.server", "8000")[1:]
+    ['-m', 'http.server', '8000']
+    """
     return [sys.executable, "-m", module, *arguments]
 
 
 def _death_of(child: ChildProcess) -> Death:
-    """How a process ended that is a zombie still, and stays one."""
+    """Return how a process ended that is a zombie and remains one."""
     try:
         result = os.waitid(os.P_PIDFD, child._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # the application ignores SIGCHLD, so the kernel keeps no status
@@ -353,16 +430,16 @@ def _death_of(child: ChildProcess) -> Death:
 
 
 async def _end_group(child: ChildProcess) -> None:
-    """Kill what is left of a child's group and wait until nothing is."""
-    told = False
+    """Kill the rest of a child's group, and wait until no process of the group is left."""
+    logged = False
     while True:
         try:
             dying = kill_group(child.pgid, child.pid)
         except OSError as error:
-            # No descriptor is free to see by who is left. No event tells when one is, so look again.
-            if not told:
-                logger.warning("cannot see yet whether the group of %s has ended: %s", child.name, error)
-            told = True
+            # No descriptor is free to look at the group. No event tells when a descriptor is free, so look again.
+            if not logged:
+                logger.warning("cannot yet see whether the group of %s has ended: %s", child.name, error)
+            logged = True
             await trio.sleep(LOOK_AGAIN_S)
             continue
         if not dying:

@@ -23,10 +23,14 @@ import time
 from typing import NamedTuple
 
 PATIENCE_S = 10.0
-"""How long the warden stays to see that what it killed is gone (a process in uninterruptible sleep may need long)."""
+"""Seconds for which the warden waits until the killed groups have ended.
+
+A process in uninterruptible sleep may need long."""
 
 
 class Member(NamedTuple):
+    """A process of a group, as ``/proc`` shows it."""
+
     pid: int
     parent: int
     zombie: bool
@@ -38,25 +42,37 @@ def _look(pid: int, group: int) -> Member | None:
             # The second field is the command in parentheses and may itself hold blanks and parentheses.
             state, parent, pgrp, session = file.read().rpartition(b")")[2].split()[:4]
     except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
-        return None  # it has ended, or is a stranger's
+        return None  # the process has ended, or is a stranger's
     return Member(pid, int(parent), state in b"ZX") if group in (int(pgrp), int(session)) else None
 
 
 def members(group: int) -> list[Member]:
-    """The processes whose process group *or session* has this number. With the session looked at too, a descendant is
-    found that only moved to a process group of its own, as a shell does with a job."""
+    """Return the processes whose process group *or session* has this number.
+
+    The session counts too, so that a descendant is found that moved to a process group of its own, like a shell's job.
+    """
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
     return [member for pid in pids if (member := _look(pid, group))]
 
 
 def kill_group(group: int, leader: int) -> list[int]:
-    """SIGKILL to all members of the group. Returns a pidfd, owned by the caller, for each one beside ``leader`` that
-    was still alive: it turns readable when that process has ended. An empty list says that none is left.
+    """Send SIGKILL to all members of the group.
 
-    Zombies that fell to the calling process (a container's first process inherits orphans) are reaped, the leader
-    excepted. Raises :class:`OSError` when no descriptor is free to look at processes; the group has its signal by then.
+    Zombies that the calling process inherited (a container's first process inherits orphans) are reaped, except the
+    leader.
+
+    Args:
+        group: The number of the process group and of the session.
+        leader: The pid of the group's leader, which is signalled and otherwise left to the caller.
+
+    Returns:
+        A pidfd, owned by the caller, for each member beside the leader that was still alive. A pidfd becomes readable
+        when its process has ended. An empty list means that no member is left.
+
+    Raises:
+        OSError: No descriptor is free to look at processes. The group has received the signal by then.
     """
-    # The kernel gives this to every member at once, also to one that is forking at this moment.
+    # The kernel signals every member at once, also a member that is forking at this moment.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     dying: list[int] = []
@@ -74,7 +90,7 @@ def kill_group(group: int, leader: int) -> list[int]:
             except ProcessLookupError:
                 continue
             dying.append(fd)
-            # Look again, now that the pidfd holds on to it: in between the number may have passed to a stranger.
+            # Look again, now that the pidfd holds the process: its number may have passed to a stranger in between.
             if _look(member.pid, group):
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -88,6 +104,7 @@ def kill_group(group: int, leader: int) -> list[int]:
 
 
 def main() -> None:
+    """Run the warden: follow the owner's lines until the owner is gone, then kill the groups in the warden's care."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     owner = int(sys.argv[2])
     os.set_inheritable(channel.fileno(), False)
@@ -103,7 +120,7 @@ def main() -> None:
         with contextlib.suppress(OSError):
             channel.send(b"!")
         rest = _obey(channel, poll, groups)
-    # What the owner said before it died still lies in the socket: read it all.
+    # The owner's last lines before its death are still in the socket: read all of them.
     channel.setblocking(False)
     with contextlib.suppress(OSError):
         while data := channel.recv(65536):
@@ -113,7 +130,7 @@ def main() -> None:
 
 
 def _obey(channel: socket.socket, poll: select.poll, groups: set[int]) -> bytes:
-    """Follow the owner's lines until it is gone; returns the beginning of a line that it left."""
+    """Follow the owner's lines until the owner is gone; return the incomplete last line."""
     buffer = b""
     while True:
         ready = {fd for fd, _ in poll.poll()}
@@ -136,8 +153,9 @@ def _apply(lines: bytes, groups: set[int]) -> None:
 
 
 def _end(groups: set[int]) -> None:
-    # First the signals, to all; the looking comes after. A group whose leader is already reaped keeps its number while
-    # it has members. An empty one frees it, but the kernel hands numbers out in a circle, and only milliseconds passed.
+    # First the signals to all groups; the looking comes after. A group whose leader is already reaped keeps its number
+    # while it has members. An empty group frees its number, but the kernel gives numbers out in a circle, and only
+    # milliseconds have passed.
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)

@@ -41,23 +41,23 @@ from omni_actors.actors.reply import Reply
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
-"""Seconds for the parent's first frame to come, and for the last one to leave."""
+"""Seconds within which the parent's first frame must arrive, and within which the last frame must leave."""
 
 TEXT_LIMIT = 64 << 10
-"""Characters of an error's text, and of its traceback, that are told to the parent."""
+"""Characters of an error's text, and of its traceback, that are sent to the parent."""
 
 
 class _Host(Actor[msgspec.Raw]):
-    """Decodes messages for the actor proper, and counts them for the parent's window."""
+    """The wrapper of the hosted actor: decodes messages, and counts them for the parent's window."""
 
     def __init__(self, hello: HelloFrame, channel: FrameChannel) -> None:
         self._channel = channel
         self._window = hello.window
         self._taken = 0
-        self._told = 0
+        self._reported = 0
         kind = pkgutil.resolve_name(hello.actor)
         if not (isinstance(kind, type) and issubclass(kind, Actor)):
-            raise TypeError(f"{hello.actor} is no class of actors")
+            raise TypeError(f"{hello.actor} is not a class of actors")
         self._inner: Actor[Any] = kind(**hello.arguments)
         self._decoder = msgspec.msgpack.Decoder(kind.message_type)
 
@@ -75,15 +75,15 @@ class _Host(Actor[msgspec.Raw]):
         return await self._inner.receive(decoded)
 
     def count(self) -> None:
-        """One message more has left the mailbox."""
+        """Count a message that has left the mailbox, and tell the parent after every half window."""
         self._taken += 1
-        if self._taken - self._told >= self._window // 2:
+        if self._taken - self._reported >= self._window // 2:
             self._channel.post(TakenFrame(self.report()))
 
     def report(self) -> int:
-        """The count, on a frame that is about to leave."""
-        self._told = self._taken
-        return self._told
+        """Return the count for a frame that is about to be sent."""
+        self._reported = self._taken
+        return self._reported
 
     async def on_signal(self, key: Any, value: msgspec.Raw) -> None:
         await self._inner.on_signal(key, msgspec.msgpack.decode(value))
@@ -93,7 +93,7 @@ class _Host(Actor[msgspec.Raw]):
 
 
 class _HostedActor:
-    """One life of one actor, behind a channel."""
+    """One incarnation of the hosted actor, and the channel to its parent."""
 
     def __init__(self, hello: HelloFrame, channel: FrameChannel) -> None:
         self._channel = channel
@@ -117,7 +117,7 @@ class _HostedActor:
         while (frame := await self._channel.receive()) is not None:
             match frame:
                 case TellFrame(body):
-                    self._cell.mailbox.put(body)  # has room: the parent keeps to the window
+                    self._cell.mailbox.put(body)  # the mailbox has room: the parent respects the window
                 case AskFrame(number, body):
                     reply = Reply(body, partial(self._settled, number))
                     reply.cell = self._cell
@@ -143,21 +143,30 @@ class _HostedActor:
                 self._channel.post(AnswerFrame(number, taken, msgspec.Raw(encode(reply.value))))
             elif isinstance(reply.error, Refusal):
                 self._channel.post(RefusedFrame(number, taken, msgspec.Raw(encode(reply.error.value))))
-            # Any other error ends this life, and the parent fails what it held.
+            # Any other error ends this incarnation, and the parent fails the asks.
         except (*UNENCODABLE, ProtocolError) as error:
             logger.error("the answer of %s cannot be sent: %s", self._hello.actor, error)
             self._channel.post(RefusedFrame(number, taken, msgspec.Raw(encode(f"the answer cannot be sent: {error}"))))
 
 
 async def serve(channel: FrameChannel) -> int:
-    """Run the actor that the parent names. Returns the exit status."""
+    """Run the actor that the parent names.
+
+    Args:
+        channel: The channel to the parent.
+
+    Returns:
+        The exit status of the process: 0 after a stop, 1 after a failure.
+    """
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run_writer)
         error: Exception | None = None
         with trio.fail_after(HANDSHAKE_S):
             hello = await channel.receive()
         if not isinstance(hello, HelloFrame) or hello.version != VERSION:
-            error = ProtocolError(f"this process speaks version {VERSION} of the actors' protocol, its parent does not")
+            error = ProtocolError(
+                f"this process speaks version {VERSION} of the actor protocol, and its parent does not"
+            )
         else:
             error = await _HostedActor(hello, channel).run()
         if error is not None:
@@ -170,6 +179,7 @@ async def serve(channel: FrameChannel) -> int:
 
 
 def main() -> int:
+    """Adopt this process, and run the actor that the parent names. Returns the exit status."""
     control = adopt()
     control.setblocking(False)
     return trio.run(serve, FrameChannel(control, DOWN.decode))

@@ -1,4 +1,4 @@
-"""An actor in a process of its own, with the contract of one in this process."""
+"""The parent's side of an actor that runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -35,36 +35,37 @@ from omni_actors.actors.reply import Reply
 logger = logging.getLogger(__name__)
 
 START_S = 60.0
-"""Seconds from the fork until the actor's setup in its process has returned."""
+"""Seconds from the fork within which the actor's setup must return in its process."""
 
 WINDOW = 64
-"""Messages that may be on their way to the process, beside those in the mailbox here."""
+"""Messages that may be on their way to the process, beside the messages in the mailbox here."""
 
 BACKLOG = 64 << 10
-"""Bytes that the socket has not taken yet, above which this side waits."""
+"""Bytes not yet taken by the socket, above which this side waits before it sends more."""
 
 STOP_S = 3.0
-"""Seconds for the process to end by the message, before SIGTERM; a second later comes SIGKILL. (All within the time of
-a teardown.)"""
+"""Seconds between the stop message and SIGTERM. SIGKILL comes a second later, within the time of a teardown."""
 
 
 class ProcessActor(Actor[Any]):
-    """Stands here for an actor that lives in a process of its own::
+    """An actor that forwards its messages to an actor in a process of its own::
 
         root.start(lambda: ProcessActor(launcher, "package.module:Class", {"size": 3}), name="worker")
 
-    Each life is a new process (see :mod:`omni_actors.actors.process`: nothing survives it). What an
-    :class:`~omni_actors.actors.ref.ActorRef` promises holds, with these differences:
+    (``examples/actors/supervised_process.py`` is a whole program.) Each incarnation is a new process, owned as
+    :mod:`omni_actors.actors.process` says. The promises of :class:`~omni_actors.actors.ref.ActorRef` hold, with these
+    differences:
 
-    - Messages, answers, refusals and the values of signals are what msgspec encodes; the process decodes messages to
-      its actor's ``message_type``, this side answers to ``answer_type``. Nothing is unpickled. A message that cannot be
-      encoded or decoded is refused (:class:`~omni_actors.actors.errors.Refusal`). Keys of signals are strings.
-    - Several messages may be on their way. A crash, or the death of the process, fails every ask that is, with
-      :class:`~omni_actors.actors.errors.ActorCrashed`; its cause is
-      :class:`~omni_actors.actors.errors.RemoteFailure` (an exception there, with the traceback from there) or
+    - Messages, answers, refusals and the values of signals must be values that msgspec encodes. The process decodes
+      messages to its actor's ``message_type``; this side decodes answers to ``answer_type``. Nothing is unpickled. A
+      message that cannot be encoded or decoded is refused (:class:`~omni_actors.actors.errors.Refusal`). Keys of
+      signals are strings.
+    - Several messages may be on their way. A crash, or the death of the process, fails every ask that is on its way
+      with :class:`~omni_actors.actors.errors.ActorCrashed`. Its cause is
+      :class:`~omni_actors.actors.errors.RemoteFailure` (an exception in the process, with the traceback from there) or
       :class:`~omni_actors.actors.errors.ProcessDied`.
-    - An ask that is cancelled here, or whose time is over, is cancelled there. Code that blocks there (a long
-      computation outside of a thread) is not interrupted: its cancellation comes when it awaits again.
+    - An ask that is cancelled here, or whose time is over, is cancelled in the process too. Code that blocks there (a
+      long computation outside of a thread) is not interrupted: the cancellation arrives at the next ``await``.
     """
 
     def __init__(
@@ -76,6 +77,15 @@ class ProcessActor(Actor[Any]):
         answer_type: Any = Any,
         env: Mapping[str, str] | None = None,
     ) -> None:
+        """Describe the process; :meth:`setup` starts it.
+
+        Args:
+            launcher: The owner of the process.
+            actor: The actor's class, as ``package.module:Class``. The process imports it.
+            arguments: The keyword arguments of the class, values that msgspec encodes.
+            answer_type: The type to which answers are decoded (any type that msgspec knows).
+            env: The whole environment of the process; ``None`` inherits this process's environment.
+        """
         self._launcher = launcher
         self._actor = actor
         self._arguments = dict(arguments or {})
@@ -103,7 +113,7 @@ class ProcessActor(Actor[Any]):
                 await self._started.wait()
         except BaseException:
             self._ending = True
-            await self._child.stop(0, 0)  # cancelled, it goes through all the same
+            await self._child.stop(0, 0)  # runs to its end even when it is cancelled
             raise
 
     async def receive(self, message: Any) -> None:
@@ -115,7 +125,7 @@ class ProcessActor(Actor[Any]):
         while self._sent - self._taken >= WINDOW:
             self._room = trio.Event()
             await self._room.wait()
-        if reply is not None and reply.settled:  # withdrawn in the meantime
+        if reply is not None and reply.settled:  # the ask was withdrawn meanwhile
             return
         number = self._sent
         try:
@@ -166,14 +176,14 @@ class ProcessActor(Actor[Any]):
                     raise ProtocolError(f"unexpected {frame!r}")
         if self._ending:
             return
-        self._child.kill()  # it may have closed the channel only
+        self._child.kill()  # the process may have closed the channel only
         raise ProcessDied(await self._child.wait())
 
     def _answer(self, reply: Reply, body: msgspec.Raw) -> None:
         try:
             reply.answer(self._answers.decode(body))
         except msgspec.DecodeError as error:
-            reply.fail(Refusal(f"the answer is not what was expected: {error}"))
+            reply.fail(Refusal(f"the answer has an unexpected type: {error}"))
 
     def _note_taken(self, total: int) -> None:
         self._taken = max(self._taken, total)

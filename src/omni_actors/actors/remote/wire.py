@@ -36,13 +36,14 @@ from omni_actors.actors.errors import ProtocolError
 VERSION = 1
 
 MAX_FRAME = 16 << 20
-"""Bytes. Messages are for control; data has better ways."""
+"""Bytes of a frame, at most. Messages are for control; send bulk data by other ways."""
 
 encode = msgspec.msgpack.Encoder().encode
 
 UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
-"""What :func:`encode` raises for what is no message: an object, half a surrogate pair, a number over 64 bits, a value
-too deep."""
+"""The exceptions of :func:`encode` for a value that cannot be sent.
+
+Such values are an object of an unknown class, half a surrogate pair, a number over 64 bits, and too deep a nesting."""
 
 
 class HelloFrame(msgspec.Struct, tag="hello", array_like=True):
@@ -105,10 +106,10 @@ UP = msgspec.msgpack.Decoder(StartedFrame | TakenFrame | AnswerFrame | RefusedFr
 
 
 class FrameChannel:
-    """One end of a channel: frames over a non-blocking stream socket, which the link does not own.
+    """One end of a channel of frames over a non-blocking stream socket. The channel does not own the socket.
 
-    One task receives; :meth:`run_writer` runs beside for as long as the link is used. A broken or closed socket shows
-    to the receiver, as the end; the writing side drops what it has.
+    One task receives; another runs :meth:`run_writer` for as long as the channel is used. The receiver sees a broken or
+    closed socket as the end; the writing side then drops its frames.
     """
 
     def __init__(self, sock: socket.socket, decode: Callable[[bytes | memoryview], Any]) -> None:
@@ -121,9 +122,15 @@ class FrameChannel:
         self._empty.set()
 
     def post(self, frame: msgspec.Struct, *, now: bool = True) -> None:
-        """Send a frame. Never waits: what the socket does not take is sent as soon as it does (:meth:`drained` waits).
-        ``now=False`` leaves it to the next turn of the writer, so that several frames leave together. Raises
-        :class:`ProtocolError` for a frame over :data:`MAX_FRAME`."""
+        """Send a frame. Never waits: bytes that the socket does not take are sent later (:meth:`drained` waits).
+
+        Args:
+            frame: The frame.
+            now: ``False`` leaves the frame to the next turn of the writer, so that several frames leave together.
+
+        Raises:
+            ProtocolError: The frame is larger than :data:`MAX_FRAME`.
+        """
         data = encode(frame)
         if len(data) > MAX_FRAME:
             raise ProtocolError(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME}")
@@ -137,27 +144,34 @@ class FrameChannel:
 
     @property
     def backlog(self) -> int:
-        """Bytes posted and not yet sent."""
+        """The number of bytes posted and not yet sent."""
         return len(self._out)
 
     async def drained(self) -> None:
-        """Wait until everything posted is sent (or the socket broken)."""
+        """Wait until everything posted is sent, or the socket is broken."""
         await self._empty.wait()
 
     async def run_writer(self) -> None:
+        """Send posted bytes whenever the socket takes them, until cancelled."""
         while True:
             await self._kick.wait()
             self._kick = trio.Event()
             self._send()
             while self._out:
-                with contextlib.suppress(trio.ClosedResourceError):  # sending finds that out too
+                with contextlib.suppress(trio.ClosedResourceError):  # sending finds the closed socket too
                     await trio.lowlevel.wait_writable(self._sock)
                 self._send()
             self._empty.set()
 
     async def receive(self) -> Any:
-        """The next frame; ``None`` at the end. Cancelled, it loses nothing. Raises :class:`ProtocolError`, after which
-        the link is of no use. A checkpoint when it has to wait."""
+        """Receive the next frame. A checkpoint only if there is none yet; a cancelled call loses nothing.
+
+        Returns:
+            The frame, or ``None`` at the end.
+
+        Raises:
+            ProtocolError: The bytes are not a frame of this version. The channel is of no use any more.
+        """
         while True:
             if len(self._in) >= 4:
                 length = int.from_bytes(self._in[:4], "little")
