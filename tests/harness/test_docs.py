@@ -172,9 +172,15 @@ def test_the_deploy_file_of_the_deploying_page_is_valid(tmp_path: Path) -> None:
 
 
 def test_the_actor_example_restarts_its_actor() -> None:
-    (source,) = [block for block in blocks("docs/actors.md", "python") if "open_supervisor" in block]
+    source = blocks("docs/actors.md", "python")[0]
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
     first, crash, last = done.stdout.splitlines()
     assert (first, last) == ("2 5", "7")
     assert "counter" in crash
+
+
+def test_the_actors_page_shows_the_program_of_its_example() -> None:
+    shown_files = blocks("docs/actors.md", "python")[1:]
+    folder = ROOT / "examples/actors"
+    assert shown_files == [(folder / name).read_text() for name in ("counting.py", "word_count.py")]

@@ -52,7 +52,7 @@ class ProcessActor(Actor[Any]):
 
         root.start(lambda: ProcessActor(launcher, "package.module:Class", {"size": 3}), name="worker")
 
-    (``examples/actors/supervised_process.py`` is a whole program.) Each incarnation is a new process, owned as
+    (``examples/actors/word_count.py`` is a whole program.) Each incarnation is a new process, owned as
     :mod:`omni_actors.actors.process` says. The promises of :class:`~omni_actors.actors.ref.ActorRef` hold, with these
     differences:
 
