@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,16 +16,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from omni_actors.entrypoints.offline.blocking import PortalStream
-from omni_actors.entrypoints.offline.calls import Call
+from omni_actors.entrypoints.offline.calls import Batch, Call
 from omni_actors.entrypoints.offline.deployment import AsyncOmni, open_omni
 from omni_actors.entrypoints.offline.output import Output
 from omni_actors.entrypoints.offline.portal import Portal
-from omni_actors.entrypoints.offline.prompts import Messages
 from omni_actors.entrypoints.offline.verbs import Batches, Verbs
 from omni_actors.pipelines.overlay import Override
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError
-from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import Event
 
 T = TypeVar("T")
@@ -54,28 +52,8 @@ class AsyncioOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any
     async def _ask(self, call: Call) -> Output:
         return await _crossed(self._portal.submit(self._omni._ask, call))
 
-    async def generate(
-        self,
-        prompts: Messages | Sequence[Messages],
-        sampling: Sampling | None = None,
-        *,
-        modalities: Sequence[str] = ("text",),
-        voice: str = "default",
-        deadline_s: float | None = None,
-        priority: int = 0,
-        progress: bool = False,
-        on_done: Callable[[int, Output], None] | None = None,
-    ) -> list[Output]:
-        many = partial(
-            self._omni.generate,
-            modalities=modalities,
-            voice=voice,
-            deadline_s=deadline_s,
-            priority=priority,
-            progress=progress,
-            on_done=on_done,
-        )
-        return await _crossed(self._portal.submit(many, prompts, sampling))
+    async def _ask_all(self, batch: Batch) -> list[Output]:
+        return await _crossed(self._portal.submit(self._omni._ask_all, batch))
 
 
 class AsyncioStreams(Verbs["AsyncioStream"]):

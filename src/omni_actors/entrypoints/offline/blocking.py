@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -13,17 +13,15 @@ from typing import Any, Self
 
 import trio
 
-from omni_actors.entrypoints.offline.calls import Call
+from omni_actors.entrypoints.offline.calls import Batch, Call
 from omni_actors.entrypoints.offline.deployment import AsyncOmni, open_omni
 from omni_actors.entrypoints.offline.output import Output
 from omni_actors.entrypoints.offline.portal import Portal
-from omni_actors.entrypoints.offline.prompts import Messages
 from omni_actors.entrypoints.offline.verbs import Batches, Verbs
 from omni_actors.orchestrator import RequestStream
 from omni_actors.pipelines.overlay import Override
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError
-from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import Event, Request
 
 NOT_ENTERED = "enter the stream first: 'with omni.stream.chat(…) as stream:' (it is cancelled when the block is left)"
@@ -87,28 +85,8 @@ class Omni(Verbs[Output], Batches[list[Output]]):
     def _ask(self, call: Call) -> Output:
         return self._portal.call(self._omni._ask, call)
 
-    def generate(
-        self,
-        prompts: Messages | Sequence[Messages],
-        sampling: Sampling | None = None,
-        *,
-        modalities: Sequence[str] = ("text",),
-        voice: str = "default",
-        deadline_s: float | None = None,
-        priority: int = 0,
-        progress: bool = False,
-        on_done: Callable[[int, Output], None] | None = None,
-    ) -> list[Output]:
-        many = partial(
-            self._omni.generate,
-            modalities=modalities,
-            voice=voice,
-            deadline_s=deadline_s,
-            priority=priority,
-            progress=progress,
-            on_done=on_done,
-        )
-        return self._portal.call(many, prompts, sampling)
+    def _ask_all(self, batch: Batch) -> list[Output]:
+        return self._portal.call(self._omni._ask_all, batch)
 
     def close(self) -> None:
         """Cancel what still runs, end every process and the thread. Idempotent."""

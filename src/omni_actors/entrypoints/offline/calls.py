@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from omni_actors.entrypoints.offline.arguments import check_request, is_number, sampling_for, section
+from omni_actors.entrypoints.offline.output import Output
 from omni_actors.entrypoints.offline.prompts import ChatPrompt, Messages
 from omni_actors.entrypoints.tts_input import check_tts_input
 from omni_actors.media.client import MediaService
@@ -138,6 +139,40 @@ class ChatCall(Call):
             media_kwargs={"use_audio_in_video": True} if self.use_audio_in_video else {},
         )
         return Request(task="chat", inputs=inputs, outputs=outputs, params=params, media=tuple(refs))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A call of ``generate``: many chats under the same terms."""
+
+    terms: Terms
+    prompts: Messages | Sequence[Messages]
+    sampling: Sampling | None
+    modalities: Sequence[str]
+    voice: str
+    progress: bool
+    on_done: Callable[[int, Output], None] | None
+
+    def calls(self) -> list[ChatCall]:
+        """Return one call for each chat. Raises 400 for ``prompts`` of another type."""
+        return [
+            ChatCall(self.terms, chat, self.sampling, self.modalities, self.voice, None, None, False, None)
+            for chat in _chats(self.prompts)
+        ]
+
+
+def _chats(prompts: Any) -> list[Messages]:
+    """The chats of a batch: one alone is a text or a list of messages."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        raise invalid_request(
+            f"'prompts' takes a text, a list of messages, or a list of these; not {type(prompts).__name__}.",
+            "prompts",
+            "invalid_value",
+        )
+    alone = bool(prompts) and isinstance(prompts[0], dict)
+    return [prompts] if alone else list(prompts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from rich.progress import Progress
 
 from omni_actors.actors.background import background
 from omni_actors.entrypoints.offline.arguments import check_open_arguments, check_request
-from omni_actors.entrypoints.offline.calls import Call, ChatCall, Terms, prepared
+from omni_actors.entrypoints.offline.calls import Batch, Call, prepared
 from omni_actors.entrypoints.offline.output import Output, collect
-from omni_actors.entrypoints.offline.prompts import Messages
 from omni_actors.entrypoints.offline.verbs import Batches, Verbs
 from omni_actors.entrypoints.weights import Asked, by_log, check_plan, ready_to_start
 from omni_actors.media.client import MediaService
@@ -25,8 +24,7 @@ from omni_actors.media.questions import How
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
 from omni_actors.pipelines.overlay import Override
 from omni_actors.pipelines.plan import Plan
-from omni_actors.protocol.errors import OmniError, invalid_request
-from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import MediaRef, Request
 
 
@@ -79,27 +77,8 @@ class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, 
         async with prepared(call, self.plan, self.media) as request, self.open(request) as stream:
             return await collect(stream)
 
-    async def generate(
-        self,
-        prompts: Messages | Sequence[Messages],
-        sampling: Sampling | None = None,
-        *,
-        modalities: Sequence[str] = ("text",),
-        voice: str = "default",
-        deadline_s: float | None = None,
-        priority: int = 0,
-        progress: bool = False,
-        on_done: Callable[[int, Output], None] | None = None,
-    ) -> list[Output]:
-        terms = Terms(deadline_s, priority)
-        calls = [
-            ChatCall(terms, prompt, sampling, modalities, voice, None, None, False, None) for prompt in _chats(prompts)
-        ]
-        return await self._together(calls, progress, on_done)
-
-    async def _together(
-        self, calls: Sequence[Call], progress: bool, on_done: Callable[[int, Output], None] | None
-    ) -> list[Output]:
+    async def _ask_all(self, batch: Batch) -> list[Output]:
+        calls, on_done = batch.calls(), batch.on_done
         outputs: list[Output | None] = [None] * len(calls)
         limit = trio.CapacityLimiter(self.plan.limits.max_inflight)
         failure: list[Exception] = []
@@ -116,7 +95,7 @@ class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, 
                 failure.append(error)
                 nursery.cancel_scope.cancel()
 
-        with Progress(console=console, transient=True, disable=not (progress and console.is_terminal)) as bar:
+        with Progress(console=console, transient=True, disable=not (batch.progress and console.is_terminal)) as bar:
             task = bar.add_task("generating", total=len(calls))
             async with trio.open_nursery() as nursery:
                 for place in range(len(calls)):
@@ -147,20 +126,6 @@ class Streams(Verbs[AbstractAsyncContextManager[RequestStream]]):
         omni = self._omni
         async with prepared(call, omni.plan, omni.media) as request, omni.open(request) as stream:
             yield stream
-
-
-def _chats(prompts: Any) -> list[Messages]:
-    """The chats of a batch: one alone is a text or a list of messages."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
-        raise invalid_request(
-            f"'prompts' takes a text, a list of messages, or a list of these; not {type(prompts).__name__}.",
-            "prompts",
-            "invalid_value",
-        )
-    alone = bool(prompts) and isinstance(prompts[0], dict)
-    return [prompts] if alone else list(prompts)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from omni_actors.entrypoints.offline.calls import (
+    Batch,
     Call,
     ChatCall,
     CompletionCall,
@@ -180,9 +181,12 @@ class Verbs(ABC, Generic[R]):
 
 
 class Batches(ABC, Generic[L]):
-    """Many chats at once."""
+    """The verb that asks for many chats at once. The type parameter is what a call gives, as in :class:`Verbs`."""
 
     @abstractmethod
+    def _ask_all(self, batch: Batch) -> L:
+        """Make the requests of a batch and give what this class's ``generate`` gives."""
+
     def generate(
         self,
         prompts: Messages | Sequence[Messages],
@@ -209,3 +213,5 @@ class Batches(ABC, Generic[L]):
             progress: Show a progress bar on standard error, if that is a terminal.
             on_done: Called in the deployment's thread with the prompt's place and its output as each finishes.
         """
+        terms = Terms(deadline_s, priority)
+        return self._ask_all(Batch(terms, prompts, sampling, modalities, voice, progress, on_done))
