@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,18 +19,12 @@ from omni_actors.entrypoints.openai.fields import accepted_no_ops
 from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
-from omni_actors.entrypoints.server import Limits
 from omni_actors.entrypoints.server.server import Reason
-from omni_actors.media.stage import STAGE as MEDIA
-from omni_actors.models.common.codec_options import CODEC_OPTIONS
-from omni_actors.pipelines.declaration import Pipeline, Stage
+from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.pipelines.factory import resolve
-from omni_actors.pipelines.limits import limits_of, with_engine_options
-from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.pipelines.validate import check_declaration
 from omni_actors.platforms import OmniPlatform
 from omni_actors.platforms.platform import default_options
-from omni_actors.protocol.options import Option
 
 HOW_TO_BLOCKS = [
     (page, block)
@@ -70,51 +62,6 @@ def test_contributing_names_files_that_exist() -> None:
 
 
 # --- the pages --------------------------------------------------------------------------------------------------------
-
-
-def shown(name: str, value: Any) -> str:
-    """Return a default as the page of limits writes it."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ", ".join(value) or "none"
-    if name.endswith("_bytes") and value:
-        return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB"
-    if name.endswith("_s"):
-        return f"{value:g} s"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-def limit_rows() -> dict[str, list[list[str]]]:
-    """Return the rows that the tables of limits must have, by the owner of the limits."""
-
-    def of_options(options: Mapping[str, Option]) -> list[list[str]]:
-        return [[f"`{name}`", shown(name, it.default), it.doc] for name, it in options.items()]
-
-    def of_stage(kind: str) -> list[list[str]]:
-        stage = with_engine_options(Stage("any", kind, ""))
-        return of_options({**stage.options, **limits_of(kind)})
-
-    fields = dataclasses.fields(DeploymentLimits)
-    return {
-        "server": [
-            [f"`{it.name}`", shown(it.name, it.default), it.metadata["doc"]] for it in dataclasses.fields(Limits)
-        ],
-        "deployment": [[f"`{it.name}`", shown(it.name, it.default), it.metadata["doc"]] for it in fields],
-        "autoregressive": of_stage("autoregressive"),
-        "generation": of_stage("generation"),
-        "codec": of_options(CODEC_OPTIONS),
-        "media": of_options(MEDIA.options),
-    }
-
-
-def test_the_page_of_limits_has_every_limit_with_its_default() -> None:
-    documented = rows("docs/reference/limits.md")
-    expected = [row for table in limit_rows().values() for row in table]
-    missing = [row for row in expected if row not in documented]
-    assert not missing, "the page lacks:\n" + "\n".join(f"| {' | '.join(row)} |" for row in missing)
-    unknown = [row for row in documented if row not in expected]
-    assert not unknown, f"the page has what the code has not: {unknown}"
 
 
 def test_the_api_page_lists_every_endpoint() -> None:

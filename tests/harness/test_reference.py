@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import click
 import pytest
-from tools.reference import cli
+from tools.reference import cli, keys
 from tools.reference.error_sources import SOURCE
 from tools.reference.markdown import Undocumented, documented
 from tools.reference.pages import FOLDER, PAGES
 
+from omni_actors.media.stage import STAGE as MEDIA
+from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.explain import settings_builtins
+from omni_actors.pipelines.schema import settings_schema
 from omni_actors.telemetry.engine_counters import ENGINE_COUNTERS
 
 
@@ -21,7 +26,16 @@ def test_a_page_is_what_the_code_says(name: str) -> None:
 
 
 def test_every_reference_page_is_generated() -> None:
-    assert {path.name for path in FOLDER.glob("*.md")} == {*PAGES, "limits.md"}
+    assert {path.name for path in FOLDER.glob("*.md")} == set(PAGES)
+
+
+@pytest.mark.parametrize("pipeline", keys.pipelines(), ids=lambda it: it.name)
+def test_every_key_of_a_deployment_is_on_a_page(pipeline: Pipeline) -> None:
+    pages = (FOLDER / "deploy-keys.md").read_text() + (FOLDER / "limits.md").read_text()
+    schema = settings_schema(pipeline, keys.platforms(), MEDIA)
+    names = {key.rpartition(".")[2] for key in settings_builtins(schema)}
+    assert len(names) > 40
+    assert [name for name in sorted(names) if not re.search(rf"`(?:[\w.]+\.)?{name}`", pages)] == []
 
 
 def test_every_number_that_a_worker_reports_has_a_help_text() -> None:
