@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan
@@ -54,8 +56,9 @@ ASSISTANT = Pipeline(
 """Speech in and out, as the demo has it."""
 
 
-def plan_of(pipeline: Pipeline, *overrides: str, platform: str = "cpu") -> Plan:
-    """The plan of a declaration, on a platform, with ``--set`` options."""
+def plan_of(pipeline: Pipeline, *overrides: str, platform: str = "cpu", overlay: Path | None = None) -> Plan:
+    """Plan a declaration on a platform, with ``--set`` options and a deploy file."""
     module = f"{__name__}:_CURRENT"
     globals()["_CURRENT"] = pipeline
-    return resolve(pipeline.name, platform=platform, registry=Registry({pipeline.name: module}), overrides=overrides)
+    registry = Registry({pipeline.name: module})
+    return resolve(pipeline.name, platform=platform, registry=registry, overrides=overrides, overlay=overlay)

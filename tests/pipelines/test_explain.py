@@ -10,7 +10,7 @@ from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.pipelines.explain import as_builtins, as_text, facts, settings_builtins
 from omni_actors.pipelines.factory import resolve, settings_of
-from omni_actors.pipelines.overlay import schema_at
+from omni_actors.pipelines.overlay import located
 from omni_actors.pipelines.registry import BUILTINS
 from omni_actors.pipelines.schema import Leaf
 
@@ -29,7 +29,7 @@ def test_everything_that_can_be_set_is_shown() -> None:
         path, _, value = override.partition("=")
         assert str(shown[path].value) == value
         assert shown[path].origin.kind == "command line"
-        assert isinstance(schema_at(settings_of(PLAN), tuple(path.split(".")), (), ""), Leaf)
+        assert isinstance(located(settings_of(PLAN), tuple(path.split(".")), (), "")[1], Leaf)
 
 
 @pytest.mark.parametrize("name", BUILTINS)

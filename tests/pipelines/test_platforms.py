@@ -14,7 +14,7 @@ from omni_actors.entrypoints.commands.deployment import Deployment
 from omni_actors.pipelines import factory, platforms
 from omni_actors.pipelines.explain import facts
 from omni_actors.pipelines.factory import resolve, settings_of
-from omni_actors.pipelines.overlay import schema_at
+from omni_actors.pipelines.overlay import located
 from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.schema import Leaf
@@ -150,7 +150,7 @@ def test_the_options_of_every_platform_in_use_can_be_set_and_of_no_other() -> No
     plan = assistant("stages.llm.platform=abacus", platform="slide")
     schema = settings_of(plan)
     for path in ("platforms.abacus.beads", "platforms.slide.beads"):
-        assert isinstance(schema_at(schema, tuple(path.split(".")), (), ""), Leaf)
+        assert isinstance(located(schema, tuple(path.split(".")), (), "")[1], Leaf)
     with pytest.raises(PlanError, match=r"platforms.abacus: unknown key 'bead'; did you mean 'beads'"):
         assistant("stages.llm.platform=abacus", "platforms.abacus.bead=1")
     with pytest.raises(PlanError, match="platforms: unknown key 'abacus'; known: cpu"):

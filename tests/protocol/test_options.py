@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.pipelines.builders import plan_of
 from omni_actors.pipelines.declaration import Pipeline, Stage, Task
 from omni_actors.pipelines.explain import settings_builtins
 from omni_actors.pipelines.factory import settings_of
-from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.pipelines.schema import option_leaf
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import default_options, platform_options
@@ -116,3 +117,54 @@ def test_an_option_takes_its_type_within_its_bounds(
 def test_given_values_stand_over_defaults() -> None:
     assert defaults_of(NEW) == {"pitch": 440.0, "width": None, "name": "a"}
     assert filled(NEW, {"width": 3, "other": 1}) == {"pitch": 440.0, "width": 3, "name": "a", "other": 1}
+
+
+# --- aliases ---------------------------------------------------------------------------------------------------------
+
+BATCH = "stages.tone.options.max_batch"
+ALIAS = "stages.tone.options.max_num_seqs"
+ALIASED = Pipeline(
+    "aliased",
+    (
+        Stage(
+            "tone",
+            "pkg.module:Engine",
+            emits="text",
+            options={"max_batch": Option(8, "Most at once.", least=1, aliases=("max_num_seqs",))},
+        ),
+    ),
+    tasks=(Task("chat", {"text": "tone"}, {"text": "tone"}),),
+)
+
+
+def aliased(tmp_path: Path, overlay: str, *overrides: str) -> Plan:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(overlay)
+    return plan_of(ALIASED, *overrides, overlay=deploy)
+
+
+def test_an_alias_sets_the_option_in_a_deploy_file_and_on_the_command_line(tmp_path: Path) -> None:
+    plan = aliased(tmp_path, f"{ALIAS}: 3\n")
+    assert plan.stage("tone").options == {"max_batch": 3}
+    assert str(plan.provenance[BATCH]).endswith("deploy.yaml:1")
+    plan = aliased(tmp_path, f"{BATCH}: 3\n", f"{ALIAS}=4")
+    assert plan.stage("tone").options == {"max_batch": 4}
+    assert str(plan.provenance[BATCH]) == f"command line --set {ALIAS}=4"
+
+
+def test_an_option_is_given_by_one_of_its_names(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=f":2: '{ALIAS}' is given already in line 1 as '{BATCH}'"):
+        aliased(tmp_path, f"{BATCH}: 3\n{ALIAS}: 4\n")
+    with pytest.raises(PlanError, match=f"'{ALIAS}' and '{BATCH}' are the same option; give one of them"):
+        aliased(tmp_path, "", f"{BATCH}=3", f"{ALIAS}=3")
+
+
+def test_a_wrong_value_and_a_wrong_alias_are_refused_by_the_names_that_were_written(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=f"'{ALIAS}' takes a whole number of at least 1"):
+        aliased(tmp_path, f"{ALIAS}: 0\n")
+    with pytest.raises(PlanError, match="unknown key 'max_num_seq'; did you mean 'max_num_seqs'"):
+        aliased(tmp_path, "", f"{ALIAS[:-1]}=1")
+
+
+def test_aliases_are_shown_among_the_keys() -> None:
+    assert settings_builtins(settings_of(plan_of(ALIASED)))[BATCH] == "Most at once. Also: max_num_seqs."

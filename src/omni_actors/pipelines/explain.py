@@ -90,16 +90,20 @@ def as_text(plan: Plan) -> RenderableType:
 
 
 def settings_builtins(schema: Group) -> dict[str, str]:
-    """What can be set, by path, and what each setting means."""
-    return {path: leaf.doc for path, leaf in _leaves(schema, "")}
+    """Return what can be set: path → the meaning of the setting, with its aliases."""
+    return {path: _meaning(leaf) for path, leaf in _leaves(schema, "")}
 
 
 def settings_text(schema: Group) -> RenderableType:
     """The same for a terminal."""
     table = Table("setting", "meaning", box=None, pad_edge=False, header_style="bold")
     for path, leaf in _leaves(schema, ""):
-        table.add_row(path, Text(leaf.doc))
+        table.add_row(path, Text(_meaning(leaf)))
     return table
+
+
+def _meaning(leaf: Leaf) -> str:
+    return f"{leaf.doc} Also: {', '.join(leaf.aliases)}." if leaf.aliases else leaf.doc
 
 
 def _leaves(group: Group, above: str) -> Iterator[tuple[str, Leaf]]:

@@ -31,11 +31,11 @@ from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.overlay import (
     Override,
     Setting,
+    located,
     peek_overlay,
     peek_overrides,
     read_overlay,
     read_overrides,
-    schema_at,
 )
 from omni_actors.pipelines.parallel import check_strategy
 from omni_actors.pipelines.plan import (
@@ -188,7 +188,7 @@ def _within(listed: list[Setting], schema: Group, why: str) -> list[Setting]:
     kept = []
     for setting in listed:
         try:
-            schema_at(schema, tuple(setting.path.split(".")), (), "")
+            located(schema, tuple(setting.path.split(".")), (), "")
         except PlanError:
             level = logging.WARNING if setting.origin.kind == "command line" else logging.INFO
             log.log(level, "%s: %s: '%s' has no effect", setting.origin, why, setting.path)

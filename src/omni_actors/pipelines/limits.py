@@ -108,6 +108,6 @@ def joined(usual: Mapping[str, Option], own: Mapping[str, Option]) -> dict[str, 
             type=second.type or first.type,
             least=first.least if second.least is None else second.least,
             choices=second.choices or first.choices,
-            aliases=second.aliases or first.aliases,
+            aliases=tuple(dict.fromkeys((*first.aliases, *second.aliases))),
         )
     return found

@@ -85,17 +85,21 @@ def _fits(path: tuple[str, ...], keys: tuple[str, ...]) -> bool:
 def read_overrides(overrides: Sequence[str | Override], schema: Group) -> list[Setting]:
     """The settings of overrides. The value is YAML, so ``[cuda:0, cuda:1]`` is a list."""
     found = []
+    named: dict[str, str] = {}
     for override in map(Override.of, overrides):
         origin = Origin("command line", override.typed)
         path, separator, source = override.assignment.partition("=")
         if not separator:
             raise PlanError(f"{origin.where}: takes path=value, such as stages.llm.replicas=2")
-        node = schema_at(schema, tuple(path.strip().split(".")), (), origin.where)
+        keys, node = located(schema, tuple(path.strip().split(".")), (), origin.where)
         if isinstance(node, Group):
             raise PlanError(f"{origin.where}: '{path}' has keys below it; {nearest('', node.keys)}")
+        name = ".".join(keys)
+        if (other := named.setdefault(name, path.strip())) != path.strip():
+            raise PlanError(f"{origin.where}: '{path.strip()}' and '{other}' are the same option; give one of them")
         composed = _composed(source, origin.where)
         value = None if composed is None else _construct(composed, origin.where)
-        found.append(Setting(path.strip(), _checked(node, value, path, origin.where), origin))
+        found.append(Setting(name, _checked(node, value, path, origin.where), origin))
     return found
 
 
@@ -108,20 +112,39 @@ def _composed(source: str, where: str) -> yaml.Node | None:
         raise PlanError(f"{where}: the value is nested too deeply") from None
 
 
-def schema_at(schema: Group, keys: tuple[str, ...], above: tuple[str, ...], where: str) -> Leaf | Group:
-    """What lies at ``keys`` below ``schema``; raises :class:`PlanError` with the nearest known key."""
+def located(
+    schema: Group, keys: tuple[str, ...], above: tuple[str, ...], where: str
+) -> tuple[tuple[str, ...], Leaf | Group]:
+    """Find a key by its path.
+
+    Args:
+        schema: The group to start from.
+        keys: The path below ``schema``, as somebody wrote it.
+        above: The path of ``schema`` itself, for messages.
+        where: Where the path was written; messages begin with it.
+
+    Returns:
+        The path with aliases replaced by the keys' own names, and the key's leaf or group.
+
+    Raises:
+        PlanError: There is no such key; the message names the nearest one.
+    """
     node: Leaf | Group = schema
-    for key in keys:
+    path: list[str] = []
+    for index, key in enumerate(keys):
         place = f"{where}: " + (f"{'.'.join(above)}: " if above else "")
         if isinstance(node, Leaf):
             if node.whole:
+                path += keys[index:]
                 break
             raise PlanError(f"{place}takes a value and has no key '{key}'")
-        if key not in node.keys:
-            raise PlanError(f"{place}unknown key '{key}'; {nearest(key, node.keys)}")
-        node = node.keys[key]
+        name = node.own_name(key)
+        if name is None:
+            raise PlanError(f"{place}unknown key '{key}'; {nearest(key, node.names())}")
+        node = node.keys[name]
         above = (*above, key)
-    return node
+        path.append(name)
+    return tuple(path), node
 
 
 def _compose(path: Path) -> yaml.Node | None:
@@ -137,7 +160,9 @@ def _compose(path: Path) -> yaml.Node | None:
         raise PlanError(f"{path}: nested too deeply") from None
 
 
-def _walk(node: yaml.Node, schema: Group, above: tuple[str, ...], file: str, seen: dict[str, int]) -> Iterator[Setting]:
+def _walk(
+    node: yaml.Node, schema: Group, above: tuple[str, ...], file: str, seen: dict[str, tuple[str, int]]
+) -> Iterator[Setting]:
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
         return
     if not isinstance(node, yaml.MappingNode):
@@ -147,16 +172,19 @@ def _walk(node: yaml.Node, schema: Group, above: tuple[str, ...], file: str, see
         if not isinstance(key, yaml.ScalarNode):
             raise PlanError(f"{where}: a key is a text")
         keys = tuple(key.value.split("."))
-        path = (*above, *keys)
-        found = schema_at(schema, keys, above, where)
+        own, found = located(schema, keys, above, where)
+        path = (*above, *own)
         if isinstance(found, Group):
             yield from _walk(value, found, path, file, seen)
             continue
         name = ".".join(path)
+        typed = ".".join((*above, *keys))
         if name in seen:
-            raise PlanError(f"{where}: '{name}' is given already in line {seen[name]}")
-        seen[name] = _line(key)
-        yield Setting(name, _checked(found, _construct(value, where), name, where), Origin("overlay", where))
+            other, line = seen[name]
+            same = "" if other == typed else f" as '{other}'"
+            raise PlanError(f"{where}: '{typed}' is given already in line {line}{same}")
+        seen[name] = typed, _line(key)
+        yield Setting(name, _checked(found, _construct(value, where), typed, where), Origin("overlay", where))
 
 
 def _construct(node: yaml.Node, where: str) -> Any:

@@ -59,6 +59,24 @@ class Group:
     keys: Mapping[str, Leaf | Group]
     doc: str = ""
 
+    def own_name(self, key: str) -> str | None:
+        """Return the name under which this group has a key: ``key`` itself, or the key that has it as an alias.
+
+        Args:
+            key: One part of a path, as somebody wrote it.
+
+        Returns:
+            The key's own name; ``None`` for an unknown key.
+        """
+        if key in self.keys:
+            return key
+        return next((name for name, it in self.keys.items() if isinstance(it, Leaf) and key in it.aliases), None)
+
+    def names(self) -> list[str]:
+        """Return every key, and every alias."""
+        aliases = (alias for it in self.keys.values() if isinstance(it, Leaf) for alias in it.aliases)
+        return [*self.keys, *aliases]
+
 
 def settings_schema(
     pipeline: Pipeline, platforms: Iterable[OmniPlatform], media: Stage | None, unused: Iterable[str] = ()
