@@ -201,7 +201,7 @@ def _held(world: World, replica: StageReplica) -> list[str]:
         "requests in its engine": len(child.engine.held),
         "jobs": len(out.requests),
         "jobs that drain": len(out.draining),
-        "early chunks": len(worker._early),
+        "early chunks": len(worker._intake.early),
         "bytes of its arena": out.send_queue.arena.used_bytes,
         "bytes of its inbox": worker._links.inbox.used_bytes,
         "payloads that have not left": out.send_queue.pending,

@@ -133,8 +133,8 @@ class World:
             for route in request.routes:
                 if route.edge.mode == "chunk" and route.seq + route.queued - route.acked > route.edge.capacity:
                     self.violate(f"{child.stage} has more chunks under way than edge {route.edge.port} has credits")
-        if len(worker._early) > 64:
-            self.violate(f"{child.stage} keeps chunks of {len(worker._early)} requests that it does not know")
+        if len(worker._intake.early) > 64:
+            self.violate(f"{child.stage} keeps chunks of {len(worker._intake.early)} requests that it does not know")
         if worker._control._unsent and len(worker._control._unsent) > 1 << 20:
             self.violate(f"{child.stage} has {len(worker._control._unsent)} bytes for the serving process")
         self.look()

@@ -30,7 +30,6 @@ from omni_actors.protocol.frames import (
     Abort,
     Chunk,
     Down,
-    EdgeSpec,
     Feed,
     Hello,
     Query,
@@ -42,12 +41,12 @@ from omni_actors.protocol.frames import (
 from omni_actors.protocol.limits import ARENA_BYTES
 from omni_actors.protocol.liveness import FIRST_STEPS, HEARTBEAT_S
 from omni_actors.protocol.params import SECTIONS
-from omni_actors.worker.bridge import Bridge, Identity
-from omni_actors.worker.checks import InputError
+from omni_actors.worker.bridge import Bridge
 from omni_actors.worker.control_socket import ControlSocket, Hangup
-from omni_actors.worker.credits import RequestCredits, Route, Source
+from omni_actors.worker.credits import RequestCredits, Route
 from omni_actors.worker.deadlines import RequestDeadlines
 from omni_actors.worker.engine import Engine, Work
+from omni_actors.worker.intake import ChunkIntake
 from omni_actors.worker.isolation import Faults
 from omni_actors.worker.links import Links
 from omni_actors.worker.liveness import COMPILING, WAITING, WORKING, Liveness
@@ -82,9 +81,7 @@ class Worker:
         self._steps = 0
         self._faults = Faults(hello)
         self._engine = engine
-        self._bridges = bridges
-        self._inputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.inputs}
-        self._outputs: dict[int, EdgeSpec] = {edge.index: edge for edge in hello.outputs}
+        self._outputs = {edge.index: edge for edge in hello.outputs}
         self._control = ControlSocket(sock, check=engine.foreign)
         budget = hello.limits.get("arena_bytes", ARENA_BYTES.default)
         exports = None if memory is None else Exports(memory, budget)
@@ -94,8 +91,7 @@ class Worker:
             hello.stage, self._control, self._arena, engine.abort, exports, maker, engine.foreign
         )
         self._deadlines = RequestDeadlines()
-        self._early: dict[int, list[tuple[Link, Chunk]]] = {}
-        self._last_key = -1
+        self._intake = ChunkIntake(engine, self._out, hello.inputs, bridges, self._fail)
         self._watched_writable = False
         self._epoll = select.epoll()
         self._epoll.register(self._control.fileno(), select.EPOLLIN)
@@ -220,7 +216,7 @@ class Worker:
 
     def _submit(self, message: Submit) -> None:
         key = message.key
-        self._last_key = max(self._last_key, key)
+        self._intake.expect(key)
         routes = tuple(Route(self._outputs[edge], self._links.get(link)) for edge, link in message.routes)
         request = RequestCredits(key, message.request_id, message.visible, routes, set(message.ports))
         self._out.requests[key] = request
@@ -249,8 +245,7 @@ class Worker:
         except Exception as error:
             self._fail(request, error)
         request.awaited = dict(message.sources)
-        for link, chunk in self._early.pop(key, ()):
-            self._chunk(link, chunk)
+        self._intake.submitted(key)
         for id in request.awaited.values():
             if not self._links.known(id):  # broken before the request came
                 self._control.send(Unlinked(id, (key,)))
@@ -270,7 +265,7 @@ class Worker:
         payload = None if message.meta is None else Payload(message.kind, message.meta)
         end = message.end and request.end_port(message.port)
         try:
-            consumed = self._give(message.key, message.port, payload, end)
+            consumed = self._intake.feed(message.key, message.port, payload, end)
         except Exception as error:
             self._fail(request, error)
             return
@@ -289,7 +284,7 @@ class Worker:
         try:
             for message in link.receive():
                 if isinstance(message, Chunk):
-                    self._chunk(link, message)
+                    self._intake.take(link, message)
                 else:
                     self._out.acknowledged(message)
         except LinkClosed:
@@ -305,57 +300,6 @@ class Worker:
         if not isinstance(link, Link):
             raise wrong(connector, "link", kind_of(link), "Link")
         return link
-
-    def _chunk(self, link: Link, chunk: Chunk) -> None:
-        key = chunk.key
-        request = self._out.requests.get(key)
-        if request is None:
-            if key > self._last_key:
-                self._early.setdefault(key, []).append((link, chunk))
-            else:  # over here: what is unread is not waited for
-                self._out.ack(link, key, chunk.edge, chunk.seq + 1)
-            return
-        source = request.sources.get(chunk.edge)
-        if source is None:
-            edge = self._inputs.get(chunk.edge)
-            if edge is None:
-                raise ProtocolError(f"a chunk from {link.peer} on edge {chunk.edge}, which does not end here")
-            try:
-                bridge = self._bridges.get(edge.index, Identity)()
-            except Exception as error:
-                self._fail(request, error)
-                self._out.ack(link, key, chunk.edge, chunk.seq + 1)
-                return
-            source = request.sources[chunk.edge] = Source(edge, link, bridge)
-        if chunk.seq != source.seq:
-            raise ProtocolError(f"chunk {chunk.seq} of request {key} where {source.seq} was due")
-        source.seq += 1
-        source.ended = chunk.end
-        if chunk.end:
-            request.awaited.pop(chunk.edge, None)
-        source.slabs |= chunk.slab is not None or bool(chunk.device)
-        try:
-            items = source.take(link.payload(chunk), chunk.end)
-            end = chunk.end and request.end_port(source.edge.port)
-            last = len(items) - 1
-            for i, item in enumerate(items):
-                if not self._give(key, source.edge.port, item, end and i == last):
-                    source.queued.append(source.fed)
-                source.fed += 1
-            if end and not items:
-                self._give(key, source.edge.port, None, True)
-        except Exception as error:
-            if isinstance(error, InputError):
-                error.stage = source.edge.source
-            self._fail(request, error)
-            return
-        source.marks.append((chunk.seq, source.fed))
-        self._out.settle(request, source)
-
-    def _give(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
-        """Input for the engine; whether it is consumed."""
-        consumed = self._engine.feed(key, port, payload, end)
-        return flag_of(self._engine, "feed", consumed, "whether the payload is consumed")
 
     def _drop_link(self, link: Link) -> None:
         """The other end is gone, and all its words are read. The orchestrator ends the requests that it had in hand."""
@@ -394,7 +338,7 @@ class Worker:
                 counters = {
                     **counters_of(self._engine, self._engine.counters()),
                     **out.counters(),
-                    "early": len(self._early),
+                    "early": len(self._intake.early),
                     "inbox_used_bytes": self._links.inbox.used_bytes,
                     "inbox_bytes": self._links.inbox.bytes,
                 }
