@@ -41,7 +41,7 @@ import sys
 from omni_actors.pipelines.factory import resolve, settings_of
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.pipelines.registry import Registry
-from omni_actors.pipelines.versions import check_versions
+from omni_actors.pipelines.planning.versions import check_versions
 names = list(Registry.installed([]).targets)
 assert len(names) > 3, names
 for name in names:

@@ -11,7 +11,7 @@ import pytest
 from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
 from omni_actors.models.weights import DEMO
 from omni_actors.models.weights.cache import folder_of, marker_of
-from omni_actors.pipelines.intact import MARKER
+from omni_actors.pipelines.weights.intact import MARKER
 from omni_actors.protocol.errors import OmniError
 
 NAMES = [weights.name for weights in DEMO]

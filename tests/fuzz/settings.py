@@ -16,12 +16,12 @@ from tests.fuzz.target import One, Target, chance, plain
 
 from omni_actors.media.addresses import AllowList, carried, is_public, parse
 from omni_actors.media.fetch import _target
-from omni_actors.pipelines.choose import choose
+from omni_actors.pipelines.deploy.overlay import peek_overlay, read_overlay, read_overrides
 from omni_actors.pipelines.factory import missing_weights, resolve, settings_of
-from omni_actors.pipelines.hub import missing_shards
-from omni_actors.pipelines.overlay import peek_overlay, read_overlay, read_overrides
-from omni_actors.pipelines.refine import describe, refined
+from omni_actors.pipelines.planning.checkpoint_facts import describe, refined
+from omni_actors.pipelines.planning.choose import choose
 from omni_actors.pipelines.registry import Registry
+from omni_actors.pipelines.weights.hub import missing_shards
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.liveness import PAGE_BYTES
 from omni_actors.stages.liveness import Page

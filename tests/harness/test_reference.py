@@ -14,8 +14,8 @@ from tools.reference.pages import FOLDER, PAGES
 
 from omni_actors.media.stage import STAGE as MEDIA
 from omni_actors.pipelines.declaration import Pipeline
+from omni_actors.pipelines.deploy.schema import settings_schema
 from omni_actors.pipelines.explain import settings_builtins
-from omni_actors.pipelines.schema import settings_schema
 from omni_actors.telemetry.engine_counters import ENGINE_COUNTERS
 
 

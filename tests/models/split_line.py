@@ -12,8 +12,8 @@ from tests.models.omni.line import GREEDY, Answer, Ask, Line, _Outbox
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.pipelines.declaration import Pipeline
-from omni_actors.pipelines.disaggregate import split
 from omni_actors.pipelines.plan import PREFILL
+from omni_actors.pipelines.planning.disaggregate import split
 from omni_actors.protocol.params import Sampling
 from omni_actors.worker.engine import Work
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_actors.pipelines.engines import architectures, installed
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import PlanError, StagePlan
+from omni_actors.pipelines.planning.engines import architectures, installed
 from omni_actors.platforms.cpu import CpuPlatform
 
 VLLM = "omni_actors.worker.engines.vllm:VllmEngine"

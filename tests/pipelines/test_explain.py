@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 from tests.pipelines.builders import ASSISTANT, plan_of
 
+from omni_actors.pipelines.deploy.overlay import located
+from omni_actors.pipelines.deploy.schema import Leaf
 from omni_actors.pipelines.explain import as_builtins, as_text, facts, settings_builtins
 from omni_actors.pipelines.factory import resolve, settings_of
-from omni_actors.pipelines.overlay import located
 from omni_actors.pipelines.registry import BUILTINS
-from omni_actors.pipelines.schema import Leaf
 
 DEVICES = "stages.llm.devices=[cpu]"
 OVERRIDES = ("stages.llm.replicas=2", "edges.acoustic.text.mode=full", "stages.llm.sampling.temperature=0.5")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from omni_actors.entrypoints.weights import check_weights
-from omni_actors.pipelines import intact
 from omni_actors.pipelines.factory import resolve
-from omni_actors.pipelines.hub import checkpoint_of
-from omni_actors.pipelines.intact import MARKER, RECORD, damage_of, described, record
 from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.weights import intact
+from omni_actors.pipelines.weights.hub import checkpoint_of
+from omni_actors.pipelines.weights.intact import MARKER, RECORD, damage_of, described, record
 
 
 def safetensors(size: int = 64) -> bytes:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipelines.builders import ASSISTANT
 
+from omni_actors.pipelines.deploy.overlay import read_overlay, read_overrides
+from omni_actors.pipelines.deploy.schema import Group, Leaf, like, settings_schema, size
 from omni_actors.pipelines.limits import with_engine_options
-from omni_actors.pipelines.overlay import read_overlay, read_overrides
 from omni_actors.pipelines.plan import PlanError
-from omni_actors.pipelines.schema import Group, Leaf, like, settings_schema, size
 from omni_actors.platforms.cpu import CpuPlatform
 
 SCHEMA = settings_schema(

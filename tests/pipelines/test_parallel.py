@@ -13,11 +13,11 @@ from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.models.common.network import text_network
 from omni_actors.pipelines.declaration import Pipeline
-from omni_actors.pipelines.devices import environments_of
 from omni_actors.pipelines.explain import as_builtins, as_text
 from omni_actors.pipelines.factory import resolve
-from omni_actors.pipelines.parallel import check_strategy
 from omni_actors.pipelines.plan import Plan, PlanError
+from omni_actors.pipelines.planning.devices import environments_of
+from omni_actors.pipelines.planning.parallel import check_strategy
 from omni_actors.pipelines.strategy import VLLM, Network, Strategy, network_refusals
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import Device

@@ -11,13 +11,14 @@ from tests.pipelines import builders
 from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.entrypoints.commands.deployment import Deployment
-from omni_actors.pipelines import factory, platforms
+from omni_actors.pipelines import factory
+from omni_actors.pipelines.deploy.overlay import located
+from omni_actors.pipelines.deploy.schema import Leaf
 from omni_actors.pipelines.explain import facts
 from omni_actors.pipelines.factory import resolve, settings_of
-from omni_actors.pipelines.overlay import located
 from omni_actors.pipelines.plan import Plan, PlanError
+from omni_actors.pipelines.planning import platforms
 from omni_actors.pipelines.registry import Registry
-from omni_actors.pipelines.schema import Leaf
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import Detection, Device, OmniPlatform
 from omni_actors.platforms.select import select

@@ -12,7 +12,7 @@ from tests.worker.engines import tiny_models
 
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import PlanError
-from omni_actors.pipelines.quantization import check_quantization, method_of
+from omni_actors.pipelines.planning.quantization import check_quantization, method_of
 from omni_actors.platforms import CpuPlatform
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_actors.pipelines.threads import share_threads, shared_cores
+from omni_actors.pipelines.planning.threads import share_threads, shared_cores
 
 
 def test_vllm_leaves_a_core_to_the_server_if_there_is_another() -> None:

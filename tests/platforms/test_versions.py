@@ -15,7 +15,7 @@ from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import PlanError
-from omni_actors.pipelines.versions import check_versions, needed_packages
+from omni_actors.pipelines.planning.versions import check_versions, needed_packages
 from omni_actors.platforms.platform import Finding, Verdict
 from omni_actors.platforms.versions import Installed, declared, version_findings
 from omni_actors.version import __version__
@@ -209,7 +209,7 @@ def test_a_deployment_is_refused_before_it_starts(site: Site, caplog: pytest.Log
     assert str(refused.value) == (
         "torch 2.4.0 is installed, omni-actors needs <3,>=2.9: pip install --upgrade 'omni-actors[torch]'"
     )
-    (warned,) = [it.getMessage() for it in caplog.records if it.name == "omni_actors.pipelines.versions"]
+    (warned,) = [it.getMessage() for it in caplog.records if it.name == "omni_actors.pipelines.planning.versions"]
     assert warned.startswith("transformers 6.1 has not been tried with omni-actors")
 
 

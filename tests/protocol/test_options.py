@@ -11,10 +11,10 @@ import pytest
 from tests.pipelines.builders import plan_of
 
 from omni_actors.pipelines.declaration import Pipeline, Stage, Task
+from omni_actors.pipelines.deploy.schema import option_leaf
 from omni_actors.pipelines.explain import settings_builtins
 from omni_actors.pipelines.factory import settings_of
 from omni_actors.pipelines.plan import Plan, PlanError
-from omni_actors.pipelines.schema import option_leaf
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import default_options, platform_options
 from omni_actors.protocol.options import Option, defaults_of, filled

@@ -10,9 +10,9 @@ from tools.reference.markdown import documented, page, table
 
 from omni_actors.media.stage import STAGE as MEDIA
 from omni_actors.pipelines.declaration import Pipeline, Stage
+from omni_actors.pipelines.deploy.schema import Group, Leaf, settings_schema
 from omni_actors.pipelines.limits import options_of, with_engine_options
 from omni_actors.pipelines.registry import Registry
-from omni_actors.pipelines.schema import Group, Leaf, settings_schema
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import OmniPlatform, platform_options
 from omni_actors.platforms.probe import BUILTINS

@@ -11,24 +11,8 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
-from omni_actors.pipelines.balancers import balancer_of
-from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Pipeline, PipelineFacts, Stage
-from omni_actors.pipelines.devices import RANKS_ENVIRONMENT, devices_of, environments_of
-from omni_actors.pipelines.disaggregate import inherited, split, split_stages
-from omni_actors.pipelines.edges import edges_of
-from omni_actors.pipelines.engines import choose_engine, engine_class, with_choices
-from omni_actors.pipelines.hub import missing_shards
-from omni_actors.pipelines.intact import Damage, damage_of
-from omni_actors.pipelines.limits import (
-    OTHER_STEP_BUDGET_S,
-    STEP_BUDGET_S,
-    environment_of,
-    limits_of,
-    with_engine_options,
-)
-from omni_actors.pipelines.nearest import nearest
-from omni_actors.pipelines.overlay import (
+from omni_actors.pipelines.deploy.overlay import (
     Override,
     Setting,
     located,
@@ -37,7 +21,17 @@ from omni_actors.pipelines.overlay import (
     read_overlay,
     read_overrides,
 )
-from omni_actors.pipelines.parallel import check_strategy
+from omni_actors.pipelines.deploy.schema import SAMPLING_DEFAULTS, Group, settings_schema
+from omni_actors.pipelines.deploy.settings import DECLARED, DEFAULT, Settings
+from omni_actors.pipelines.deploy.template import template_override
+from omni_actors.pipelines.limits import (
+    OTHER_STEP_BUDGET_S,
+    STEP_BUDGET_S,
+    environment_of,
+    limits_of,
+    with_engine_options,
+)
+from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import (
     LOOPBACK,
     MEDIA_STAGE,
@@ -48,18 +42,24 @@ from omni_actors.pipelines.plan import (
     StagePlan,
     stage_path,
 )
-from omni_actors.pipelines.platforms import STAGE_PLATFORMS, Platforms, find_platforms
-from omni_actors.pipelines.quantization import check_quantization
-from omni_actors.pipelines.refine import describe, refined, without
+from omni_actors.pipelines.planning.balancers import balancer_of
+from omni_actors.pipelines.planning.checkpoint_facts import describe, refined, without
+from omni_actors.pipelines.planning.choose import choose
+from omni_actors.pipelines.planning.devices import RANKS_ENVIRONMENT, devices_of, environments_of
+from omni_actors.pipelines.planning.disaggregate import inherited, split, split_stages
+from omni_actors.pipelines.planning.edges import edges_of
+from omni_actors.pipelines.planning.engines import choose_engine, engine_class, with_choices
+from omni_actors.pipelines.planning.parallel import check_strategy
+from omni_actors.pipelines.planning.platforms import STAGE_PLATFORMS, Platforms, find_platforms
+from omni_actors.pipelines.planning.quantization import check_quantization
+from omni_actors.pipelines.planning.sizing import sized
+from omni_actors.pipelines.planning.threads import share_threads, shared_cores
 from omni_actors.pipelines.registry import Registry
-from omni_actors.pipelines.schema import SAMPLING_DEFAULTS, Group, settings_schema
-from omni_actors.pipelines.settings import DECLARED, DEFAULT, Settings
-from omni_actors.pipelines.sizing import sized
 from omni_actors.pipelines.strategy import VLLM, Strategy
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
-from omni_actors.pipelines.template import template_override
-from omni_actors.pipelines.threads import share_threads, shared_cores
 from omni_actors.pipelines.validate import check_declaration, check_tasks
+from omni_actors.pipelines.weights.hub import missing_shards
+from omni_actors.pipelines.weights.intact import Damage, damage_of
 from omni_actors.platforms.platform import OmniPlatform, platform_options
 from omni_actors.platforms.select import load, select
 from omni_actors.telemetry.opt_out import OPT_OUT
@@ -225,7 +225,7 @@ def missing_weights(plan: Plan) -> list[str]:
 
 def damaged_weights(plan: Plan) -> dict[Path, list[Damage]]:
     """The folders that stages will load and that hold damaged files, as far as a quick look tells
-    (:func:`~omni_actors.pipelines.intact.damage_of`)."""
+    (:func:`~omni_actors.pipelines.weights.intact.damage_of`)."""
     wanted = {Path(stage.model) for stage in plan.stages if stage.model}
     outermost = sorted(path for path in wanted if not wanted.intersection(path.parents))
     looked = {path: damage_of(path) for path in outermost}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from omni_actors.pipelines.intact import Damage, check_of, damage_of, described
+from omni_actors.pipelines.weights.intact import Damage, check_of, damage_of, described
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.checks import OutputError, WarmUpError

@@ -14,8 +14,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.models.causal_lm.architectures import OTHER_NAMES
-from omni_actors.pipelines.choose import choose
 from omni_actors.pipelines.declaration import Pipeline, Stage, Task
+from omni_actors.pipelines.planning.choose import choose
 from omni_actors.pipelines.registry import BUILTINS, Registry
 from omni_actors.protocol.errors import OmniError
 

@@ -21,7 +21,7 @@ from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.models.qwen3_tts.pipeline import FUSED, PIPELINE, describe, describe_fused
 from omni_actors.models.qwen3_tts.talker import Qwen3TTSTalker
 from omni_actors.models.qwen3_tts.voice import Qwen3TTSVoice
-from omni_actors.pipelines.refine import refined, without
+from omni_actors.pipelines.planning.checkpoint_facts import refined, without
 from omni_actors.protocol.errors import OmniError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine

@@ -21,7 +21,7 @@ from omni_actors.models.weights import cli as commands
 from omni_actors.models.weights.catalogue import Weights
 from omni_actors.models.weights.cli import models_group
 from omni_actors.models.weights.pull import bring, ensure_demo
-from omni_actors.pipelines.intact import RECORD
+from omni_actors.pipelines.weights.intact import RECORD
 from omni_actors.protocol.errors import OmniError
 
 pull = import_module("omni_actors.models.weights.pull")  # the package has a function of that name

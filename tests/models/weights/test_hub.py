@@ -23,8 +23,8 @@ from omni_actors.models.weights.hub.progress import Lines
 from omni_actors.models.weights.hub.pull import bring_public
 from omni_actors.models.weights.hub.records import is_whole
 from omni_actors.models.weights.hub.wanted import needed_of
-from omni_actors.pipelines.hub import repository_folder, snapshot_folder
 from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.weights.hub import repository_folder, snapshot_folder
 from omni_actors.protocol.errors import OmniError
 
 NAME = "someone/small-llm"

@@ -19,7 +19,7 @@ from omni_actors.entrypoints.cli import cli
 from omni_actors.models.weights.cache import cache_root, demo_folder
 from omni_actors.models.weights.hub.progress import download_reporter
 from omni_actors.models.weights.hub.records import is_whole
-from omni_actors.pipelines.hub import cache_folder, repository_folder, snapshot_folder
+from omni_actors.pipelines.weights.hub import cache_folder, repository_folder, snapshot_folder
 from omni_actors.protocol.errors import OmniError
 
 __all__ = ["hub"]

@@ -19,7 +19,7 @@ from tests.models.weights.shelf import CONTENT, SAFETENSORS, only_from, put_on_s
 from omni_actors.models.weights import cache
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.pull import bring, ensure_demo, missing, select
-from omni_actors.pipelines.intact import MARKER, RECORD
+from omni_actors.pipelines.weights.intact import MARKER, RECORD
 from omni_actors.protocol.errors import OmniError
 
 pull = import_module("omni_actors.models.weights.pull")  # the package has a function of that name

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from omni_actors.entrypoints.weights import Asked, Told, ready_to_start
-from omni_actors.pipelines.overlay import Override
+from omni_actors.pipelines.deploy.overlay import Override
 from omni_actors.pipelines.plan import Plan, PlanError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from omni_actors.entrypoints.commands.target import host_option, one_door, typed
 from omni_actors.entrypoints.doctor import examine
-from omni_actors.pipelines.platforms import VARIABLE
+from omni_actors.pipelines.planning.platforms import VARIABLE
 from omni_actors.telemetry import logs
 
 PIPED_WIDTH = 160

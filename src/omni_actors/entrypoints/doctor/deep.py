@@ -9,7 +9,7 @@ from typing import Any
 from omni_actors.documents import platform_page
 from omni_actors.entrypoints.doctor.hardware import Hardware
 from omni_actors.entrypoints.doctor.system import size
-from omni_actors.pipelines.engines import installed, missing_for
+from omni_actors.pipelines.planning.engines import installed, missing_for
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.platforms import probe
 from omni_actors.platforms.platform import Finding, OmniPlatform, Verdict, default_options

@@ -11,10 +11,10 @@ from packaging.utils import canonicalize_name
 
 from omni_actors.documents import platform_page
 from omni_actors.entrypoints.doctor.system import size
-from omni_actors.pipelines import engines
 from omni_actors.pipelines.extensions import CONNECTORS
+from omni_actors.pipelines.planning import engines
+from omni_actors.pipelines.planning.versions import PACKAGES
 from omni_actors.pipelines.strategy import VLLM
-from omni_actors.pipelines.versions import PACKAGES
 from omni_actors.platforms.machine import torch_build
 from omni_actors.platforms.platform import (
     Detection,

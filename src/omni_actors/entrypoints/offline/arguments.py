@@ -12,7 +12,7 @@ import msgspec
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.sampling import sampling_of
 from omni_actors.entrypoints.openai.schemas import SamplingFields
-from omni_actors.pipelines.overlay import Override
+from omni_actors.pipelines.deploy.overlay import Override
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.sections import check_sections
 from omni_actors.pipelines.subgraph import subgraph

@@ -21,7 +21,7 @@ from omni_actors.entrypoints.offline.deployment import AsyncOmni, open_omni
 from omni_actors.entrypoints.offline.output import Output
 from omni_actors.entrypoints.offline.portal import Portal
 from omni_actors.entrypoints.offline.verbs import Batches, Verbs
-from omni_actors.pipelines.overlay import Override
+from omni_actors.pipelines.deploy.overlay import Override
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import Event

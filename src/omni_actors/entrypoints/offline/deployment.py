@@ -22,7 +22,7 @@ from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.media.questions import How
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
-from omni_actors.pipelines.overlay import Override
+from omni_actors.pipelines.deploy.overlay import Override
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import MediaRef, Request

@@ -10,8 +10,8 @@ from typing import Any
 from transformers import AutoFeatureExtractor, AutoTokenizer
 
 from omni_actors.models.weights.hub.companions import codec_of, places_of
-from omni_actors.pipelines.hub import PUBLIC_NAME
-from omni_actors.pipelines.intact import PULL_COMMAND
+from omni_actors.pipelines.weights.hub import PUBLIC_NAME
+from omni_actors.pipelines.weights.intact import PULL_COMMAND
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
 

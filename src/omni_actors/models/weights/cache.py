@@ -24,7 +24,7 @@ from typing import Any, Literal
 from omni_actors.cache import CACHE_VARIABLE as CACHE_VARIABLE
 from omni_actors.cache import cache_root as cache_root
 from omni_actors.models.weights.catalogue import DEMO, Weights
-from omni_actors.pipelines.intact import MARKER, RECORD, Damage, damage_of, record
+from omni_actors.pipelines.weights.intact import MARKER, RECORD, Damage, damage_of, record
 
 State = Literal["ready", "missing", "damaged"]
 
@@ -62,7 +62,7 @@ def state(weights: Weights) -> State:
 
 
 def damage(weights: Weights, *, whole: bool = False) -> list[Damage]:
-    """Return the damage of the weights' files: see :func:`~omni_actors.pipelines.intact.damage_of`.
+    """Return the damage of the weights' files: see :func:`~omni_actors.pipelines.weights.intact.damage_of`.
 
     A folder that an earlier version of this package has made has no record. It gets one here, if its files are whole
     by their own formats.

@@ -22,8 +22,8 @@ from omni_actors.models.weights.hub.progress import download_reporter
 from omni_actors.models.weights.hub.pull import bring_public
 from omni_actors.models.weights.inventory import checkpoints, disk_size, find, held, remove, state_of
 from omni_actors.models.weights.pull import Reporter, pull, select
-from omni_actors.pipelines.hub import PUBLIC_NAME, cache_folder, is_offline, snapshot_folder
-from omni_actors.pipelines.intact import Damage, damage_of, described
+from omni_actors.pipelines.weights.hub import PUBLIC_NAME, cache_folder, is_offline, snapshot_folder
+from omni_actors.pipelines.weights.intact import Damage, damage_of, described
 from omni_actors.protocol.errors import OmniError
 from omni_actors.telemetry.opt_out import quiet_environment
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omni_actors.models.weights.cache import Hold, cache_root
 from omni_actors.models.weights.catalogue import Weights
-from omni_actors.pipelines.intact import PULL_COMMAND
+from omni_actors.pipelines.weights.intact import PULL_COMMAND
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.telemetry.opt_out import quiet_environment
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from omni_actors.models.weights.cache import cache_root, demo_folder, folder_of, locked
 from omni_actors.models.weights.catalogue import DEMO
 from omni_actors.models.weights.hub.records import is_whole, records_folder, unfetched
-from omni_actors.pipelines.hub import PUBLIC_NAME, REVISION, cache_folder, repository_folder, snapshot_folder
-from omni_actors.pipelines.intact import damage_of
+from omni_actors.pipelines.weights.hub import PUBLIC_NAME, REVISION, cache_folder, repository_folder, snapshot_folder
+from omni_actors.pipelines.weights.intact import damage_of
 from omni_actors.protocol.errors import OmniError, not_found
 
 _PREFIX = "models--"

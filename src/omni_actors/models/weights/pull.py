@@ -26,7 +26,7 @@ from omni_actors.models.weights.cache import (
 from omni_actors.models.weights.catalogue import DEMO, Weights
 from omni_actors.models.weights.disk import free_bytes, is_full, shortage
 from omni_actors.models.weights.fetch import download_folder, fetch, unavailable
-from omni_actors.pipelines.intact import PULL_COMMAND
+from omni_actors.pipelines.weights.intact import PULL_COMMAND
 from omni_actors.protocol.errors import OmniError, not_found
 from omni_actors.telemetry.opt_out import quiet_environment
 

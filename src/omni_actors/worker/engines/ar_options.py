@@ -63,7 +63,8 @@ class EngineOptions:
     sampling: Mapping[str, Any]
     max_requests: int
     role: str
-    """Half of a split stage (:mod:`omni_actors.pipelines.disaggregate`), ``prefill`` or ``decode``; empty for both."""
+    """Half of a split stage (:mod:`omni_actors.pipelines.planning.disaggregate`): ``prefill``, ``decode``, or empty for
+    a stage that is not split."""
 
     @classmethod
     def of(cls, hello: Hello) -> EngineOptions:

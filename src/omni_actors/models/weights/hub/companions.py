@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_actors.pipelines.hub import PUBLIC_NAME, snapshot_folder
-from omni_actors.pipelines.weights_files import read_json
+from omni_actors.pipelines.weights.files import read_json
+from omni_actors.pipelines.weights.hub import PUBLIC_NAME, snapshot_folder
 
 
 def codec_of(folder: Path) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from omni_actors.models.weights.fetch import unavailable
-from omni_actors.pipelines.intact import PULL_COMMAND
+from omni_actors.pipelines.weights.intact import PULL_COMMAND
 from omni_actors.protocol.errors import OmniError, not_found
 from omni_actors.telemetry.opt_out import quiet_environment
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from omni_actors.models.weights.hub.companions import companions_of
 from omni_actors.models.weights.hub.download import Reporter, download
 from omni_actors.models.weights.hub.records import is_whole
-from omni_actors.pipelines.choose import pipeline_of_folder
-from omni_actors.pipelines.hub import snapshot_folder
 from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.planning.choose import pipeline_of_folder
 from omni_actors.pipelines.registry import Registry
+from omni_actors.pipelines.weights.hub import snapshot_folder
 from omni_actors.protocol.errors import OmniError
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_actors.models.weights.cache import cache_root
-from omni_actors.pipelines.intact import damage_of
-from omni_actors.pipelines.weights_files import read_json, weights_of
+from omni_actors.pipelines.weights.files import read_json, weights_of
+from omni_actors.pipelines.weights.intact import damage_of
 
 
 def record_file(snapshot: Path) -> Path:

@@ -31,9 +31,9 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from omni_actors.models.weights.disk import as_text, free_bytes, is_full
 from omni_actors.models.weights.hub.records import record_file, write_record
 from omni_actors.models.weights.hub.wanted import needed_of, texts_of
-from omni_actors.pipelines.hub import BRANCH, cache_folder, repository_folder
-from omni_actors.pipelines.intact import damage_of
-from omni_actors.pipelines.weights_files import SUFFIX, read_json
+from omni_actors.pipelines.weights.files import SUFFIX, read_json
+from omni_actors.pipelines.weights.hub import BRANCH, cache_folder, repository_folder
+from omni_actors.pipelines.weights.intact import damage_of
 from omni_actors.version import __version__
 
 WORKERS = 4

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from omni_actors.pipelines.weights_files import OTHER_FORMATS, weights_of
+from omni_actors.pipelines.weights.files import OTHER_FORMATS, weights_of
 
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "LICENSE*", "NOTICE*")
 """Configuration, tokenizers and templates; and what the weights may be used for."""

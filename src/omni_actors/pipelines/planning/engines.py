@@ -18,13 +18,13 @@ from importlib.metadata import Distribution, DistributionFinder, MetadataPathFin
 from pathlib import Path
 
 from omni_actors.pipelines.declaration import Stage
-from omni_actors.pipelines.disaggregate import ROLE
+from omni_actors.pipelines.deploy.schema import option_leaf
+from omni_actors.pipelines.deploy.settings import DECLARED, Settings
 from omni_actors.pipelines.extensions import ENGINES
 from omni_actors.pipelines.limits import joined, options_of, with_engine_options
 from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import Origin, PlanError, stage_path
-from omni_actors.pipelines.schema import option_leaf
-from omni_actors.pipelines.settings import DECLARED, Settings
+from omni_actors.pipelines.planning.disaggregate import ROLE
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.versions import ALIASES

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from omni_actors.pipelines.weights_files import read_json, shards_of
+from omni_actors.pipelines.weights.files import read_json, shards_of
 
 BRANCH = "main"
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_actors.pipelines.declaration import Stage
-from omni_actors.pipelines.disaggregate import ROLE
+from omni_actors.pipelines.deploy.settings import Settings
 from omni_actors.pipelines.extensions import BALANCERS, look_at_balancer
 from omni_actors.pipelines.plan import PlanError
-from omni_actors.pipelines.settings import Settings
+from omni_actors.pipelines.planning.disaggregate import ROLE
 
 
 def balancer_of(at: str, stage: Stage, options: Mapping[str, Any], settings: Settings) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from omni_actors.pipelines.declaration import Pipeline
-from omni_actors.pipelines.overlay import Override
+from omni_actors.pipelines.deploy.overlay import Override
 from omni_actors.pipelines.plan import PlanError, stage_path
 
 OPTION = "chat_template"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from omni_actors.pipelines.overlay import Setting
+from omni_actors.pipelines.deploy.overlay import Setting
 from omni_actors.pipelines.plan import Origin
 
 DEFAULT = Origin("default")

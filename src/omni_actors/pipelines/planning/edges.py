@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port
+from omni_actors.pipelines.deploy.settings import DECLARED, Settings
 from omni_actors.pipelines.extensions import CONNECTORS
 from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, Origin, PlanError, StagePlan, edge_path
-from omni_actors.pipelines.settings import DECLARED, Settings
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 
 MEDIA_CAPACITY = 8

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_actors.pipelines.hub import checkpoint_of
-from omni_actors.pipelines.weights_files import INDEX_SUFFIX, SUFFIX, read_json, shards_of, weights_of
+from omni_actors.pipelines.weights.files import INDEX_SUFFIX, SUFFIX, read_json, shards_of, weights_of
+from omni_actors.pipelines.weights.hub import checkpoint_of
 
 RECORD = "omni_files.json"
 """Name of the record in a folder that this package has made."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from omni_actors.pipelines.deploy.schema import Group, Leaf
 from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import Origin, PlanError
-from omni_actors.pipelines.schema import Group, Leaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omni_actors.pipelines.parallel import widest
+from omni_actors.pipelines.deploy.settings import Settings
 from omni_actors.pipelines.plan import Origin, PlanError
-from omni_actors.pipelines.settings import Settings
+from omni_actors.pipelines.planning.parallel import widest
 from omni_actors.pipelines.strategy import Strategy
 from omni_actors.platforms.platform import OmniPlatform
 

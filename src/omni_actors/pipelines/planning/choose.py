@@ -8,12 +8,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from omni_actors.pipelines.declaration import Pipeline
-from omni_actors.pipelines.hub import PUBLIC_NAME, REVISION, cache_folder, snapshot_folder
-from omni_actors.pipelines.intact import Damage, described
 from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import Origin, PlanError
 from omni_actors.pipelines.registry import Registry
-from omni_actors.pipelines.weights_files import read_json
+from omni_actors.pipelines.weights.files import read_json
+from omni_actors.pipelines.weights.hub import PUBLIC_NAME, REVISION, cache_folder, snapshot_folder
+from omni_actors.pipelines.weights.intact import Damage, described
 
 DEMO = "omni-demo"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage
-from omni_actors.pipelines.overlay import Setting
+from omni_actors.pipelines.deploy.overlay import Setting
 from omni_actors.pipelines.plan import PREFILL, PlanError
 from omni_actors.protocol.options import Option
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from omni_actors.pipelines.overlay import Setting
+from omni_actors.pipelines.deploy.overlay import Setting
 from omni_actors.pipelines.plan import Origin, PlanError
 from omni_actors.platforms.platform import OmniPlatform, PlatformError
 from omni_actors.platforms.select import select
@@ -18,7 +18,7 @@ from omni_actors.platforms.select import select
 VARIABLE = "OMNI_ACTORS_PLATFORM"
 
 STAGE_PLATFORMS = ("stages.*.platform", "stages.*.prefill.platform")
-"""Settings that name the platform of a stage, as :func:`~omni_actors.pipelines.overlay.peek_overlay` takes them."""
+"""Settings that name the platform of a stage, as :func:`peek_overlay` takes them."""
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from omni_actors.pipelines.declaration import Stage
-from omni_actors.pipelines.disaggregate import ROLE
 from omni_actors.pipelines.plan import PlanError
+from omni_actors.pipelines.planning.disaggregate import ROLE
 from omni_actors.pipelines.strategy import (
     VLLM,
     Network,

@@ -1,0 +1,1 @@
+"""Where a checkpoint's files lie on this machine, and whether they are whole."""
