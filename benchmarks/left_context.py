@@ -31,7 +31,7 @@ from omni_actors.models.tiny.qwen3_omni import GAINS
 from omni_actors.models.tiny.weights import initialise
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.outputs import Result
+from omni_actors.worker.engines.oneshot.outputs import Result
 from report import Report, arguments
 
 PIECE, SHORT = 25, 4

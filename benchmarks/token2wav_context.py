@@ -31,7 +31,7 @@ from omni_actors.models.tiny.qwen2_5_omni import GAINS, speakers
 from omni_actors.models.tiny.weights import initialise
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.outputs import Result
+from omni_actors.worker.engines.oneshot.outputs import Result
 from report import Report, arguments
 
 BLOCKS = 10

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.params import Sampling
-from omni_actors.worker.engines.detokenize import NO_STOPS, StopStrings, TextStream, Vocabulary
-from omni_actors.worker.engines.sampling import Row, resolve, sample
+from omni_actors.worker.engines.autoregressive.detokenize import NO_STOPS, StopStrings, TextStream, Vocabulary
+from omni_actors.worker.engines.autoregressive.sampling import Row, resolve, sample
 from report import Aim, Report, arguments
 
 VOCABULARY = 49_152

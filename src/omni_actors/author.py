@@ -49,17 +49,17 @@ if TYPE_CHECKING:
     from omni_actors.worker.engine import Engine as Engine
     from omni_actors.worker.engine import Outbox as Outbox
     from omni_actors.worker.engine import Work as Work
-    from omni_actors.worker.engines.codec import CodecAdapter as CodecAdapter
-    from omni_actors.worker.engines.decoder import AutoregressiveAdapter as AutoregressiveAdapter
-    from omni_actors.worker.engines.decoder import Decoder as Decoder
-    from omni_actors.worker.engines.decoder import PromptInput as PromptInput
-    from omni_actors.worker.engines.decoder import StepInputs as StepInputs
-    from omni_actors.worker.engines.decoder import StepOutput as StepOutput
-    from omni_actors.worker.engines.generation import GenerationAdapter as GenerationAdapter
-    from omni_actors.worker.engines.outputs import Piece as Piece
-    from omni_actors.worker.engines.outputs import Result as Result
-    from omni_actors.worker.engines.outputs import audio_piece as audio_piece
-    from omni_actors.worker.engines.outputs import pcm16 as pcm16
+    from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter as AutoregressiveAdapter
+    from omni_actors.worker.engines.autoregressive.adapter import PromptInput as PromptInput
+    from omni_actors.worker.engines.autoregressive.decoder import Decoder as Decoder
+    from omni_actors.worker.engines.autoregressive.decoder import StepInputs as StepInputs
+    from omni_actors.worker.engines.autoregressive.decoder import StepOutput as StepOutput
+    from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter as GenerationAdapter
+    from omni_actors.worker.engines.oneshot.codec import CodecAdapter as CodecAdapter
+    from omni_actors.worker.engines.oneshot.outputs import Piece as Piece
+    from omni_actors.worker.engines.oneshot.outputs import Result as Result
+    from omni_actors.worker.engines.oneshot.outputs import audio_piece as audio_piece
+    from omni_actors.worker.engines.oneshot.outputs import pcm16 as pcm16
     from omni_actors.worker.isolation import Faults as Faults
 
 _WHERE = {
@@ -91,17 +91,17 @@ _WHERE = {
     # Adapters, which engines drive.
     "Hello": "protocol.frames",
     "Work": "worker.engine",
-    "GenerationAdapter": "worker.engines.generation",
-    "Piece": "worker.engines.outputs",
-    "Result": "worker.engines.outputs",
-    "audio_piece": "worker.engines.outputs",
-    "pcm16": "worker.engines.outputs",
-    "CodecAdapter": "worker.engines.codec",
-    "AutoregressiveAdapter": "worker.engines.decoder",
-    "Decoder": "worker.engines.decoder",
-    "PromptInput": "worker.engines.decoder",
-    "StepInputs": "worker.engines.decoder",
-    "StepOutput": "worker.engines.decoder",
+    "GenerationAdapter": "worker.engines.oneshot.adapter",
+    "Piece": "worker.engines.oneshot.outputs",
+    "Result": "worker.engines.oneshot.outputs",
+    "audio_piece": "worker.engines.oneshot.outputs",
+    "pcm16": "worker.engines.oneshot.outputs",
+    "CodecAdapter": "worker.engines.oneshot.codec",
+    "AutoregressiveAdapter": "worker.engines.autoregressive.adapter",
+    "Decoder": "worker.engines.autoregressive.decoder",
+    "PromptInput": "worker.engines.autoregressive.adapter",
+    "StepInputs": "worker.engines.autoregressive.decoder",
+    "StepOutput": "worker.engines.autoregressive.decoder",
     # Engines, connectors, balancers.
     "Engine": "worker.engine",
     "Outbox": "worker.engine",

@@ -14,7 +14,7 @@ from omni_actors.pipelines.registry import Registry
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.options import defaults_of
 from omni_actors.protocol.params import Speech
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
 
 CLONING = ["csm", "dia", "pocket-tts", "vibevoice"] + (["higgs-audio"] if find_spec("torchaudio") else [])
 FRAMES = 6

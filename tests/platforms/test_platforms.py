@@ -107,7 +107,7 @@ def test_builtins_that_were_asked_already_are_not_asked_again(monkeypatch: pytes
 def test_engines_by_kind() -> None:
     cpu = CpuPlatform()
     assert cpu.engine_for("autoregressive") == "omni_actors.worker.engines.autoregressive:AutoregressiveEngine"
-    assert cpu.engine_for("generation") == "omni_actors.worker.engines.generation:GenerationEngine"
+    assert cpu.engine_for("generation") == "omni_actors.worker.engines.oneshot:GenerationEngine"
     with pytest.raises(PlatformError, match="no engine of kind 'quantum'"):
         cpu.engine_for("quantum")
 

@@ -32,10 +32,10 @@ from omni_actors.platforms.runtime import Capability
 from omni_actors.platforms.xpu.engines import blocks_within
 from omni_actors.platforms.xpu.kernels import kernels as xpu_kernels
 from omni_actors.platforms.xpu.runtime import XpuRuntime
-from omni_actors.worker.engines.ar_options import EngineOptions
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.decoder import KVShape
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.autoregressive.decoder import KVShape
+from omni_actors.worker.engines.autoregressive.options import EngineOptions
+from omni_actors.worker.engines.oneshot import GenerationEngine
 
 pytestmark = pytest.mark.deadline(120)
 

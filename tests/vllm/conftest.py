@@ -95,7 +95,7 @@ def direct() -> Direct:
 @pytest.fixture(scope="module")
 def worker_environment() -> Iterator[None]:
     """This process's environment is a vLLM worker's."""
-    from omni_actors.worker.engines.vllm_options import ENVIRONMENT
+    from omni_actors.worker.engines.vllm.options import ENVIRONMENT
 
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)

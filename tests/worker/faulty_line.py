@@ -17,9 +17,9 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.protocol.errors import OmniError
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.codec import CodecAdapter
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.codec import CodecAdapter
+from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 
 GROUPS, CODEBOOK, FRAME = 2, 16, 4
 FITS = 40

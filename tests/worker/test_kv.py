@@ -21,8 +21,8 @@ from omni_actors.connectors.shared_memory import Arena
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.frames import Chunk
 from omni_actors.worker import kv
-from omni_actors.worker.engines.decoder import KVShape
-from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention
+from omni_actors.worker.engines.autoregressive.attention import Extent, KVCache, PagedAttention
+from omni_actors.worker.engines.autoregressive.decoder import KVShape
 from omni_actors.worker.tensors import tensor_payload
 
 SHAPE = KVShape(layers=2, kv_heads=2, head_dim=4, dtype=torch.float32)

@@ -12,8 +12,8 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.chained import Link
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 
 
 class First(GenerationAdapter[Work, Work]):

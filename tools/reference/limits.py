@@ -10,10 +10,10 @@ from tools.reference.markdown import documented, page, table
 
 from omni_actors.entrypoints.server import Limits
 from omni_actors.media.stage import STAGE as MEDIA
-from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.pipelines.limits import limits_of, options_of
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.protocol.options import Option
+from omni_actors.worker.engines.oneshot.options import CODEC_OPTIONS
 
 Declared = Mapping[str, tuple[Any, str, tuple[str, ...]]]
 """Name → default, documentation, further names."""

@@ -82,7 +82,7 @@ class Stage:
     nothing comes on its ports once its prompt is complete."""
     vllm: str = ""
     """Dotted name of the adapter that it has where vLLM computes it: a
-    :class:`~omni_actors.worker.engines.decoder.PromptAdapter`. Empty: vLLM does not."""
+    :class:`~omni_actors.worker.engines.autoregressive.adapter.PromptAdapter`. Empty: vLLM does not."""
     doc: str = ""
 
 

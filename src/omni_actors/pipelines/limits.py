@@ -45,8 +45,8 @@ def limits_of(engine: str) -> dict[str, Option]:
 
 
 _OPTIONS = {
-    "autoregressive": "omni_actors.worker.engines.ar_options",
-    "vllm": "omni_actors.worker.engines.vllm_options",
+    "autoregressive": "omni_actors.worker.engines.autoregressive.options",
+    "vllm": "omni_actors.worker.engines.vllm.options",
 }
 """Engine kind → the module beside the engine, without torch, that declares its ``OPTIONS`` (name → :class:`Option`),
 and if its workers need one, their ``ENVIRONMENT``."""

@@ -125,7 +125,7 @@ class OmniPlatform(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
     engines: ClassVar[Mapping[str, str]] = {
         "autoregressive": "omni_actors.worker.engines.autoregressive:AutoregressiveEngine",
-        "generation": "omni_actors.worker.engines.generation:GenerationEngine",
+        "generation": "omni_actors.worker.engines.oneshot:GenerationEngine",
     }
     options: ClassVar[Mapping[str, Option]] = {}
     options_doc: ClassVar[Any] = _OldOptions("doc")

@@ -20,7 +20,7 @@ from omni_actors.testing.bench import Part, StageBench
 from omni_actors.testing.outcome import Outcome
 from omni_actors.testing.sample import Sample
 from omni_actors.testing.served import deaths
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
 
 
 class PipelineConformance:

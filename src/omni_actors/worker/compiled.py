@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-from omni_actors.models.weights.cache import cache_root
+from omni_actors.cache import cache_root
 
 FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
 """Variable → its folder. By themselves these packages use a folder of a known name in ``/tmp``, which torch makes

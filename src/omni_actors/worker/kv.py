@@ -6,7 +6,8 @@ the producer begins only then: it has no other credit. What follows are *rows* (
 each payload with a range of tokens: ``rows`` [layers, 2 * kv_heads, tokens, head_dim], keys' heads before values'
 heads, and ``side`` [tokens, width] where the layout has side vectors. A row does not depend on how either cache is cut
 into blocks: their sizes and ids are each cache's own. The bits are those of the cache. The last payload may hold more,
-which the two stages agree on (an autoregressive stage's is in :mod:`omni_actors.worker.engines.handover`).
+which the two stages agree on (an autoregressive stage's is in
+:mod:`omni_actors.worker.engines.autoregressive.disaggregation`).
 
 A payload under way is a lease: its memory is the producer's, copied out of its blocks, and is free again when the
 consumer has acknowledged it, or is gone, or the request is over. What the consumer reserved goes back with the request.
@@ -26,8 +27,8 @@ import numpy as np
 import torch
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, held_tensors, numpy_dtype
-from omni_actors.worker.engines.decoder import KVShape
-from omni_actors.worker.engines.paged_attention import KVCache
+from omni_actors.worker.engines.autoregressive.attention import KVCache
+from omni_actors.worker.engines.autoregressive.decoder import KVShape
 from omni_actors.worker.tensors import TorchTensor
 
 KIND = "kv"

@@ -20,7 +20,7 @@ from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.models.common.split import Split, read_split
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.worker.collectives import Group
-from omni_actors.worker.engines.model_runner import ModelRunner
+from omni_actors.worker.engines.autoregressive.runner import ModelRunner
 
 NETWORKS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("llama", 2, {}),

@@ -18,7 +18,7 @@ from omni_actors.protocol.frames import Prefix
 from omni_actors.protocol.params import Transcription
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.outputs import Result
+from omni_actors.worker.engines.oneshot.outputs import Result
 
 from ..listening import Said, Samples, check_every_cut, hello
 

@@ -25,12 +25,12 @@ from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.checks import InputError
 from omni_actors.worker.engine import Engine, Work
-from omni_actors.worker.engines.ar_options import OPTIONS as AR_OPTIONS
-from omni_actors.worker.engines.decoder import StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.decoder import StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.options import OPTIONS as AR_OPTIONS
 
 ENGINES = {
     "autoregressive": "omni_actors.worker.engines.autoregressive:AutoregressiveEngine",
-    "generation": "omni_actors.worker.engines.generation:GenerationEngine",
+    "generation": "omni_actors.worker.engines.oneshot:GenerationEngine",
 }
 
 CPU = "omni_actors.platforms.cpu:CpuPlatform"

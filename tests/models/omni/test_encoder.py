@@ -20,7 +20,7 @@ from omni_actors.models.tiny import reference
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.outputs import Result
+from omni_actors.worker.engines.oneshot.outputs import Result
 
 FAMILIES: dict[str, type[MediaEncoder]] = {"qwen3-omni": qwen3_omni.Encoder, "qwen2.5-omni": qwen2_5_omni.Encoder}
 

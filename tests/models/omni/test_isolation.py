@@ -18,7 +18,8 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.depth import Draw
 from omni_actors.models.qwen3_omni.pipeline import PIPELINE
 from omni_actors.protocol.params import Prompt, Speech
-from omni_actors.worker.engines.decoder import Release, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.adapter import Release
+from omni_actors.worker.engines.autoregressive.decoder import StepInputs, StepOutput
 
 BATCH, BAD = 8, 5
 

@@ -36,7 +36,7 @@ from omni_actors.models.tiny import reference
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Speech
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
 
 LENGTHS = (61, 36, 5, 1)
 STEPS = 3

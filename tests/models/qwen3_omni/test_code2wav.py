@@ -18,7 +18,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 from omni_actors.models.common.transformer_codec import contexts
 from omni_actors.models.qwen3_omni.code2wav import Code2Wav
 from omni_actors.models.tiny import reference
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
 
 LENGTHS = (75, 52, 7, 1)
 

@@ -20,7 +20,7 @@ from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.chained import ChainedEngine
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
 
 FAMILY = "omni_actors.models.qwen3_tts"
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}

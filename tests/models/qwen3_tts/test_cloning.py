@@ -25,7 +25,7 @@ from omni_actors.pipelines.planning.checkpoint_facts import refined, without
 from omni_actors.protocol.errors import OmniError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
 
 TEXT = "Hello world, how are you?"
 

@@ -17,8 +17,8 @@ from tests.models.qwen3_tts.samples import folder_of, voice_clip
 from omni_actors.models.qwen3_tts import talker as talker_module
 from omni_actors.models.qwen3_tts.prompt import Layout, lay_out
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.decoder import StepOutput
-from omni_actors.worker.engines.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.decoder import StepOutput
+from omni_actors.worker.engines.autoregressive.sequence import Chunk
 
 
 def differences(engine: AutoregressiveEngine, cases: list[Case], concurrency: int = 1) -> list[str]:

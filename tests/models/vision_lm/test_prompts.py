@@ -15,7 +15,7 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.models.vision_lm.prompted import PromptedVLM
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Prompt
-from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import PromptInput
 
 PARTS = (
     "{% for m in messages %}{% for part in m.content %}"

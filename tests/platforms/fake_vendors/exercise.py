@@ -21,7 +21,7 @@ import msgspec
 from omni_actors.platforms.platform import default_options
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 
-GENERATION = "omni_actors.worker.engines.generation:GenerationEngine"
+GENERATION = "omni_actors.worker.engines.oneshot:GenerationEngine"
 VENDORS_OWN = ("torch_npu", "torch_musa", "torchada", "mate", "amdsmi", "intel_extension_for_pytorch", "triton")
 
 
@@ -102,8 +102,8 @@ def compute(runtime: Any) -> dict[str, Any]:
 
     from omni_actors.models.causal_lm.fused import FusedDecoder
     from omni_actors.platforms.kernels import Kernels
-    from omni_actors.worker.engines.model_runner import ModelRunner
-    from omni_actors.worker.engines.sequence import Chunk, Sequence
+    from omni_actors.worker.engines.autoregressive.runner import ModelRunner
+    from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
     blocks, size = 8, 16
     shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
@@ -193,7 +193,7 @@ def drawn(runtime: Any) -> dict[str, Any]:
     import torch
 
     from omni_actors.platforms.kernels import Kernels
-    from omni_actors.worker.engines.sampling import Choosing, Row, sample
+    from omni_actors.worker.engines.autoregressive.sampling import Choosing, Row, sample
 
     asked: list[torch.device] = []
     double = torch.Tensor.double

@@ -9,8 +9,8 @@ import torch
 
 from omni_actors.protocol.errors import OmniError
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Result
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.outputs import Result
 
 
 class Adapter(GenerationAdapter[Work, Work]):

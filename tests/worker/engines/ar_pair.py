@@ -15,7 +15,7 @@ from omni_actors.protocol.frames import EdgeSpec
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter
 
 
 def half(adapter: AutoregressiveAdapter, role: str, **options: Any) -> AutoregressiveEngine:

@@ -15,8 +15,8 @@ from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.codec import CodecAdapter
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
+from omni_actors.worker.engines.oneshot.codec import CodecAdapter
 
 PORT = "codes"
 

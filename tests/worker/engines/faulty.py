@@ -12,7 +12,8 @@ import torch
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.protocol.request import TextDelta
-from omni_actors.worker.engines.decoder import Attention, Decoder, Drawn, Release, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.adapter import Drawn, Release
+from omni_actors.worker.engines.autoregressive.decoder import Attention, Decoder, StepInputs, StepOutput
 
 PLACES = ("prefill", "decode", "nan", "sampled", "ready", "output", "shown", "close")
 

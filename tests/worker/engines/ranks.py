@@ -15,8 +15,8 @@ import torch
 from omni_actors.platforms.kernels import Kernels
 from omni_actors.protocol.codec import frame
 from omni_actors.worker.collectives import Group
-from omni_actors.worker.engines.ar_ranks import execute
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter
+from omni_actors.worker.engines.autoregressive.ranks import execute
 from omni_actors.worker.ranks import MAX_FRAME, Followers
 
 PATIENCE_S = 20.0

@@ -17,7 +17,7 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
 from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.decoder import PromptInput, Release
+from omni_actors.worker.engines.autoregressive.adapter import PromptInput, Release
 
 PROMPT = list(range(32, 64))
 

@@ -13,10 +13,10 @@ from tests.worker.engines import tiny_models
 from omni_actors.models.causal_lm.fused import FusedDecoder, supports
 from omni_actors.models.causal_lm.generic import GenericDecoder, UnsupportedModel
 from omni_actors.platforms.cpu.kernels import KERNELS
-from omni_actors.worker.engines.decoder import Decoder
-from omni_actors.worker.engines.model_runner import ModelRunner
-from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.cache import BlockPool
+from omni_actors.worker.engines.autoregressive.decoder import Decoder
+from omni_actors.worker.engines.autoregressive.runner import ModelRunner
+from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
 BLOCK = 16
 CUTS = (1, 7, 20, 3, 1, 33)

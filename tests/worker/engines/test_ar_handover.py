@@ -20,8 +20,8 @@ from omni_actors.protocol.params import Prompt
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker import kv
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines import handover
-from omni_actors.worker.engines.decoder import State
+from omni_actors.worker.engines.autoregressive import disaggregation
+from omni_actors.worker.engines.autoregressive.adapter import State
 
 RNG = random.Random(7)
 PROMPTS = [[RNG.randrange(256) for _ in range(length)] for length in (1, 3, 16, 17, 40, 64, 90, 133)]
@@ -315,7 +315,7 @@ def test_consumers_that_stand_still_hold_no_more_than_a_batch(adapter: CausalLM)
 
 
 def test_what_was_cached_already_leaves_in_pieces_too(adapter: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "PAYLOAD_BYTES", 20 * adapter.decoder.kv_shape.token_bytes + 1)
+    monkeypatch.setattr(disaggregation, "PAYLOAD_BYTES", 20 * adapter.decoder.kv_shape.token_bytes + 1)
     two = pair(adapter)
     for key in range(2):
         two.run([work(key, PROMPTS[-1], max_tokens=8)])

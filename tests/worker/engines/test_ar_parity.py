@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.decoder import StepOutput
-from omni_actors.worker.engines.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.decoder import StepOutput
+from omni_actors.worker.engines.autoregressive.sequence import Chunk
 
 pytestmark = [pytest.mark.weights, pytest.mark.slow, pytest.mark.deadline(240)]
 

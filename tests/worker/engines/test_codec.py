@@ -25,8 +25,8 @@ from tests.worker.engines.codec_driver import (
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Speech
 from omni_actors.worker.checks import InputError
-from omni_actors.worker.engines.codec import CodecAdapter
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
+from omni_actors.worker.engines.oneshot.codec import CodecAdapter
 
 CODECS: tuple[type[CodecAdapter], ...] = (Convolutions, LooksAhead, Remembers)
 

@@ -20,7 +20,7 @@ from tests.worker.engines.codec_driver import (
     run_all,
 )
 
-from omni_actors.worker.engines.codec import CodecAdapter
+from omni_actors.worker.engines.oneshot.codec import CodecAdapter
 
 CODECS: tuple[type[CodecAdapter], ...] = (Convolutions, LooksAhead, Remembers)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from omni_actors.models.weights import demo_folder
-from omni_actors.worker.engines.detokenize import StopStrings, TextStream, Vocabulary
+from omni_actors.worker.engines.autoregressive.detokenize import StopStrings, TextStream, Vocabulary
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's the dog's day!",

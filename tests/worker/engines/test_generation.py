@@ -18,8 +18,9 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.checks import OutputError, TensorSpec
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter, GenerationEngine
-from omni_actors.worker.engines.outputs import Piece, Result, audio_piece, pcm16
+from omni_actors.worker.engines.oneshot import GenerationEngine
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.outputs import Piece, Result, audio_piece, pcm16
 from omni_actors.worker.isolation import RECOVERY_BATCHES
 
 POISON, REFUSED, NAN = 1e7, -1.0, float("nan")

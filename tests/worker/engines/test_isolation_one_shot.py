@@ -22,8 +22,8 @@ from tests.worker.engines.codec_driver import (
 from omni_actors.platforms import Fault
 from omni_actors.platforms.cpu.runtime import CpuRuntime
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.codec import CodecAdapter, Stream
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
+from omni_actors.worker.engines.oneshot.codec import CodecAdapter, Stream
 from omni_actors.worker.isolation import BrokenModel
 
 BATCH, FRAMES, MARK = 8, 24, 15

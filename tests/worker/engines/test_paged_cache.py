@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_actors.worker.engines.ar_scheduler import Scheduler
-from omni_actors.worker.engines.paged_cache import BlockPool, OutOfBlocks, block_hash
-from omni_actors.worker.engines.sequence import Sequence
+from omni_actors.worker.engines.autoregressive.cache import BlockPool, OutOfBlocks, block_hash
+from omni_actors.worker.engines.autoregressive.scheduler import Scheduler
+from omni_actors.worker.engines.autoregressive.sequence import Sequence
 
 
 def always(key: int) -> bool:

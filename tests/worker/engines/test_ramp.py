@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_actors.worker.engines.ramp import Ramp
+from omni_actors.worker.engines.oneshot.ramp import Ramp
 
 FRAME_S = 0.08
 

@@ -23,12 +23,11 @@ from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.platforms.platform import Fault
 from omni_actors.platforms.runtime import T
-from omni_actors.worker.engines import recorded
-from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.decoder import Attention, StepOutput
-from omni_actors.worker.engines.model_runner import ModelRunner
-from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive import AutoregressiveEngine, graphs
+from omni_actors.worker.engines.autoregressive.cache import BlockPool
+from omni_actors.worker.engines.autoregressive.decoder import Attention, StepOutput
+from omni_actors.worker.engines.autoregressive.runner import ModelRunner
+from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
 BLOCK = 4
 
@@ -94,7 +93,7 @@ def test_replayed_steps_choose_the_same_tokens_when_sequences_are_preempted(fold
 def test_sequences_longer_than_what_is_recorded_run_as_they_are_written(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded, "GATHERED_TOKENS", (12, 24))
+    monkeypatch.setattr(graphs, "GATHERED_TOKENS", (12, 24))
     plain = answers(engine_on(CpuPlatform, folder), 5)
     engine = engine_on(RecordingPlatform, folder)
     assert answers(engine, 5) == plain

@@ -22,9 +22,9 @@ from omni_actors.protocol.request import MediaChunk, TextDelta, TokenLogprob, Us
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.decoder import PromptInput
-from omni_actors.worker.engines.generation import GenerationEngine
-from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.engines.autoregressive.adapter import PromptInput
+from omni_actors.worker.engines.oneshot import GenerationEngine
+from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 
 BAD, GOOD = 1, 2
 
@@ -232,7 +232,7 @@ def not_a_class() -> None:
         (f"{__name__}:Missing", f"adapter '{__name__}:Missing' cannot be imported: AttributeError"),
         (f"{__name__}:not_a_class", "is function, and not a subclass of GenerationAdapter"),
         (f"{__name__}:Rude", "is not a subclass of GenerationAdapter"),
-        ("omni_actors.worker.engines.generation:GenerationAdapter", "does not define load, open, run"),
+        ("omni_actors.worker.engines.oneshot.adapter:GenerationAdapter", "does not define load, open, run"),
     ],
 )
 def test_a_name_that_is_no_adapter_is_a_sentence_about_it(adapter: str, words: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Sampling
-from omni_actors.worker.engines.sampling import Row, Sampled, resolve, sample, validate
+from omni_actors.worker.engines.autoregressive.sampling import Row, Sampled, resolve, sample, validate
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,7 +14,7 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engine import Engine, Outbox
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.oneshot import GenerationEngine
 from omni_sim.runtime import SimRuntime
 
 

@@ -27,13 +27,15 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.options import filled
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.ar_options import OPTIONS
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Decoder, PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptInput
+from omni_actors.worker.engines.autoregressive.decoder import Decoder
+from omni_actors.worker.engines.autoregressive.options import OPTIONS
 from omni_actors.worker.memory import give_memory_back
 
 
 class CausalLM(AutoregressiveAdapter):
-    """``hello.model`` is the folder. Options: those of :data:`omni_actors.worker.engines.ar_options.OPTIONS`."""
+    """``hello.model`` is the folder. Options: those of
+    :data:`omni_actors.worker.engines.autoregressive.options.OPTIONS`."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)

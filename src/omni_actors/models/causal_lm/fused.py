@@ -12,7 +12,7 @@ from omni_actors.models.common.layers import Layers, join, own
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.platforms.kernels import Kernels
 from omni_actors.worker.collectives import ALONE, Group
-from omni_actors.worker.engines.decoder import Attention, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.decoder import Attention, StepInputs, StepOutput
 
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 
@@ -32,7 +32,7 @@ def supports(model: Any) -> bool:
 
 
 class FusedDecoder:
-    """Implements :class:`~omni_actors.worker.engines.decoder.RecordableDecoder`.
+    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder`.
 
     Takes the weights out of ``model``, layer by layer: the model is of no use afterwards. ``positions`` is one more
     than the greatest position that will be asked for. The model may hold the weights of one rank of ``group`` alone.

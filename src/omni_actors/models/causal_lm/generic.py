@@ -1,7 +1,8 @@
 """A decoder for any transformers ``*ForCausalLM``: the model's own modules, an attention that reads the paged cache.
 
 transformers lets a model take its attention function from a registry. Ours finds the step's
-:class:`~omni_actors.worker.engines.decoder.Attention` among the keyword arguments that the model hands down.
+:class:`~omni_actors.worker.engines.autoregressive.decoder.Attention` among the keyword arguments that the model hands
+down.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from transformers import AttentionInterface
 
 from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.worker.engines.decoder import Attention, KVShape, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.decoder import Attention, KVShape, StepInputs, StepOutput
 
 IMPLEMENTATION = "omni_paged"
 
@@ -50,7 +51,7 @@ def _attend(
 
 
 class GenericDecoder:
-    """Implements :class:`~omni_actors.worker.engines.decoder.Decoder` by the model's own ``forward``.
+    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.Decoder` by the model's own ``forward``.
 
     Raises :class:`UnsupportedModel` for an architecture that the paged cache cannot hold.
     """

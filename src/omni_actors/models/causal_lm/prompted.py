@@ -12,7 +12,7 @@ from omni_actors.models.causal_lm.prompts import Prompts
 from omni_actors.models.common.text import Text, context_length, eos_ids, sampling_defaults
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, PromptInput
 
 
 class PromptedLM(PromptAdapter):

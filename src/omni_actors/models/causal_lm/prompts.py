@@ -11,7 +11,7 @@ from omni_actors.models.common.text import Text, check_token_ids
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import PromptInput
 
 TRANSCRIPTS = "transcripts"
 """The port on which the text of the prompt's audio parts comes: payloads with ``text`` and ``index`` in their meta."""

@@ -13,8 +13,8 @@ import torch
 
 from omni_actors.models.causal_lm.generic import GenericDecoder, UnsupportedModel
 from omni_actors.platforms.kernels import Kernels
-from omni_actors.worker.engines.model_runner import ModelRunner
-from omni_actors.worker.engines.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.runner import ModelRunner
+from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
 CUT, LENGTH = 7, 12
 """Tokens of the first step, and of both."""

@@ -2,8 +2,8 @@
 
 Each request has a :class:`SampleStream` of its own, which keeps what the codec must know of the frames before (keys and
 values, the past of its convolutions). So a frame is decoded once, and however far the codec looks back, the samples are
-those of the whole. For codecs that only look a few frames around see :mod:`omni_actors.worker.engines.codec`, which
-decodes windows of several requests at once.
+those of the whole. For codecs that only look a few frames around see :mod:`omni_actors.worker.engines.oneshot.codec`,
+which decodes windows of several requests at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.models.common.speech import BREAK, Frames, Samples, folder_of, prepare_torch
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import Hello
@@ -27,9 +26,10 @@ from omni_actors.protocol.options import filled
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError, TensorSpec, check_input
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Result, audio_piece
-from omni_actors.worker.engines.ramp import Ramp
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.options import CODEC_OPTIONS
+from omni_actors.worker.engines.oneshot.outputs import Result, audio_piece
+from omni_actors.worker.engines.oneshot.ramp import Ramp
 
 
 class SampleStream(Protocol):
@@ -66,7 +66,7 @@ class Decoding:
 
 class CodecStage(GenerationAdapter[Decoding, Decoding]):
     """A family gives :meth:`start` (load) and :meth:`stream`. Options: those of
-    :mod:`omni_actors.models.common.codec_options`, but for the context."""
+    :mod:`omni_actors.worker.engines.oneshot.options`, but for the context."""
 
     frames: ClassVar[str]
     """The name of the payloads' one tensor, [frames, width]."""

@@ -19,7 +19,7 @@ from omni_actors.models.common.rotary import Rotary
 from omni_actors.platforms.kernels import Linear
 from omni_actors.platforms.runtime import Graphs
 from omni_actors.worker.checks import OutputError
-from omni_actors.worker.engines.recorded import RecordedRows
+from omni_actors.worker.engines.autoregressive.graphs import RecordedRows
 
 _ALL = 1 << 24
 """More codes than any head has; a float32 counts to it."""
@@ -145,7 +145,8 @@ class DepthDecoder:
 
 
 class _FrameAttention:
-    """:class:`~omni_actors.worker.engines.decoder.Attention` over frames of equal length: a dense cache."""
+    """:class:`~omni_actors.worker.engines.autoregressive.decoder.Attention` over frames of equal length: a dense
+    cache."""
 
     def __init__(self, layers: Layers, count: int, length: int) -> None:
         shape = (len(layers), count, 2 * layers.kv_heads, length, layers.head_dim)

@@ -28,8 +28,8 @@ from omni_actors.protocol.request import Usage
 from omni_actors.worker.byte_cache import ByteCache
 from omni_actors.worker.checks import WarmUpError
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_payload
 

@@ -14,7 +14,7 @@ from omni_actors.models.common.layers import Layers
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.platforms.kernels import Linear
 from omni_actors.worker.collectives import ALONE, Group
-from omni_actors.worker.engines.decoder import Attention, Span, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.decoder import Attention, Span, StepInputs, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Step:
 
 
 class FeatureDecoder:
-    """Implements :class:`~omni_actors.worker.engines.decoder.RecordableDecoder`. ``requests`` holds the
+    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder`. ``requests`` holds the
     :class:`Features` of those requests that have any, by key; it is its owner's.
 
     ``side`` is the width of what :meth:`side` makes for the next stage, 0 for nothing; it is given the input of layer
@@ -89,7 +89,7 @@ class FeatureDecoder:
         raise NotImplementedError
 
     def known(self, inputs: StepInputs) -> dict[str, torch.Tensor]:
-        """See :class:`~omni_actors.worker.engines.decoder.LeadingDecoder`."""
+        """See :class:`~omni_actors.worker.engines.autoregressive.decoder.LeadingDecoder`."""
         if not self.requests:
             return {}
         step, found = self._features(inputs), {"positions": self._positions(inputs)}

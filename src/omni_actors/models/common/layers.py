@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from omni_actors.models.common.experts import Experts
 from omni_actors.platforms.kernels import Kernels, Linear
 from omni_actors.worker.collectives import ALONE, Group
-from omni_actors.worker.engines.decoder import Attention, KVShape
+from omni_actors.worker.engines.autoregressive.decoder import Attention, KVShape
 
 Mix = Callable[[torch.Tensor], torch.Tensor]
 """A feed-forward part: [tokens, width] → [tokens, width]."""

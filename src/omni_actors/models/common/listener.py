@@ -26,8 +26,8 @@ from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Prompt, Sampling, Transcription
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.ar_options import OPTIONS
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptInput
+from omni_actors.worker.engines.autoregressive.options import OPTIONS
 from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of
 

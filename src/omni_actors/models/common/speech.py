@@ -31,9 +31,9 @@ from omni_actors.protocol.request import Usage
 from omni_actors.worker.byte_cache import ByteCache
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Piece, Result
-from omni_actors.worker.engines.sampling import Choosing, Row, resolve, sample
+from omni_actors.worker.engines.autoregressive.sampling import Choosing, Row, resolve, sample
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 
 log = logging.getLogger(__name__)
 

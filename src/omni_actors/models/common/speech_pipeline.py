@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.protocol.options import Option
+from omni_actors.worker.engines.oneshot.options import CODEC_OPTIONS
 
 _TALKER: dict[str, Option] = {
     "max_characters": Option(4096, "Longest text of one request, in characters; longer ones are refused.", least=1),

@@ -26,17 +26,10 @@ from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.ar_options import OPTIONS
-from omni_actors.worker.engines.decoder import (
-    Attention,
-    AutoregressiveAdapter,
-    Drawn,
-    Release,
-    Span,
-    StepInputs,
-    StepOutput,
-)
-from omni_actors.worker.engines.sampling import resolve
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn, Release
+from omni_actors.worker.engines.autoregressive.decoder import Attention, Span, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.options import OPTIONS
+from omni_actors.worker.engines.autoregressive.sampling import resolve
 from omni_actors.worker.tensors import tensor_payload
 
 RESIDUAL_TOP_K, RESIDUAL_TOP_P = 50, 0.8
@@ -100,7 +93,8 @@ class Speaking:
 
 
 class TalkerDecoder:
-    """Implements :class:`~omni_actors.worker.engines.decoder.RecordableDecoder`. ``requests`` is its owner's.
+    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder`. ``requests`` is its
+    owner's.
 
     ``embeddings`` [codes and marks, width] and ``head`` are of the first code; ids in ``suppressed`` are never chosen.
     ``pad`` [width] goes with frames after the text. ``project`` brings pieces of text to the embeddings' width where it

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from omni_actors.models.common.chat import Chat, check_templates, read_template, reserved_variables
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
-from omni_actors.worker.engines.detokenize import Vocabulary
+from omni_actors.worker.engines.autoregressive.detokenize import Vocabulary
 
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 

@@ -31,8 +31,8 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.ar_options import OPTIONS
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptInput, Release, State
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptInput, Release, State
+from omni_actors.worker.engines.autoregressive.options import OPTIONS
 from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of, tensor_payload
 

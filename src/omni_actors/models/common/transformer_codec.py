@@ -11,7 +11,7 @@ from torch import nn
 from omni_actors.models.common.codec_memory import RememberingDecoder
 from omni_actors.models.common.convolutions import reach
 from omni_actors.worker.device import kernels_of
-from omni_actors.worker.engines.codec import CodecAdapter
+from omni_actors.worker.engines.oneshot.codec import CodecAdapter
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
 """Codes int64 [batch, frames, groups] → [batch, width, frames], each frame by itself."""

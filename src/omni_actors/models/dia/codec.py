@@ -11,7 +11,7 @@ from transformers import DacModel
 from omni_actors.models.common.convolutions import reach
 from omni_actors.models.common.processors import audio_tokenizer_folder
 from omni_actors.models.common.speech import folder_of, load_model, prepare_torch
-from omni_actors.worker.engines.codec import CodecAdapter
+from omni_actors.worker.engines.oneshot.codec import CodecAdapter
 
 
 class Codec(CodecAdapter):

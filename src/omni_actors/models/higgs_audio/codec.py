@@ -19,7 +19,7 @@ from omni_actors.models.common.load import read_weights
 from omni_actors.models.common.processors import audio_tokenizer_folder
 from omni_actors.models.common.speech import folder_of, prepare_torch
 from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.worker.engines.codec import CodecAdapter
+from omni_actors.worker.engines.oneshot.codec import CodecAdapter
 
 
 class Codec(CodecAdapter):

@@ -34,22 +34,16 @@ from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.ar_options import OPTIONS
-from omni_actors.worker.engines.decoder import (
-    Attention,
-    AutoregressiveAdapter,
-    Drawn,
-    PromptInput,
-    StepInputs,
-    StepOutput,
-)
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn, PromptInput
+from omni_actors.worker.engines.autoregressive.decoder import Attention, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.options import OPTIONS
 from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of
 
 
 class FrameDecoder:
-    """Implements :class:`~omni_actors.worker.engines.decoder.RecordableDecoder`. ``heard`` holds, by request, what is
-    added to the text's embedding at each position: [positions, width]."""
+    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder`. ``heard`` holds, by
+    request, what is added to the text's embedding at each position: [positions, width]."""
 
     def __init__(
         self, embeddings: torch.Tensor, layers: Layers, norm: torch.Tensor, head: Linear, rotary: Rotary

@@ -28,8 +28,8 @@ from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import Specs, TensorSpec, WarmUpError
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 
 SPECTRA = ("lh", "theta", "ln", "lr", "phi")
 BINS = 601

@@ -32,8 +32,8 @@ from omni_actors.protocol.languages import chosen_language
 from omni_actors.protocol.params import Transcription
 from omni_actors.protocol.request import TextDelta, Usage
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Piece, Result
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 
 LANGUAGE = "en"
 

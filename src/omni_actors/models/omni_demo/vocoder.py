@@ -18,8 +18,8 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import check_input
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Result, audio_piece
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.outputs import Result, audio_piece
 
 SILENCE = 1e-3
 """Full scale is 1. What is never louder than this (-60 dB) at an end of the sound is silence."""

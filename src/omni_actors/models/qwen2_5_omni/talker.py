@@ -32,7 +32,7 @@ from omni_actors.protocol.params import Speech
 from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import PromptInput
 from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_of
 

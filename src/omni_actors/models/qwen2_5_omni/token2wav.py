@@ -35,9 +35,9 @@ from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import TensorSpec, WarmUpError, check_input
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Result, audio_piece
-from omni_actors.worker.engines.ramp import Ramp
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.outputs import Result, audio_piece
+from omni_actors.worker.engines.oneshot.ramp import Ramp
 from omni_actors.worker.memory import give_memory_back
 
 PROBE_FRAMES = 192

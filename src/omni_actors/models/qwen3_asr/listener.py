@@ -13,7 +13,7 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Prompt, Transcription
 from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.decoder import PromptInput, State
+from omni_actors.worker.engines.autoregressive.adapter import PromptInput, State
 
 MARK = "<asr_text>"
 """The transcript begins behind it; before it stands ``language NAME``."""

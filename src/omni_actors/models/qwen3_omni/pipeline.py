@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.models.common.network import read_config, text_network
 from omni_actors.models.common.omni_pipeline import omni_pipeline
 from omni_actors.pipelines.declaration import PipelineFacts, Port, Stage
 from omni_actors.pipelines.strategy import Network
+from omni_actors.worker.engines.oneshot.options import (
+    CODEC_OPTIONS,
+)
 
 SAMPLE_RATE = 24_000
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage, Task
 from omni_actors.protocol.options import Option
+from omni_actors.worker.engines.oneshot.options import CODEC_OPTIONS
 
 _FAMILY = "omni_actors.models.qwen3_tts"
 

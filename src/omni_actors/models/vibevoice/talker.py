@@ -25,7 +25,7 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError
-from omni_actors.worker.engines.outputs import Piece, audio_piece
+from omni_actors.worker.engines.oneshot.outputs import Piece, audio_piece
 
 _SPEAKER = re.compile(r"\s*Speaker\s+([0-3])\s*:\s*", re.IGNORECASE)
 

@@ -12,7 +12,7 @@ from omni_actors.models.causal_lm.prompted import PromptedLM
 from omni_actors.models.vision_lm.prompts import PicturedPrompts
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import PromptInput
 
 
 class PromptedVLM(PromptedLM):

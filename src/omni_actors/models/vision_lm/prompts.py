@@ -13,7 +13,7 @@ from omni_actors.models.common.text import Text
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.decoder import PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import PromptInput
 
 IMAGES = "images"
 """The port on which a request's images come: payloads of kind ``image``."""

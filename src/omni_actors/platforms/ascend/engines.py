@@ -12,10 +12,10 @@ from omni_actors.platforms.ascend.weights import lay_out
 from omni_actors.platforms.modules import modules_of
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.device import runtime_of
-from omni_actors.worker.engines.ar_options import EngineOptions
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter
+from omni_actors.worker.engines.autoregressive.options import EngineOptions
+from omni_actors.worker.engines.oneshot import GenerationEngine
 
 if TYPE_CHECKING:
     from omni_actors.platforms.ascend.runtime import AscendRuntime

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 from omni_actors.platforms.modules import modules_of
 from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, KVShape
-from omni_actors.worker.engines.generation import GenerationEngine
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter
+from omni_actors.worker.engines.autoregressive.decoder import KVShape
+from omni_actors.worker.engines.oneshot import GenerationEngine
 
 if TYPE_CHECKING:
     from omni_actors.platforms.xpu.runtime import XpuRuntime

@@ -20,7 +20,7 @@ from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
-from omni_actors.worker.engines.outputs import add_usage
+from omni_actors.worker.engines.oneshot.outputs import add_usage
 from omni_actors.worker.isolation import Faults
 from omni_actors.worker.named import class_named, thing_named, unfit
 from omni_actors.worker.returned import flag_of, kind_of, usage_problem, wrong

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TextDelta, TokenLogprob, Usage
-from omni_actors.worker.engines.detokenize import TextStream
-from omni_actors.worker.engines.sampling import Row
-from omni_actors.worker.engines.sequence import Sequence as Tokens
+from omni_actors.worker.engines.autoregressive.detokenize import TextStream
+from omni_actors.worker.engines.autoregressive.sampling import Row
+from omni_actors.worker.engines.autoregressive.sequence import Sequence as Tokens
 
 
 class Choice:

@@ -22,15 +22,21 @@ from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker.checks import OutputError, WarmUpError
 from omni_actors.worker.engine import Outbox
-from omni_actors.worker.engines.ar_output import hand_out
-from omni_actors.worker.engines.ar_request import Request, prompt_text
-from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
-from omni_actors.worker.engines.prompt_checks import load_facts
-from omni_actors.worker.engines.prompt_engine import PromptEngine
-from omni_actors.worker.engines.vllm_core import Core, Media
-from omni_actors.worker.engines.vllm_options import VllmOptions
-from omni_actors.worker.engines.vllm_params import counts_tokens, prompt_scores, sampling_params, seed_of, token_logprob
+from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, PromptInput
+from omni_actors.worker.engines.autoregressive.checks import load_facts
+from omni_actors.worker.engines.autoregressive.choice import Choice
+from omni_actors.worker.engines.autoregressive.output import hand_out
+from omni_actors.worker.engines.autoregressive.prompts import PromptEngine
+from omni_actors.worker.engines.autoregressive.request import Request, prompt_text
+from omni_actors.worker.engines.vllm.core import Core, Media
+from omni_actors.worker.engines.vllm.options import VllmOptions
+from omni_actors.worker.engines.vllm.params import (
+    counts_tokens,
+    prompt_scores,
+    sampling_params,
+    seed_of,
+    token_logprob,
+)
 from omni_actors.worker.named import class_named
 from vllm import SamplingParams
 

@@ -22,9 +22,9 @@ import torch
 
 from omni_actors.platforms.kernels import PagedDecode, paged_decode
 from omni_actors.platforms.runtime import Graphs
-from omni_actors.worker.engines.decoder import RecordableDecoder, Span, StepInputs, StepOutput
-from omni_actors.worker.engines.paged_attention import KVCache
-from omni_actors.worker.engines.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.attention import KVCache
+from omni_actors.worker.engines.autoregressive.decoder import RecordableDecoder, Span, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.sequence import Chunk
 
 log = logging.getLogger(__name__)
 
@@ -128,9 +128,9 @@ class RecordedSteps:
 
 
 class TableAttention:
-    """:class:`~omni_actors.worker.engines.decoder.Attention` of one token per sequence. Where it is and what it sees is
-    said by tensors alone, ``table`` int32 [n, blocks] and ``lengths`` int32 [n], whose content may change between two
-    replays of what was recorded with it."""
+    """:class:`~omni_actors.worker.engines.autoregressive.decoder.Attention` of one token per sequence. Where it is and
+    what it sees is said by tensors alone, ``table`` int32 [n, blocks] and ``lengths`` int32 [n], whose content may
+    change between two replays of what was recorded with it."""
 
     def __init__(self, cache: KVCache, table: torch.Tensor, lengths: torch.Tensor, attend: PagedDecode) -> None:
         self._cache = cache

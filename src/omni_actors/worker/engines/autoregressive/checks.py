@@ -12,17 +12,15 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.checks import OutputError, check_payload
-from omni_actors.worker.engines.decoder import (
+from omni_actors.worker.engines.autoregressive.adapter import (
     AutoregressiveAdapter,
-    Decoder,
     PromptAdapter,
     PromptInput,
     Release,
     State,
-    StepInputs,
-    StepOutput,
 )
-from omni_actors.worker.engines.detokenize import Vocabulary
+from omni_actors.worker.engines.autoregressive.decoder import Decoder, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.detokenize import Vocabulary
 from omni_actors.worker.returned import facts_of, kind_of, payload_problem, text_problem, wrong
 
 

@@ -22,9 +22,10 @@ from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello, Ready
 from omni_actors.worker.collectives import ProcessGroup
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Decoder, Span
-from omni_actors.worker.engines.paged_attention import Extent
-from omni_actors.worker.engines.prompt_checks import load_facts
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter
+from omni_actors.worker.engines.autoregressive.attention import Extent
+from omni_actors.worker.engines.autoregressive.checks import load_facts
+from omni_actors.worker.engines.autoregressive.decoder import Decoder, Span
 from omni_actors.worker.named import class_named
 from omni_actors.worker.ranks import Followers, receive
 
@@ -131,7 +132,7 @@ def _adapter(hello: Hello) -> AutoregressiveAdapter:
 def execute(decoder: Decoder, kernels: Kernels, control: socket.socket) -> None:
     """Do as the leader does until it lets go. Raises what the network raises: then the leader has raised it too, or
     waits for this rank, whose end it sees."""
-    from omni_actors.worker.engines.model_runner import ModelRunner  # which speaks to followers
+    from omni_actors.worker.engines.autoregressive.runner import ModelRunner  # which speaks to followers
 
     orders = msgspec.msgpack.Decoder(Order)
     runner: ModelRunner | None = None

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.cache import BlockPool
+from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """The options of every stage that decodes codec frames window by window: for a declaration's ``options``. Read by
-:mod:`omni_actors.worker.engines.codec`."""
+:mod:`omni_actors.worker.engines.oneshot.codec`."""
 
 from omni_actors.protocol.options import Option
 

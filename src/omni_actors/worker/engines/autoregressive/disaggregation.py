@@ -2,9 +2,9 @@
 
 The payloads are those of :mod:`omni_actors.worker.kv`. The last one holds what is not in the cache: the prompt's
 tokens, the logits (and hidden state) after its last one, its own log-probabilities where they are wanted, and what the
-family's adapter says (:meth:`~omni_actors.worker.engines.decoder.AutoregressiveAdapter.export_state`). The second
-engine samples from those logits as if it had computed them, so every choice, its seed and its stop strings are its own
-business.
+family's adapter says (:meth:`~omni_actors.worker.engines.autoregressive.adapter.AutoregressiveAdapter.export_state`).
+The second engine samples from those logits as if it had computed them, so every choice, its seed and its stop strings
+are its own business.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker import kv
 from omni_actors.worker.engine import Outbox
-from omni_actors.worker.engines.ar_request import Request
-from omni_actors.worker.engines.ar_scheduler import Scheduler, Swap
-from omni_actors.worker.engines.decoder import State, StepOutput
-from omni_actors.worker.engines.paged_attention import KVCache
-from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.sequence import Sequence
+from omni_actors.worker.engines.autoregressive.adapter import State
+from omni_actors.worker.engines.autoregressive.attention import KVCache
+from omni_actors.worker.engines.autoregressive.cache import BlockPool
+from omni_actors.worker.engines.autoregressive.decoder import StepOutput
+from omni_actors.worker.engines.autoregressive.request import Request
+from omni_actors.worker.engines.autoregressive.scheduler import Scheduler, Swap
+from omni_actors.worker.engines.autoregressive.sequence import Sequence
 from omni_actors.worker.tensors import tensor_of, tensor_payload
 
 PORT = "kv"

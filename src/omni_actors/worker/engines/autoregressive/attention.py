@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from omni_actors.platforms.kernels import CacheLayout, Kernels
-from omni_actors.worker.engines.decoder import KVShape
+from omni_actors.worker.engines.autoregressive.decoder import KVShape
 
 
 class KVCache:
@@ -134,7 +134,7 @@ class PagedAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """See :class:`~omni_actors.worker.engines.decoder.Attention`."""
+        """See :class:`~omni_actors.worker.engines.autoregressive.decoder.Attention`."""
         cache = self._cache
         cache.rows[layer].index_copy_(0, self._slots, key_value.reshape(-1, key_value.shape[2]))
         pages = cache.pages[layer]
@@ -152,7 +152,7 @@ class PagedAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def keep(self, side: torch.Tensor) -> None:
-        """See :class:`~omni_actors.worker.engines.decoder.Attention`."""
+        """See :class:`~omni_actors.worker.engines.autoregressive.decoder.Attention`."""
         cache = self._cache
         assert cache.side is not None
         pages = self._pages_per_block

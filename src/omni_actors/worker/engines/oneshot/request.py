@@ -9,7 +9,7 @@ from typing import Any
 
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.outputs import Piece
+from omni_actors.worker.engines.oneshot.outputs import Piece
 
 END = object()
 """What an iterator of pieces that has ended gives."""

@@ -25,10 +25,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 import vllm
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
-from omni_actors.worker.engines.sampling import MAX_LOGPROBS
-from omni_actors.worker.engines.vllm_events import CachedBlocks
-from omni_actors.worker.engines.vllm_options import ENVIRONMENT, OWNED, VllmOptions
-from omni_actors.worker.engines.vllm_told import ToldTokens
+from omni_actors.worker.engines.autoregressive.sampling import MAX_LOGPROBS
+from omni_actors.worker.engines.vllm.events import CachedBlocks
+from omni_actors.worker.engines.vllm.options import ENVIRONMENT, OWNED, VllmOptions
+from omni_actors.worker.engines.vllm.told import ToldTokens
 from vllm import SamplingParams
 
 GRAMMAR_S = 30.0

@@ -11,14 +11,21 @@ import torch
 from omni_actors.platforms.kernels import Kernels
 from omni_actors.platforms.runtime import Graphs
 from omni_actors.worker.checks import WarmUpError
-from omni_actors.worker.engines.ar_ranks import Attach, Copy, Pass, Scrub
-from omni_actors.worker.engines.decoder import Decoder, LeadingDecoder, RecordableDecoder, Span, StepInputs, StepOutput
-from omni_actors.worker.engines.paged_attention import Extent, KVCache, PagedAttention, flat_order
-from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.prompt_checks import check_step
-from omni_actors.worker.engines.recorded import RecordedSteps
-from omni_actors.worker.engines.sequence import Chunk
-from omni_actors.worker.engines.sequence import Sequence as TokenSequence
+from omni_actors.worker.engines.autoregressive.attention import Extent, KVCache, PagedAttention, flat_order
+from omni_actors.worker.engines.autoregressive.cache import BlockPool
+from omni_actors.worker.engines.autoregressive.checks import check_step
+from omni_actors.worker.engines.autoregressive.decoder import (
+    Decoder,
+    LeadingDecoder,
+    RecordableDecoder,
+    Span,
+    StepInputs,
+    StepOutput,
+)
+from omni_actors.worker.engines.autoregressive.graphs import RecordedSteps
+from omni_actors.worker.engines.autoregressive.ranks import Attach, Copy, Pass, Scrub
+from omni_actors.worker.engines.autoregressive.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.sequence import Sequence as TokenSequence
 from omni_actors.worker.ranks import Followers
 
 

@@ -9,13 +9,13 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from omni_actors.protocol.params import Constraint
 from omni_actors.protocol.request import TokenLogprob
-from omni_actors.worker.engines.ar_request import Request
-from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.vllm_told import TOLD
+from omni_actors.worker.engines.autoregressive.choice import Choice
+from omni_actors.worker.engines.autoregressive.request import Request
+from omni_actors.worker.engines.vllm.told import TOLD
 from vllm import SamplingParams
 
 UNIFORM_BITS = 40
-"""Bits of :meth:`~omni_actors.worker.engines.sampling.Row.uniform`."""
+"""Bits of :meth:`~omni_actors.worker.engines.autoregressive.sampling.Row.uniform`."""
 
 
 def seed_of(choice: Choice) -> int:

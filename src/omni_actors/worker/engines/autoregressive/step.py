@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_actors.platforms.kernels import Kernels
-from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, StepOutput
-from omni_actors.worker.engines.model_runner import ModelRunner
-from omni_actors.worker.engines.sampling import Sampled, sample
-from omni_actors.worker.engines.sequence import Chunk
-from omni_actors.worker.engines.sequence import Sequence as TokenSequence
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn
+from omni_actors.worker.engines.autoregressive.choice import Choice
+from omni_actors.worker.engines.autoregressive.decoder import StepOutput
+from omni_actors.worker.engines.autoregressive.runner import ModelRunner
+from omni_actors.worker.engines.autoregressive.sampling import Sampled, sample
+from omni_actors.worker.engines.autoregressive.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.sequence import Sequence as TokenSequence
 from omni_actors.worker.isolation import BatchLimit, Faults, halve_by_request, run_bisecting
 
 Pick = tuple[Choice, int]

@@ -22,16 +22,16 @@ import numpy as np
 import torch
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.common.codec_options import CODEC_OPTIONS
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.options import defaults_of, filled
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError, TensorSpec, WarmUpError, check_input
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.generation import GenerationAdapter
-from omni_actors.worker.engines.outputs import Result, audio_piece
-from omni_actors.worker.engines.ramp import Ramp
+from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
+from omni_actors.worker.engines.oneshot.options import CODEC_OPTIONS
+from omni_actors.worker.engines.oneshot.outputs import Result, audio_piece
+from omni_actors.worker.engines.oneshot.ramp import Ramp
 from omni_actors.worker.returned import facts_of, kind_of, wrong
 
 Codes = np.ndarray[Any, np.dtype[np.int64]]
@@ -80,9 +80,9 @@ class Piece:
 class CodecAdapter(GenerationAdapter[Stream, Stream]):
     """A codec's side of its stage. A family sets the attributes below in :meth:`prepare` and gives :meth:`decode`.
 
-    Options: those of :mod:`omni_actors.models.common.codec_options`. The section ``speech``, where the stage reads it,
-    may say how many frames the first piece has. ``context`` in the first payload's metadata says how many of its frames
-    are a clip's, from which the sound goes on.
+    Options: those of :mod:`omni_actors.worker.engines.oneshot.options`. The section ``speech``, where the stage reads
+    it, may say how many frames the first piece has. ``context`` in the first payload's metadata says how many of its
+    frames are a clip's, from which the sound goes on.
     """
 
     sample_rate: int

@@ -7,11 +7,11 @@ import msgspec
 
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Outbox
-from omni_actors.worker.engines.ar_request import Request
-from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import PromptAdapter, Release
-from omni_actors.worker.engines.paged_attention import KVCache
-from omni_actors.worker.engines.prompt_checks import output_of, record_of, shown_of
+from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, Release
+from omni_actors.worker.engines.autoregressive.attention import KVCache
+from omni_actors.worker.engines.autoregressive.checks import output_of, record_of, shown_of
+from omni_actors.worker.engines.autoregressive.choice import Choice
+from omni_actors.worker.engines.autoregressive.request import Request
 
 
 def hand_out(request: Request, choice: Choice, adapter: PromptAdapter, cache: KVCache | None, out: Outbox) -> None:

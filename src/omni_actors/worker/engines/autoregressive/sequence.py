@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.worker.engines.paged_cache import BlockPool, block_hash
+from omni_actors.worker.engines.autoregressive.cache import BlockPool, block_hash
 
 NOTHING = range(0)
 

@@ -13,13 +13,13 @@ from omni_actors.protocol.errors import invalid_request, overloaded
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
-from omni_actors.worker.engines.ar_request import Request, choice_of, limit_of, scores_prompt
-from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import PromptAdapter, PromptInput
-from omni_actors.worker.engines.detokenize import StopStrings
-from omni_actors.worker.engines.prompt_checks import prompt_of, sampling_of
-from omni_actors.worker.engines.sampling import resolve, validate
-from omni_actors.worker.engines.sequence import Sequence
+from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, PromptInput
+from omni_actors.worker.engines.autoregressive.checks import prompt_of, sampling_of
+from omni_actors.worker.engines.autoregressive.choice import Choice
+from omni_actors.worker.engines.autoregressive.detokenize import StopStrings
+from omni_actors.worker.engines.autoregressive.request import Request, choice_of, limit_of, scores_prompt
+from omni_actors.worker.engines.autoregressive.sampling import resolve, validate
+from omni_actors.worker.engines.autoregressive.sequence import Sequence
 from omni_actors.worker.isolation import Faults
 from omni_actors.worker.returned import counters_of
 

@@ -21,20 +21,21 @@ from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engine import Outbox
-from omni_actors.worker.engines.ar_options import EngineOptions
-from omni_actors.worker.engines.ar_output import hand_out
-from omni_actors.worker.engines.ar_ranks import follow, lead
-from omni_actors.worker.engines.ar_request import Request, prompt_text, resume, score
-from omni_actors.worker.engines.ar_scheduler import Scheduler
-from omni_actors.worker.engines.ar_step import Isolated
-from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, Drawn, PromptInput, StepOutput
-from omni_actors.worker.engines.handover import Exports, Imports, swap_of
-from omni_actors.worker.engines.model_runner import ModelRunner
-from omni_actors.worker.engines.paged_cache import BlockPool
-from omni_actors.worker.engines.prompt_checks import state_of
-from omni_actors.worker.engines.prompt_engine import PromptEngine
-from omni_actors.worker.engines.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn, PromptInput
+from omni_actors.worker.engines.autoregressive.cache import BlockPool
+from omni_actors.worker.engines.autoregressive.checks import state_of
+from omni_actors.worker.engines.autoregressive.choice import Choice
+from omni_actors.worker.engines.autoregressive.decoder import StepOutput
+from omni_actors.worker.engines.autoregressive.disaggregation import Exports, Imports, swap_of
+from omni_actors.worker.engines.autoregressive.options import EngineOptions
+from omni_actors.worker.engines.autoregressive.output import hand_out
+from omni_actors.worker.engines.autoregressive.prompts import PromptEngine
+from omni_actors.worker.engines.autoregressive.ranks import follow, lead
+from omni_actors.worker.engines.autoregressive.request import Request, prompt_text, resume, score
+from omni_actors.worker.engines.autoregressive.runner import ModelRunner
+from omni_actors.worker.engines.autoregressive.scheduler import Scheduler
+from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.step import Isolated
 from omni_actors.worker.returned import flag_of
 
 log = logging.getLogger(__name__)

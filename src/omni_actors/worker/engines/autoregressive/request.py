@@ -12,11 +12,11 @@ from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Prompt, Sampling
 from omni_actors.protocol.request import TokenLogprob, Usage
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.choice import Choice
-from omni_actors.worker.engines.decoder import AutoregressiveAdapter, PromptAdapter
-from omni_actors.worker.engines.detokenize import StopStrings, TextStream
-from omni_actors.worker.engines.sampling import Choosing, Row, token_logprobs
-from omni_actors.worker.engines.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptAdapter
+from omni_actors.worker.engines.autoregressive.choice import Choice
+from omni_actors.worker.engines.autoregressive.detokenize import StopStrings, TextStream
+from omni_actors.worker.engines.autoregressive.sampling import Choosing, Row, token_logprobs
+from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
 CONTEXT_TOKENS = 8
 """So many of the prompt's last tokens say how the first token of its continuation is decoded."""

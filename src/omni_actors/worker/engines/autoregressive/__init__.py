@@ -1,0 +1,44 @@
+"""The autoregressive engine: models that write one token after another, text or codec frames.
+
+What a model family brings:
+
+- ``adapter.py``: prompts, vocabulary, defaults, outputs (:class:`~.adapter.AutoregressiveAdapter`).
+- ``decoder.py``: the network, and what a step gives it and takes from it.
+
+How a request goes:
+
+- ``prompts.py``: requests while their prompts are read; every engine that reads prompts has it, vLLM's too.
+- ``request.py``, ``choice.py``, ``sequence.py``: a request, its answers (``n``), and each one's tokens and cache
+blocks.
+- ``scheduler.py``: which tokens of which sequences the next step computes.
+- ``step.py``, ``runner.py``: one pass of the network over them, and what happens when it fails.
+- ``sampling.py``, ``detokenize.py``, ``output.py``: the next token, its text, and what leaves the engine.
+- ``engine.py``: the engine, which puts these together.
+
+Memory and devices:
+
+- ``cache.py``, ``attention.py``: the paged KV cache: which block is whose, and attention that reads it.
+- ``graphs.py``: steps recorded once and replayed (CUDA graphs).
+- ``ranks.py``: one network shared out among several processes.
+- ``disaggregation.py``: prefill in one worker and decode in another.
+
+``options.py`` are the stage options, and ``checks.py`` checks what an adapter returns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omni_actors.worker.engines.autoregressive.engine import AutoregressiveEngine as AutoregressiveEngine
+
+__all__ = ["AutoregressiveEngine"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not imported above: the serving process reads options.py, and imports no torch.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from omni_actors.worker.engines.autoregressive.engine import AutoregressiveEngine
+
+    return AutoregressiveEngine
