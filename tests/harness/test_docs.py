@@ -127,6 +127,11 @@ def test_the_actor_example_restarts_its_actor() -> None:
     assert "counter" in crash
 
 
+def test_the_engine_page_shows_the_engine_of_its_example() -> None:
+    (engine,) = blocks("docs/contributing/add-an-engine.md", "python")
+    assert engine in (ROOT / "examples/engine/src/omni_markov/engine.py").read_text()
+
+
 def test_the_actors_page_shows_the_program_of_its_example() -> None:
     shown_files = blocks("docs/actors.md", "python")[1:]
     folder = ROOT / "examples/actors"
