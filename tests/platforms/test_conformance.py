@@ -13,13 +13,13 @@ import torch
 from tests.platforms import planted
 from tests.platforms.fake_vendors.platforms import FakeAscend
 
-from omni_actors.platforms import kernels as plain
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.cpu.runtime import CpuRuntime
-from omni_actors.platforms.kernels import Kernels
 from omni_actors.platforms.platform import Fault, OmniPlatform
 from omni_actors.platforms.probe import BUILTINS
 from omni_actors.platforms.runtime import Capability, DeviceTransport, Graphs, Memory, TransportError
+from omni_actors.platforms.runtime import kernels as plain
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.platforms.select import load
 from omni_actors.platforms.testing import PlatformConformance, Result, check_platform, failures, kit
 from omni_actors.platforms.testing.__main__ import main as program

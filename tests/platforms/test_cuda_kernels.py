@@ -18,15 +18,14 @@ import torch
 from tests.platforms.fake_flash import FlashAttn, by_documentation
 from torch.nn.attention import SDPBackend
 
-from omni_actors.platforms import kernels as plain
-from omni_actors.platforms import trial
 from omni_actors.platforms.cuda import CudaPlatform, attention
 from omni_actors.platforms.cuda.kernels import kernels
 from omni_actors.platforms.cuda.runtime import CudaRuntime
-from omni_actors.platforms.kernels import CacheLayout, Kernels
 from omni_actors.platforms.platform import PlatformError
 from omni_actors.platforms.rocm.kernels import kernels as on_rocm
-from omni_actors.platforms.runtime import Capability
+from omni_actors.platforms.runtime import Capability, kernel_validation
+from omni_actors.platforms.runtime import kernels as plain
+from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels
 from omni_actors.protocol.options import filled
 
 CPU = torch.device("cpu")
@@ -121,7 +120,7 @@ def test_this_torchs_own_function_takes_the_arguments_it_is_given() -> None:
     if found is None:
         pytest.skip("this torch's varlen_attn reads no paged cache")
     with pytest.raises(NotImplementedError, match="_flash_attention_forward"):  # it has none for processors
-        trial.decode_error(PAGES, CPU, attention.decode_by_torch(found))
+        kernel_validation.decode_error(PAGES, CPU, attention.decode_by_torch(found))
 
 
 @pytest.mark.parametrize("window", [None, 1, 7])

@@ -19,8 +19,8 @@ pytestmark = [
 
 PROGRAM = """
 import torch
-from omni_actors.platforms.kernels import paged_decode as plain
-from omni_actors.platforms.triton_attention import paged_decode
+from omni_actors.platforms.runtime.kernels import paged_decode as plain
+from omni_actors.platforms.runtime.triton_attention import paged_decode
 
 torch.manual_seed(0)
 cases = [(4, 2, 16, 16, None, None), (8, 1, 24, 16, None, None), (4, 4, 64, 32, 10, None), (6, 2, 32, 16, 5, 2.0)]

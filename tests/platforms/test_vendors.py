@@ -21,14 +21,14 @@ from tests.worker.engines.ar_driver import hello
 
 from omni_actors.platforms.ascend.engines import in_large_blocks
 from omni_actors.platforms.ascend.runtime import AscendRuntime
-from omni_actors.platforms.kernels import CacheLayout, paged_decode
-from omni_actors.platforms.module_runtime import ModuleRuntime
 from omni_actors.platforms.musa.kernels import kernels as musa_kernels
 from omni_actors.platforms.musa.runtime import MusaRuntime
 from omni_actors.platforms.platform import Fault, PlatformError
 from omni_actors.platforms.rocm.kernels import kernels as rocm_kernels
 from omni_actors.platforms.rocm.runtime import RocmRuntime
 from omni_actors.platforms.runtime import Capability
+from omni_actors.platforms.runtime.kernels import CacheLayout, paged_decode
+from omni_actors.platforms.runtime.torch_module import ModuleRuntime
 from omni_actors.platforms.xpu.engines import blocks_within
 from omni_actors.platforms.xpu.kernels import kernels as xpu_kernels
 from omni_actors.platforms.xpu.runtime import XpuRuntime
@@ -277,7 +277,7 @@ def test_tritons_attention_is_for_devices_and_blocks_that_it_can(
 ) -> None:
     stand_in = ModuleType("triton_attention")
     stand_in.paged_decode = paged_decode  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "omni_actors.platforms.triton_attention", stand_in)
+    monkeypatch.setitem(sys.modules, "omni_actors.platforms.runtime.triton_attention", stand_in)
     kernels = rocm_kernels(Capability(architecture), torch.device("cpu"), triton)
     found = kernels.paged_decode(CacheLayout(2, 64, size, torch.bfloat16))
     assert (found is not None) is chosen

@@ -54,7 +54,7 @@ def _own_kernels(chosen: Any) -> list[str]:
     """The names of the kernels that are not plain torch's."""
     from dataclasses import fields
 
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
 
     plain = Kernels()
     return [item.name for item in fields(Kernels) if getattr(chosen, item.name) != getattr(plain, item.name)]

@@ -20,7 +20,7 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import Hello
 
 if TYPE_CHECKING:
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
 
 _OPENING = threading.Lock()
 

@@ -101,7 +101,7 @@ def compute(runtime: Any) -> dict[str, Any]:
     from tests.worker.engines import tiny_models
 
     from omni_actors.models.causal_lm.fused import FusedDecoder
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
     from omni_actors.worker.engines.autoregressive.runner import ModelRunner
     from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
@@ -146,7 +146,7 @@ def attention(runtime: Any) -> float:
     groups of heads and sizes of blocks; in float16, of numbers about one."""
     import torch
 
-    from omni_actors.platforms.kernels import CacheLayout, paged_decode
+    from omni_actors.platforms.runtime.kernels import CacheLayout, paged_decode
 
     device, dtype, worst = runtime.torch_device, torch.float16, [0.0]
 
@@ -192,7 +192,7 @@ def drawn(runtime: Any) -> dict[str, Any]:
     """Tokens that are drawn of logits on the device and on the host, and whether the device was asked for float64."""
     import torch
 
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
     from omni_actors.worker.engines.autoregressive.sampling import Choosing, Row, sample
 
     asked: list[torch.device] = []

@@ -24,7 +24,7 @@ from omni_actors.platforms.xpu import XpuPlatform
 from omni_actors.platforms.xpu.runtime import MAX_SERIES, XpuRuntime
 
 if TYPE_CHECKING:
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
 
 SIM = "sim"
 """What the fake device is called where torch has the vendor's name for itself."""
@@ -120,7 +120,7 @@ class HostRocmRuntime(RocmRuntime):
     def choose(self) -> Kernels:
         from tests.platforms.fake_vendors.triton_launcher import imported
 
-        imported("omni_actors.platforms.triton_attention")
+        imported("omni_actors.platforms.runtime.triton_attention")
         with patch.object(runtime, "has", lambda name: name == "triton"):
             return super().choose()
 

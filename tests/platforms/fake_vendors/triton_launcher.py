@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from tests.platforms.fake_vendors.host_device import record
 
-from omni_actors.platforms.kernels import paged_decode
+from omni_actors.platforms.runtime.kernels import paged_decode
 
 
 def imported(module: str) -> None:

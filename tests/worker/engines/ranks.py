@@ -12,7 +12,7 @@ from typing import cast
 import msgspec
 import torch
 
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.protocol.codec import frame
 from omni_actors.worker.collectives import Group
 from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter

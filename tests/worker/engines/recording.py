@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_flatten
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.platforms.cpu.runtime import CpuRuntime
-from omni_actors.platforms.kernels import Kernels, grouped_experts, paged_decode
 from omni_actors.platforms.runtime import Graphs, T
+from omni_actors.platforms.runtime.kernels import Kernels, grouped_experts, paged_decode
 
 WAITING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::equal", "aten::unique", "aten::bincount")
 """Operations whose result a device is waited for."""
@@ -133,7 +133,7 @@ class PagedPlatform(RecordingPlatform):
 def prompt(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
 ) -> torch.Tensor:
-    """:class:`~omni_actors.platforms.kernels.PromptAttention` without any library's."""
+    """:class:`~omni_actors.platforms.runtime.kernels.PromptAttention` without any library's."""
     heads, count, length = query.shape[1], query.shape[0], keys.shape[1]
     keys, values = (it.repeat_interleave(heads // len(it), 0) for it in (keys, values))
     last = torch.arange(length - count, length)[:, None]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from omni_actors.platforms.cpu.kernels import KERNELS
-from omni_actors.platforms.kernels import Kernels, Linear
+from omni_actors.platforms.runtime.kernels import Kernels, Linear
 from omni_sim.memory import SimMemory
 
 

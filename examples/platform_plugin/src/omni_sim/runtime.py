@@ -13,7 +13,7 @@ from omni_sim import hardware
 from omni_sim.errors import SimAllocationError, SimDeviceLost
 
 if TYPE_CHECKING:
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
     from omni_sim.computing import Computing
     from omni_sim.memory import SimMemory
     from omni_sim.transport import SimTransport

@@ -10,7 +10,7 @@ from omni_actors.models.causal_lm.pipeline import MODEL_TYPES
 from omni_actors.models.common.embedding import embed
 from omni_actors.models.common.layers import Layers, join, own
 from omni_actors.models.common.rotary import Rotary
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engines.autoregressive.decoder import Attention, StepInputs, StepOutput
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from omni_actors.models.causal_lm.generic import GenericDecoder, UnsupportedModel
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
 from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 

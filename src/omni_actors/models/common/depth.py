@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from omni_actors.models.common.layers import Layers
 from omni_actors.models.common.rotary import Rotary
-from omni_actors.platforms.kernels import Linear
 from omni_actors.platforms.runtime import Graphs
+from omni_actors.platforms.runtime.kernels import Linear
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engines.autoregressive.graphs import RecordedRows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 
 DENSE_WORK = 1 << 20
 """Up to so many products (tokens x experts x width x inner width), every expert runs for every token in one batched

@@ -12,7 +12,7 @@ import torch
 from omni_actors.models.common.embedding import embed
 from omni_actors.models.common.layers import Layers
 from omni_actors.models.common.rotary import Rotary
-from omni_actors.platforms.kernels import Linear
+from omni_actors.platforms.runtime.kernels import Linear
 from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engines.autoregressive.decoder import Attention, Span, StepInputs, StepOutput
 

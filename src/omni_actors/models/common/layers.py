@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from omni_actors.models.common.experts import Experts
-from omni_actors.platforms.kernels import Kernels, Linear
+from omni_actors.platforms.runtime.kernels import Kernels, Linear
 from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engines.autoregressive.decoder import Attention, KVShape
 

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.common.load import load_part
 from omni_actors.models.common.text import check_marks, marks_of
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Sampling, Speech

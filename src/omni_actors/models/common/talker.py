@@ -20,8 +20,8 @@ from omni_actors.models.common.depth import DepthDecoder, DepthSampling, Draw
 from omni_actors.models.common.features import Features, multi_axis_positions
 from omni_actors.models.common.layers import Layers, join
 from omni_actors.models.common.rotary import Rotary
-from omni_actors.platforms.kernels import Kernels, Linear
 from omni_actors.platforms.runtime import Graphs
+from omni_actors.platforms.runtime.kernels import Kernels, Linear
 from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Sampling, Speech

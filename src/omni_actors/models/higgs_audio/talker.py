@@ -20,7 +20,7 @@ from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAu
 from omni_actors.models.common import speech
 from omni_actors.models.common.processors import audio_tokenizer_folder, load_processor
 from omni_actors.models.common.speech import Codes, Frames, Utterance, choosing, load_model, most_frames
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import Usage

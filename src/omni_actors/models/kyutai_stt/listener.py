@@ -25,7 +25,7 @@ from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.models.common.text import Text, context_length, sampling_defaults
 from omni_actors.models.kyutai_stt.pipeline import PIPELINE
-from omni_actors.platforms.kernels import Linear
+from omni_actors.platforms.runtime.kernels import Linear
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.options import filled

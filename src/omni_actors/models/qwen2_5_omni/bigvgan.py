@@ -20,7 +20,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavBigVGANModel,
 )
 
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 
 ROWS = 16
 """So many channels at least go through a depthwise convolution at once."""

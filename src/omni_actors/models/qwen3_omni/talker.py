@@ -29,7 +29,7 @@ from omni_actors.models.common.rotary import Rotary, interleaved_axes
 from omni_actors.models.common.talker import Talker, TalkerDecoder, resize_mlp
 from omni_actors.models.common.text import Text, context_length
 from omni_actors.models.qwen3_omni.prompt import Layout
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import Speech

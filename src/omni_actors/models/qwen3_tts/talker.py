@@ -21,7 +21,7 @@ from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.models.qwen3_tts.package import config_of, package, quiet
 from omni_actors.models.qwen3_tts.pipeline import TALKER_OPTIONS
 from omni_actors.models.qwen3_tts.prompt import Asked, Layout, Marks, lay_out, tokens_of
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.options import filled

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from omni_actors.platforms import kernels as plain
-from omni_actors.platforms.kernels import CacheLayout
+from omni_actors.platforms.runtime import kernels as plain
+from omni_actors.platforms.runtime.kernels import CacheLayout
 
 BLOCK = 128
 """Tokens of a block that CANN recommends."""
@@ -37,7 +37,7 @@ def _sixteen(layout: CacheLayout) -> bool:
 
 
 class FusedDecode:
-    """Implements :class:`~omni_actors.platforms.kernels.PagedDecode`.
+    """Implements :class:`~omni_actors.platforms.runtime.kernels.PagedDecode`.
 
     It waits for the device once a step: the operator takes lengths from the host. So it is not for recordings.
     """
@@ -96,7 +96,7 @@ class FusedDecode:
 
 
 class FusedPrompt:
-    """Implements :class:`~omni_actors.platforms.kernels.PromptAttention`."""
+    """Implements :class:`~omni_actors.platforms.runtime.kernels.PromptAttention`."""
 
     def __init__(self, device: torch.device) -> None:
         self._mask = torch.ones(_MASK, _MASK, dtype=torch.bool).triu(1).to(device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omni_actors.platforms.ascend.attention import BLOCK
 from omni_actors.platforms.ascend.weights import lay_out
-from omni_actors.platforms.modules import modules_of
+from omni_actors.platforms.runtime.modules import modules_of
 from omni_actors.protocol.frames import Hello
 from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine

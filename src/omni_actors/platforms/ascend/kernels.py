@@ -7,11 +7,11 @@ import functools
 
 import torch
 
-from omni_actors.platforms import kernels as plain
-from omni_actors.platforms import trial
 from omni_actors.platforms.ascend import attention
 from omni_actors.platforms.ascend.weights import nz
-from omni_actors.platforms.kernels import CacheLayout, Kernels, Linear, PagedDecode, PromptAttention
+from omni_actors.platforms.runtime import kernel_validation
+from omni_actors.platforms.runtime import kernels as plain
+from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels, Linear, PagedDecode, PromptAttention
 
 _LIST_OF_COUNTS = 1
 """``group_list_type``: how many rows each expert has, not where they end."""
@@ -28,12 +28,14 @@ def kernels(device: torch.device, nz_weights: bool) -> Kernels:
 
     @functools.cache
     def paged_decode(layout: CacheLayout) -> PagedDecode | None:
-        return trial.decode(layout, device, [("CANN", attention.FusedDecode)] if attention.decodes(layout) else [])
+        return kernel_validation.choose_decode(
+            layout, device, [("CANN", attention.FusedDecode)] if attention.decodes(layout) else []
+        )
 
     @functools.cache
     def prompt_attention(layout: CacheLayout) -> PromptAttention | None:
         fused = functools.partial(attention.FusedPrompt, device)
-        return trial.prompt(layout, device, [("CANN", fused)] if attention.prompts(layout) else [])
+        return kernel_validation.choose_prompt(layout, device, [("CANN", fused)] if attention.prompts(layout) else [])
 
     return Kernels(
         linear=linear if nz_weights else plain.linear,

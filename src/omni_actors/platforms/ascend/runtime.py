@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omni_actors.platforms import module_runtime
 from omni_actors.platforms.ascend.patches import PATCHES
-from omni_actors.platforms.module_runtime import ModuleRuntime
 from omni_actors.platforms.platform import PlatformError
-from omni_actors.platforms.runtime import Capability, Patch
+from omni_actors.platforms.runtime import Capability, Patch, torch_module
+from omni_actors.platforms.runtime.torch_module import ModuleRuntime
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
 
 _GENERATIONS = (
     (range(200, 206), "310P", ()),
@@ -45,7 +44,7 @@ class AscendRuntime(ModuleRuntime):
     """The host has lost the device's heartbeat, or its memory has errors that cannot be corrected."""
 
     def bring(self) -> Any:
-        torch_npu = module_runtime.bring(
+        torch_npu = torch_module.bring(
             "torch_npu", "install the torch-npu that belongs to this torch, and source CANN's set_env.sh"
         )
         if not torch_npu.npu.is_available():
@@ -76,5 +75,5 @@ class AscendRuntime(ModuleRuntime):
 
     def profiler(self, folder: Path) -> Any:
         """torch_npu's own profiler: torch's does not see the device."""
-        profiler = module_runtime.bring("torch_npu.profiler", "install torch-npu")
+        profiler = torch_module.bring("torch_npu.profiler", "install torch-npu")
         return profiler.profile(on_trace_ready=profiler.tensorboard_trace_handler(str(folder)))

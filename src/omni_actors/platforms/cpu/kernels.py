@@ -7,8 +7,8 @@ import math
 import numpy as np
 import torch
 
-from omni_actors.platforms import kernels
-from omni_actors.platforms.kernels import Kernels, Linear
+from omni_actors.platforms.runtime import kernels
+from omni_actors.platforms.runtime.kernels import Kernels, Linear
 
 _PACK_FROM = 1 << 16
 """A smaller weight stays as it is: it is in the cache anyway, and a call by the packed product costs ten microseconds

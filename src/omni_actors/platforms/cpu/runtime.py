@@ -11,7 +11,7 @@ from omni_actors.platforms.platform import PlatformError
 from omni_actors.platforms.runtime import Capability, DeviceRuntime, Memory
 
 if TYPE_CHECKING:
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
 
 
 class CpuRuntime(DeviceRuntime):

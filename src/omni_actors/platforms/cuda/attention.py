@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from omni_actors.platforms import kernels as plain
-from omni_actors.platforms.kernels import PagedDecode, PromptAttention
+from omni_actors.platforms.runtime import kernels as plain
+from omni_actors.platforms.runtime.kernels import PagedDecode, PromptAttention
 
 FLASH_BLOCK = 256
 """FlashAttention 2 reads pages of a multiple of so many tokens."""

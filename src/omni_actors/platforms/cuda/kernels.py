@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from omni_actors.platforms import kernels as plain
-from omni_actors.platforms import trial
 from omni_actors.platforms.cuda import attention
-from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode, PromptAttention
+from omni_actors.platforms.runtime import kernel_validation
+from omni_actors.platforms.runtime import kernels as plain
+from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels, PagedDecode, PromptAttention
 
 LEAST_TRITON_BLOCK = 16
 
@@ -36,7 +36,7 @@ def kernels(capability: tuple[int, int], device: torch.device, wanted: str, has:
                 candidates.append(("torch's FlashAttention", lambda: attention.decode_by_torch(varlen)))
         if wanted == "triton" and has("triton") and capability >= (8, 0) and _power(layout.block_size):
             candidates.append(("Triton", _triton))
-        return trial.decode(layout, device, candidates)
+        return kernel_validation.choose_decode(layout, device, candidates)
 
     @functools.cache
     def prompt_attention(layout: CacheLayout) -> PromptAttention | None:
@@ -46,7 +46,7 @@ def kernels(capability: tuple[int, int], device: torch.device, wanted: str, has:
             candidates.append(("flash-attn", lambda: attention.prompt_by_package(_flash_attn())))
         if order:
             candidates.append((", ".join(it.name for it in order), lambda: attention.prompt_by_backends(order)))
-        return trial.prompt(layout, device, candidates)
+        return kernel_validation.choose_prompt(layout, device, candidates)
 
     return Kernels(
         # Grouped products are one kernel from compute capability 9.0 on; below, torch waits for the counts itself.
@@ -72,6 +72,6 @@ def _flash_attn() -> Any:
 
 
 def _triton() -> PagedDecode:
-    from omni_actors.platforms.triton_attention import paged_decode
+    from omni_actors.platforms.runtime.triton_attention import paged_decode
 
     return paged_decode

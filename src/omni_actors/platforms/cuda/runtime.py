@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omni_actors.platforms.module_runtime import ModuleRuntime, has
 from omni_actors.platforms.platform import PlatformError
 from omni_actors.platforms.runtime import Capability, DeviceTransport, Graphs
+from omni_actors.platforms.runtime.torch_module import ModuleRuntime, has
 
 if TYPE_CHECKING:
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
 
 _FEATURES = {"bf16": (8, 0), "tf32": (8, 0), "flash": (8, 0), "fp8": (8, 9), "grouped": (9, 0), "fp4": (10, 0)}
 """Since which compute capability there is what."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from omni_actors.platforms import trial
-from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode
+from omni_actors.platforms.runtime import kernel_validation
+from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels, PagedDecode
 
 _FLASH_FROM = (3, 1)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -26,7 +26,7 @@ def kernels(version: tuple[int, int], device: torch.device, mate: bool) -> Kerne
         fits = layout.dtype in _SIXTEEN_BITS and layout.head_dim % 8 == 0 and layout.head_dim <= 256
         if not mate or version < _FLASH_FROM or not fits:
             return None
-        return trial.decode(layout, device, [("mate", lambda: flash_decode)])
+        return kernel_validation.choose_decode(layout, device, [("mate", lambda: flash_decode)])
 
     return Kernels(paged_decode=paged_decode, draws_on_host=True)
 
@@ -41,8 +41,8 @@ def flash_decode(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """See :class:`~omni_actors.platforms.kernels.PagedDecode`. The operator's pages are [tokens, heads, head_dim]: ours
-    are, as views."""
+    """Attend as :class:`PagedDecode` says. The operator's pages are [tokens, heads, head_dim], and so are views of this
+    cache's pages."""
     import mate
 
     flash: Any = mate.flash_attn_with_kvcache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from omni_actors.platforms.module_runtime import has
 from omni_actors.platforms.runtime import Patch
+from omni_actors.platforms.runtime.torch_module import has
 
 
 def _torchada() -> None:

@@ -10,14 +10,13 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omni_actors.platforms import module_runtime
-from omni_actors.platforms.module_runtime import ModuleRuntime, has
 from omni_actors.platforms.musa.patches import PATCHES
 from omni_actors.platforms.platform import PlatformError
-from omni_actors.platforms.runtime import Capability, Graphs, Patch
+from omni_actors.platforms.runtime import Capability, Graphs, Patch, torch_module
+from omni_actors.platforms.runtime.torch_module import ModuleRuntime, has
 
 if TYPE_CHECKING:
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class MusaRuntime(ModuleRuntime):
     def bring(self) -> Any:
         import torch
 
-        module_runtime.bring("torch_musa", "install the torch_musa that belongs to this torch, with the MUSA SDK")
+        torch_module.bring("torch_musa", "install the torch_musa that belongs to this torch, with the MUSA SDK")
         module = getattr(torch, "musa", None)
         if module is None or not module.is_available():
             raise PlatformError("torch_musa finds no device: see mthreads-gmi and MUSA_VISIBLE_DEVICES")

@@ -11,10 +11,9 @@ import functools
 
 import torch
 
-from omni_actors.platforms import kernels as plain
-from omni_actors.platforms import trial
-from omni_actors.platforms.kernels import CacheLayout, Kernels, PagedDecode
-from omni_actors.platforms.runtime import Capability
+from omni_actors.platforms.runtime import Capability, kernel_validation
+from omni_actors.platforms.runtime import kernels as plain
+from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels, PagedDecode
 
 _MATRIX = ("gfx90a", "gfx940", "gfx941", "gfx942", "gfx950", "gfx11", "gfx12")
 """Architectures with matrix instructions that Triton compiles its products to."""
@@ -31,7 +30,7 @@ def kernels(capability: Capability, device: torch.device, triton: bool) -> Kerne
     def paged_decode(layout: CacheLayout) -> PagedDecode | None:
         if not triton or not matrix or layout.block_size < 16 or layout.block_size & (layout.block_size - 1):
             return None
-        return trial.decode(layout, device, [("Triton", _triton)])
+        return kernel_validation.choose_decode(layout, device, [("Triton", _triton)])
 
     return Kernels(
         experts=plain.experts_in_groups if capability.name in _GROUPED else plain.experts,
@@ -40,6 +39,6 @@ def kernels(capability: Capability, device: torch.device, triton: bool) -> Kerne
 
 
 def _triton() -> PagedDecode:
-    from omni_actors.platforms.triton_attention import paged_decode
+    from omni_actors.platforms.runtime.triton_attention import paged_decode
 
     return paged_decode

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from omni_actors.platforms import kernels as plain
-from omni_actors.platforms.kernels import CacheLayout, Kernels
+from omni_actors.platforms.runtime import kernels as plain
+from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels
 from omni_actors.platforms.testing.checking import Skip, expect
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float64: 1e-9}

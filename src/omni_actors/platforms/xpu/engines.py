@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from omni_actors.platforms.modules import modules_of
+from omni_actors.platforms.runtime.modules import modules_of
 from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter

@@ -5,8 +5,8 @@ Some (Arc A-Series among them) have no float64: an operator that asks for it rai
 
 from __future__ import annotations
 
-from omni_actors.platforms.kernels import Kernels
 from omni_actors.platforms.runtime import Capability
+from omni_actors.platforms.runtime.kernels import Kernels
 
 _ANY_LENGTH = 1 << 31
 

@@ -11,12 +11,12 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omni_actors.platforms.module_runtime import ModuleRuntime, has
 from omni_actors.platforms.platform import Fault, PlatformError
 from omni_actors.platforms.runtime import Capability, Graphs, Memory
+from omni_actors.platforms.runtime.torch_module import ModuleRuntime, has
 
 if TYPE_CHECKING:
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from omni_actors.platforms.kernels import CacheLayout, Kernels
+from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels
 from omni_actors.worker.engines.autoregressive.decoder import KVShape
 
 

@@ -20,8 +20,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from omni_actors.platforms.kernels import PagedDecode, paged_decode
 from omni_actors.platforms.runtime import Graphs
+from omni_actors.platforms.runtime.kernels import PagedDecode, paged_decode
 from omni_actors.worker.engines.autoregressive.attention import KVCache
 from omni_actors.worker.engines.autoregressive.decoder import RecordableDecoder, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.autoregressive.sequence import Chunk

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello, Ready

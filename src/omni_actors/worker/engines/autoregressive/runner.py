@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from omni_actors.platforms.kernels import Kernels
 from omni_actors.platforms.runtime import Graphs
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.worker.checks import WarmUpError
 from omni_actors.worker.engines.autoregressive.attention import Extent, KVCache, PagedAttention, flat_order
 from omni_actors.worker.engines.autoregressive.cache import BlockPool

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TokenLogprob

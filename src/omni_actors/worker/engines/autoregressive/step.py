@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from omni_actors.platforms.kernels import Kernels
+from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.decoder import StepOutput

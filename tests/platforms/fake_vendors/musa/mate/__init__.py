@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.platforms.fake_vendors.host_device import record
 
-from omni_actors.platforms.kernels import paged_decode
+from omni_actors.platforms.runtime.kernels import paged_decode
 
 
 def flash_attn_with_kvcache(

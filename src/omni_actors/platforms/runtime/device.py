@@ -21,7 +21,7 @@ from omni_actors.platforms.platform import Fault
 if TYPE_CHECKING:
     import torch
 
-    from omni_actors.platforms.kernels import Kernels
+    from omni_actors.platforms.runtime.kernels import Kernels
 
 T = TypeVar("T")
 

@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from omni_actors.platforms import kernels as plain
-from omni_actors.platforms import trial
 from omni_actors.platforms.ascend.kernels import kernels as ascend_kernels
-from omni_actors.platforms.kernels import CacheLayout, Kernels
 from omni_actors.platforms.musa.kernels import kernels as musa_kernels
 from omni_actors.platforms.rocm.kernels import kernels as rocm_kernels
-from omni_actors.platforms.runtime import Capability
+from omni_actors.platforms.runtime import Capability, kernel_validation
+from omni_actors.platforms.runtime import kernels as plain
+from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels
 
 CPU = torch.device("cpu")
 LAYOUT = CacheLayout(kv_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16)
 
 CHOICES: dict[str, tuple[str, str, Callable[[], Kernels]]] = {
     "Triton": (
-        "omni_actors.platforms.triton_attention",
+        "omni_actors.platforms.runtime.triton_attention",
         "paged_decode",
         lambda: rocm_kernels(Capability("gfx942"), CPU, triton=True),
     ),
@@ -85,14 +84,19 @@ def test_a_kernel_that_raises_or_disagrees_is_left_out_and_that_is_said(
 
 
 def test_a_kernel_that_is_not_there_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "omni_actors.platforms.triton_attention", None)
+    monkeypatch.setitem(sys.modules, "omni_actors.platforms.runtime.triton_attention", None)
     assert rocm_kernels(Capability("gfx942"), CPU, triton=True).paged_decode(LAYOUT) is None
 
 
 def test_the_first_that_agrees_is_chosen() -> None:
     right = plain.paged_decode
-    assert trial.decode(LAYOUT, CPU, [("a", lambda: wrong), ("b", lambda: right), ("c", lambda: raises)]) is right
-    assert trial.decode(LAYOUT, CPU, []) is None
+    assert (
+        kernel_validation.choose_decode(
+            LAYOUT, CPU, [("a", lambda: wrong), ("b", lambda: right), ("c", lambda: raises)]
+        )
+        is right
+    )
+    assert kernel_validation.choose_decode(LAYOUT, CPU, []) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -118,5 +122,5 @@ def test_a_window_that_is_off_by_one_is_seen(dtype: torch.dtype, off: int) -> No
     ) -> torch.Tensor:
         return plain.prompt_attention(query, keys, values, scale, None if window is None else window + off)
 
-    assert (trial.decode_error(layout, CPU, decode) <= 1) is (off == 0)
-    assert (trial.prompt_error(layout, CPU, prompt) <= 1) is (off == 0)
+    assert (kernel_validation.decode_error(layout, CPU, decode) <= 1) is (off == 0)
+    assert (kernel_validation.prompt_error(layout, CPU, prompt) <= 1) is (off == 0)
