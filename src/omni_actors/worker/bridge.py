@@ -10,16 +10,17 @@ from omni_actors.connectors.payload import Payload
 class Bridge(Protocol):
     """A fold over one request's payloads on one edge: deterministic, without side effects outside itself.
 
-    One instance per request and edge. It must give the same outputs for any cutting of the same input into chunks.
+    There is one instance per request and edge. A bridge must give the same outputs for any cutting of the same input
+    into chunks.
     """
 
     def feed(self, payload: Payload | None, end: bool) -> list[Payload]:
-        """Take the next payload (``None`` for a bare end) and give what the consumer can have now."""
+        """Take the next payload (``None`` for a bare end) and return the payloads that the consumer can have now."""
         ...
 
 
 class Identity:
-    """The bridge of an edge that declares none."""
+    """The bridge of an edge that declares none: every payload passes unchanged."""
 
     def feed(self, payload: Payload | None, end: bool) -> list[Payload]:
         return [] if payload is None else [payload]

@@ -1,4 +1,4 @@
-"""A cache bounded by the bytes of what it holds; the least recently used goes first."""
+"""A cache bounded by the bytes of its values; the least recently used value goes first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class ByteCache(Generic[K, V]):
-    """Maps keys to values whose sizes together never exceed ``most_bytes``. Not for several threads."""
+    """Maps keys to values whose sizes together never exceed ``most_bytes``. Not thread-safe."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -25,7 +25,7 @@ class ByteCache(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """The value, which is now the most recently used; counts a hit or a miss."""
+        """Return the value, which becomes the most recently used, or ``None``. Counts a hit or a miss."""
         entry = self._entries.get(key)
         if entry is None:
             self.misses += 1
@@ -35,8 +35,8 @@ class ByteCache(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Keep the value (in the place of an older one) and drop others until there is room. One that is larger than
-        the whole cache is not kept."""
+        """Store a value of ``size`` bytes, in place of an older value of the same key, and evict others until there is
+        room. A value larger than the whole cache is not stored."""
         old = self._entries.pop(key, None)
         if old is not None:
             self.bytes -= old[1]

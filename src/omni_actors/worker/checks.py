@@ -1,7 +1,8 @@
-"""What a payload must be, and the check at both ends of an edge.
+"""Declarations of a payload's tensors, and the check at both ends of an edge.
 
-A number that is not finite, or a tensor of the wrong type or shape, is caught where it leaves its stage or enters
-another one, where its request and its producer are known, and not three stages later as noise in somebody's ear.
+A number that is not finite, or a tensor of the wrong type or shape, is caught where the payload leaves its stage or
+enters another one. There the request and the producer are known; three stages later the mistake would be noise in an
+audio stream.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from omni_actors.connectors.payload import Payload, held_tensors
 
 
 class OutputError(ValueError):
-    """A model's output breaks its declaration. The message names what and where; it holds no values. ``stage`` made it,
-    if that is another one than the one that noticed."""
+    """A model's output breaks its declaration. The message names the tensor and the mistake and holds no values.
+    ``stage`` made the output, if another stage noticed."""
 
     def __init__(self, message: str, stage: str | None = None) -> None:
         super().__init__(message)
@@ -25,20 +26,20 @@ class OutputError(ValueError):
 
 
 class WarmUpError(OutputError):
-    """A model that was just loaded computes no numbers: its weights are damaged, or not made for this type."""
+    """A model that was just loaded computes no finite numbers: its weights are damaged, or not made for this dtype."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} of the warm-up are not finite")
 
 
 class InputError(OutputError):
-    """A payload that came is not what the stage takes. ``stage`` is its producer, once that is known."""
+    """A payload that arrived does not fit the stage. ``stage`` is the producer, once the producer is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a tensor must be: numpy's dtype name (or ``bfloat16``; ``float`` is any floating type) and a shape in which
-    ``None`` fits any length. Integers are at least ``least``, if given, and below ``below``, if given."""
+    """The declaration of one tensor: numpy's dtype name (or ``bfloat16``; ``float`` is any floating type) and a shape
+    in which ``None`` fits any length. Integers are at least ``least``, if given, and below ``below``, if given."""
 
     dtype: str
     shape: tuple[int | None, ...]
@@ -54,12 +55,15 @@ Specs = Mapping[str, Mapping[str, TensorSpec]]
 
 def check_payload(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
     """Raise :class:`OutputError` unless the payload has these tensors, and every tensor is a plain array of finite
-    numbers. Measured on one core: 2 µs for a small one, 20 µs per MB of float32, 50 µs per MB of bfloat16."""
+    numbers.
+
+    Measured on one core: 2 µs for a small payload, 20 µs per MB of float32, 50 µs per MB of bfloat16.
+    """
     if specs and (missing := specs.keys() - payload.tensors.keys()):
         raise OutputError(f"payload '{payload.kind}' lacks tensor '{min(missing)}'")
     held = held_tensors(payload)
     for name in payload.tensors:
-        if (lying := held.get(name)) is not None:  # where it was computed: it is looked at there
+        if (lying := held.get(name)) is not None:  # the tensor lies where it was computed and is checked there
             if (spec := specs.get(name)) is not None:
                 _check_spec(name, payload, spec)
             if not lying.finite():
@@ -77,8 +81,8 @@ def check_payload(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
 
 
 def check_input(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
-    """Raise :class:`InputError` unless the payload has these tensors, as they are declared. Whether its numbers are
-    finite its producer has seen."""
+    """Raise :class:`InputError` unless the payload has these tensors, as declared. The producer has checked that the
+    numbers are finite."""
     for name, spec in specs.items():
         if name not in payload.tensors:
             raise InputError(f"payload '{payload.kind}' lacks tensor '{name}'")
@@ -117,7 +121,7 @@ def _fits(shape: tuple[int, ...], want: tuple[int | None, ...]) -> bool:
 
 
 def finite(tensor: np.ndarray[Any, Any], dtype: str) -> bool:
-    """Whether all numbers are; integers always are. ``dtype`` matters where it is ``bfloat16``."""
+    """Return whether all numbers are finite; integers always are. ``dtype`` matters only if it is ``bfloat16``."""
     if dtype == "bfloat16":  # uint16 bits: all ones in the exponent are infinities and NaNs
         return not bool(((tensor & 0x7F80) == 0x7F80).any())
     if tensor.dtype.kind not in "fc":

@@ -1,4 +1,4 @@
-"""What the ranks of one replica compute together, by torch.distributed."""
+"""Collective operations of the ranks of one replica, by torch.distributed."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ import torch
 from omni_actors.protocol.frames import Hello
 
 TIMEOUT = timedelta(hours=1)
-"""Of one collective. The serving process ends a replica that stands still long before."""
+"""Bound of one collective operation. The serving process ends a stuck replica long before."""
 
 
 class Group:
-    """The ranks that share out a network's layers. This one is of a network that one process has alone: it changes
-    nothing."""
+    """The ranks that share a network's layers. This class is the group of a network that one process has alone: its
+    operations change nothing."""
 
     rank: int = 0
     size: int = 1
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' ``x`` (contiguous), which is given away: the same at each of them."""
+        """Return the sum of all ranks' ``x`` (contiguous), the same at each rank. ``x`` may be overwritten."""
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """At rank 0 all ranks' ``x`` [rows, n] side by side; what the others get means nothing."""
+        """Return all ranks' ``x`` [rows, n] side by side at rank 0; the result at other ranks is undefined."""
         return x
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group."""
 
 
 ALONE = Group()
 
 
 class ProcessGroup(Group):
-    """A replica's ranks. There is one in a process: torch.distributed's default group."""
+    """The ranks of a replica. A process has one such group: torch.distributed's default group."""
 
     def __init__(self, hello: Hello, rendezvous: int) -> None:
-        """Meet the others at the descriptor ``rendezvous``: every rank has to, and waits for all. Raises what
-        torch.distributed does."""
+        """Meet the other ranks at the descriptor ``rendezvous``: every rank must call this, and waits for all. Raises
+        the exceptions of torch.distributed."""
         from torch import distributed
 
         self._distributed = distributed
-        # Of devices' libraries some (HCCL) know no gather, and others make one of a message for each rank.
+        # Some libraries of devices (HCCL) have no gather, and others build it from one message per rank.
         self._to_one = hello.collectives == "gloo"
         self.rank, self.size = hello.rank, len(hello.ranks)
         store = distributed.FileStore(f"/proc/self/fd/{rendezvous}", self.size)

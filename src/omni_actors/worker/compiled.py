@@ -1,4 +1,4 @@
-"""Where a worker's packages keep what they compile: in the cache of this project."""
+"""The folder in which a worker's packages keep compiled kernels: the cache of this project."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import MutableMapping
 from omni_actors.cache import cache_root
 
 FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
-"""Variable → its folder. By themselves these packages use a folder of a known name in ``/tmp``, which torch makes
-whenever it is imported, and one in the home directory."""
+"""Environment variable → folder. By default these packages use a folder of a known name in ``/tmp``, which torch
+creates on every import, and a folder in the home directory."""
 
 
 def keep_what_is_compiled(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the variables that are not set yet, in this process, before torch is imported.
 
-    Where the cache cannot be written they stay unset: torch fails without a folder that it can make.
+    The variables stay unset if the cache cannot be written: torch fails without a folder that it can create.
     """
     place = cache_root() / "compiled"
     try:

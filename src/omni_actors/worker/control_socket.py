@@ -1,4 +1,4 @@
-"""The worker's end of its control channel."""
+"""The worker's end of its control channel to the serving process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Hangup(Exception):
 
 
 class ControlSocket:
-    """Frames in (with the descriptors that ride on them), frames out. Nothing here waits."""
+    """A non-blocking socket that reads frames, with the file descriptors that ride on them, and writes frames."""
 
     def __init__(self, sock: socket.socket, *, check: bool = True) -> None:
-        """``check`` says to look at what is sent as its reader will: not needed where it was looked at before."""
+        """Take the connected socket ``sock``. ``check`` validates each outgoing message as its reader will; the check
+        is not needed for messages that were checked before."""
         sock.setblocking(False)
         self._frame = told_frame if check else frame
         self._sock = sock
@@ -31,25 +32,26 @@ class ControlSocket:
         self._fds: deque[int] = deque()
         self._unsent = bytearray()
         self.put = 0
-        """Bytes that were queued so far."""
+        """Bytes queued so far."""
         self.writable = True
-        """Whether the socket took everything so far; if not, flush again when it can be written."""
+        """Whether the socket took everything so far; if not, flush again when the socket can be written."""
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     @property
     def full(self) -> bool:
-        """Whether so much waits for the serving process that nothing should be added."""
+        """Whether so many bytes wait for the serving process that nothing should be added."""
         return len(self._unsent) >= _MAX_UNSENT
 
     @property
     def written(self) -> int:
-        """Bytes of those queued that the socket has taken: the serving process gets them even if this one ends now."""
+        """Bytes of the queued ones that the socket has taken: the serving process gets those even if this process ends
+        now."""
         return self.put - len(self._unsent)
 
     def receive(self) -> list[Down]:
-        """The messages that have arrived. Raises :class:`Hangup` and :class:`ProtocolError`."""
+        """Return the messages that have arrived. Raises :class:`Hangup` and :class:`ProtocolError`."""
         messages: list[Down] = []
         while True:
             try:
@@ -66,19 +68,20 @@ class ControlSocket:
                 return messages
 
     def take_fd(self) -> socket.socket:
-        """The descriptor that came with a Wire frame, as a socket. Raises :class:`ProtocolError` if none did."""
+        """Return the descriptor that came with a Wire frame, as a socket. Raises :class:`ProtocolError` if there is
+        none."""
         if not self._fds:
             raise ProtocolError("a link without its descriptor")
         return socket.socket(fileno=self._fds.popleft())
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a frame for :meth:`flush`. Raises what :func:`~omni_actors.protocol.codec.told_frame` does."""
+        """Queue a frame for :meth:`flush`. Raises as :func:`~omni_actors.protocol.codec.told_frame` does."""
         data = self._frame(message)
         self._unsent += data
         self.put += len(data)
 
     def flush(self) -> None:
-        """Write what the socket takes now. Raises :class:`Hangup`."""
+        """Write as much as the socket takes now. Raises :class:`Hangup`."""
         if not self._unsent:
             return
         try:
@@ -90,7 +93,7 @@ class ControlSocket:
         self.writable = not self._unsent
 
     def drain(self, patience_s: float) -> None:
-        """Write all that is queued, waiting for room at most so many seconds. Raises :class:`Hangup`."""
+        """Write all queued bytes, waiting at most ``patience_s`` seconds for room. Raises :class:`Hangup`."""
         self._sock.settimeout(patience_s)
         try:
             self._sock.sendall(self._unsent)

@@ -1,4 +1,4 @@
-"""What the worker's loop keeps for each request: its routes out, its sources in, and the credits of both."""
+"""The flow control of one request in a worker: its outgoing routes, its incoming sources, and the credits of both."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from omni_actors.worker.returned import kind_of, sequence_of, wrong
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """One outgoing edge of one request. ``seq`` chunks are sent, ``acked`` consumed; ``lent`` is what is between.
-    ``queued`` more are on their way to the link: they have their credits already.
+    """One outgoing edge of one request.
 
-    On an edge in ``full`` mode everything is ``held`` here, packed already, and published at once when the stage has
-    finished.
+    ``seq`` chunks are sent and ``acked`` of them consumed; ``lent`` holds the packed payloads in between. ``queued``
+    more chunks are on their way to the link and have spent their credits already. On an edge in ``full`` mode every
+    payload is ``held`` here, packed, and all are published at once when the stage has finished.
     """
 
     edge: EdgeSpec
@@ -30,17 +30,18 @@ class Route:
     acked: int = 0
     queued: int = 0
     upto: int = 0
-    """Where in its link's output this route's last chunk ends."""
+    """The position in its link's output where this route's last chunk ends, in bytes."""
     lent: deque[tuple[int, Packed]] = field(default_factory=deque)
     held: list[Packed] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
+        """Whether the route has a credit, or no consumer any more."""
         return self.link is None or self.seq + self.queued - self.acked < self.edge.capacity
 
     @property
     def written(self) -> bool:
-        """Whether the consumer will get everything that was sent, even if this process ends now."""
+        """Whether the consumer will get all chunks that were sent, even if this process ends now."""
         return self.link is None or self.link.written >= self.upto
 
 
@@ -50,7 +51,8 @@ class Source:
 
     A bridge may make none, one or several items of a chunk, so credits are counted through ``marks``: after chunk
     ``seq`` so many items had been ``fed``. A chunk is consumed when no item before its mark is ``queued`` any more: an
-    engine may take a later item at once while an earlier one, and the memory it lies in, still waits.
+    engine may take a later item at once while an earlier one, and the memory that the earlier item lies in, still
+    waits.
     """
 
     edge: EdgeSpec
@@ -65,8 +67,8 @@ class Source:
     marks: deque[tuple[int, int]] = field(default_factory=deque)
 
     def take(self, payload: Payload | None, end: bool) -> Sequence[Payload]:
-        """Return what the bridge makes of a chunk. Raises what the bridge raises, and :class:`WrongReturn` for anything
-        but payloads of the kind that the port takes."""
+        """Return the items that the bridge makes of a chunk. Raises the bridge's exceptions, and :class:`WrongReturn`
+        for anything but payloads of the kind that the port takes."""
         bridge, wanted = self.bridge, self.edge.port_kind
         items = sequence_of(bridge, "feed", bridge.feed(payload, end), "a list of Payload")
         for item in items:
@@ -78,7 +80,7 @@ class Source:
         return items
 
     def settle(self) -> int | None:
-        """The cumulative acknowledgement that is due now, if any is."""
+        """Return the cumulative acknowledgement that is due now, or ``None``."""
         upto = None
         consumed = self.queued[0] if self.queued else self.fed
         while self.marks and self.marks[0][1] <= consumed:
@@ -86,15 +88,18 @@ class Source:
         if upto is None:
             return None
         self.acked = upto
-        # After the end nobody waits for credits; only shared memory must still be given back.
+        # After the end nobody waits for credits; only shared memory must still be released.
         return upto if self.slabs or not self.ended else None
 
 
 @dataclass(slots=True, eq=False)
 class RequestCredits:
-    """A request in this worker. ``waiting`` are the ports that have not ended. ``placed`` are slots that the engine
-    writes in and has not emitted; ``leaving`` counts what it has emitted and no link has yet; ``dropped``
-    says that this goes nowhere. ``awaited`` are the edges by TCP whose end is still to come, with their links."""
+    """One request in this worker, with its routes, sources and credits.
+
+    ``waiting`` are the ports that have not ended. ``placed`` are slots that the engine writes in and has not emitted;
+    ``leaving`` counts payloads that the engine has emitted and no link has taken yet; ``dropped`` says that these
+    payloads go nowhere. ``awaited`` maps each edge by TCP whose end is still to come to its link.
+    """
 
     key: int
     request_id: str
@@ -111,10 +116,12 @@ class RequestCredits:
 
     @property
     def ready(self) -> bool:
+        """Whether every route has a credit."""
         return all(route.ready for route in self.routes)
 
     @property
     def holds_memory(self) -> bool:
+        """Whether readers, or the send queue, hold memory of this request."""
         return any(route.lent or route.queued for route in self.routes)
 
     @property
@@ -124,10 +131,11 @@ class RequestCredits:
 
     @property
     def written(self) -> bool:
+        """Whether every payload of this request has left this process."""
         return not self.leaving and all(route.written for route in self.routes)
 
     def end_port(self, port: str) -> bool:
-        """Whether this is the end of a port that was open."""
+        """End a port, and return whether the port was open."""
         if port not in self.waiting:
             return False
         self.waiting.discard(port)

@@ -1,4 +1,4 @@
-"""When the requests in a worker have to be over."""
+"""The deadlines of the requests in a worker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _SLACK = 64
 
 
 class RequestDeadlines:
-    """By key, on this process's monotonic clock. Adding is O(log n); what is over is forgotten by and by: no more is
-    kept than about twice as many as ``requests`` has."""
+    """Deadlines by request key, on this process's monotonic clock. Adding is O(log n). Entries of finished requests are
+    removed lazily: the heap holds at most about twice as many entries as there are requests."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
@@ -20,14 +20,15 @@ class RequestDeadlines:
         return len(self._heap)
 
     def add(self, key: int, budget_s: float, requests: Container[int], count: int) -> None:
-        """``requests`` are the keys of the ``count`` requests that are here now."""
+        """Add the deadline of request ``key``, ``budget_s`` seconds from now. ``requests`` are the keys of the
+        ``count`` requests that are here now."""
         if len(self._heap) > 2 * count + _SLACK:
             self._heap = [entry for entry in self._heap if entry[1] in requests]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (time.monotonic() + budget_s, key))
 
     def passed(self) -> list[int]:
-        """The keys whose time is up, each once."""
+        """Return the keys whose deadline has passed, each once."""
         heap = self._heap
         if not heap or heap[0][0] > (now := time.monotonic()):
             return []

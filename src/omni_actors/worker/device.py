@@ -1,8 +1,8 @@
-"""A worker's device: the runtime of its platform, made once and opened before anything computes.
+"""A worker's device: the runtime of its platform, made once and opened before any computation.
 
-A process opens a device once, whoever in it asks: the worker's main function before it imports its engine, a replica
-inside the serving process, a test that makes an engine by itself. Replicas on other devices, or of other platforms, may
-live in the same process: each has its own runtime.
+A process opens a device once, whichever part asks first: the worker's main function before the engine is imported, a
+replica inside the serving process, a test that makes an engine by itself. Replicas on other devices, or of other
+platforms, may live in the same process: each has its own runtime.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _OPENING = threading.Lock()
 
 
 def runtime_of(hello: Hello) -> DeviceRuntime:
-    """The worker's runtime, open: the same object for the same platform, device and options in one process.
+    """Return the worker's runtime, open: the same object for the same platform, device and options in one process.
 
-    Raises :class:`PlatformError`, which names the platform, the device and the remedy, each time it is asked for one
-    that cannot be opened.
+    Raises :class:`PlatformError`, which names the platform, the device and the remedy, on each call for a device that
+    cannot be opened.
     """
     options = msgspec.json.encode(hello.platform_options, order="sorted")
     with _OPENING:
@@ -37,11 +37,11 @@ def runtime_of(hello: Hello) -> DeviceRuntime:
 
 
 def kernels_of(hello: Hello) -> Kernels:
-    """What executes on the worker's device where hardware makes a difference. Imports torch."""
+    """Return the platform's implementations of operations that depend on hardware. Imports torch."""
     return runtime_of(hello).kernels
 
 
-@functools.cache  # as the device itself, a runtime belongs to the process and lives as long
+@functools.cache  # a runtime belongs to the process and lives as long, as the device does
 def _open(platform_class: str, device: str, encoded: bytes) -> DeviceRuntime:
     platform: type[OmniPlatform] = pkgutil.resolve_name(platform_class)
     options: dict[str, Any] = {**default_options(platform), **msgspec.json.decode(encoded)}

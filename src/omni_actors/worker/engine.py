@@ -1,8 +1,8 @@
 """The contract between the worker's loop and an engine.
 
-The loop owns sockets, credits and identities; an engine owns a model and the requests inside it. One thread calls
-everything here, in turn: ``admit``, ``feed`` and ``abort`` as frames arrive, then ``step`` while ``runnable``. Nothing
-here waits. A step does one iteration over everything that can run (one decode step of a batch, one batch of a one-shot
+The loop owns sockets, credits and identities; an engine owns a model and the requests inside it. One thread calls every
+method here, in turn: ``admit``, ``feed`` and ``abort`` as frames arrive, then ``step`` while ``runnable``. No method
+waits. A step does one iteration over everything that can run (one decode step of a batch, one batch of a one-shot
 model) and returns, so that an abort or a new request never waits longer than one iteration.
 """
 
@@ -31,12 +31,13 @@ class Work:
     """One request as one stage sees it.
 
     ``params`` holds the sections that the stage declared, as structs of :mod:`omni_actors.protocol.params` (an unknown
-    section as builtins). ``ports`` are the ports that will be fed; input is complete when each has ended.
-    ``visible`` says that the client wants this stage's output; ``routed`` that another stage does.
-    ``prefix`` is what an earlier attempt of the request has reported of this stage, which goes on behind it: it is
-    neither computed nor told to the client again, but what later stages need of it is emitted again. ``delivered`` are
-    the samples per channel that the client has of this stage: it may begin there, if its chunks' metadata say so
-    (``start``).
+    section as builtins). ``ports`` are the ports that will be fed; input is complete when each port has ended.
+    ``visible`` says that the client wants this stage's output; ``routed`` says that another stage takes it.
+
+    ``prefix`` is the output that an earlier attempt of the request has reported of this stage. The new attempt
+    continues behind the prefix: the prefix is neither computed nor sent to the client again, but later stages get again
+    the payloads that they need of it. ``delivered`` is the number of samples per channel that the client already has of
+    this stage: the stage may begin there, if its chunks' metadata say so (``start``).
     """
 
     key: int
@@ -50,98 +51,120 @@ class Work:
 
 
 class Outbox(Protocol):
-    """Where an engine puts what it made. Calls never wait and never raise for a retired key (it is dropped)."""
+    """The place where an engine puts its output. Calls never wait, and never raise for a retired key (the output is
+    dropped)."""
 
     def ready(self, key: int) -> bool:
-        """Whether every edge of this request has a credit. Without one the request is not runnable in this step."""
+        """Return whether every edge of this request has a credit. A request without a credit is not runnable in this
+        step."""
         ...
 
     def text(self, delta: TextDelta) -> None:
-        """To the client, if it wants this stage's output."""
+        """Send text to the client, if the client wants this stage's output."""
         ...
 
     def media(self, chunk: MediaChunk) -> None:
-        """To the client, if it wants this stage's output."""
+        """Send media to the client, if the client wants this stage's output."""
         ...
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
-        """What this step chose for a request whose client does not see it in a delta of this stage: a new attempt after
-        this worker's death gets it back as :attr:`Work.prefix`. Leaves the process before this step's payloads do."""
+        """Record the tokens that this step chose, for a request whose client does not see the tokens in a delta of this
+        stage.
+
+        After this worker's death a new attempt gets the record back as :attr:`Work.prefix`. The record leaves the
+        process before this step's payloads do.
+        """
         ...
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
-        """A payload with writable tensors, to be filled in and then handed to :meth:`emit`, which copies nothing of it:
-        large ones lie where their readers will see them. Their content is undefined until it is written. They are not
-        to be written after ``emit``, nor once the request is over (finished, failed, aborted): what it had not emitted
-        is another request's memory then."""
+        """Return a payload with writable tensors, to be filled in and then handed to :meth:`emit`, which does not copy
+        them.
+
+        Large tensors lie in memory that their readers map. The content is undefined until it is written. Do not write
+        after ``emit``, nor once the request is over (finished, failed, aborted): memory of a payload that was not
+        emitted belongs to another request then.
+        """
         ...
 
     def emit(self, key: int, payload: Payload) -> None:
-        """To every stage that this request's edges lead to. Spends one credit per edge. The tensors of a payload that
-        does not come from :meth:`allocate` are copied once, at the end of this step: they must not change before."""
+        """Send a payload to every stage that this request's edges lead to. Spends one credit per edge.
+
+        The tensors of a payload that does not come from :meth:`allocate` are copied once, at the end of this step: do
+        not change them before.
+        """
         ...
 
     def consumed(self, key: int, port: str) -> None:
-        """One payload that :meth:`Engine.feed` had queued is being worked on: its credit goes back."""
+        """Report that work on one payload that :meth:`Engine.feed` had queued has begun: its credit goes back."""
         ...
 
     def finish(self, key: int, usage: Usage) -> None:
-        """The last word on success: ends the request's edges and this stage's part in it."""
+        """End the request's edges and this stage's part in the request. The last call for a request that succeeds."""
         ...
 
     def fail(self, key: int, error: ErrorInfo) -> None:
-        """The last word on failure: the orchestrator ends the request, in every stage."""
+        """Fail the request: the orchestrator ends the request in every stage. The last call for a request that
+        fails."""
         ...
 
     def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
-        """The answer to a question that came by :meth:`Engine.query`. ``value`` is plain builtins or a struct."""
+        """Reply to a query that came by :meth:`Engine.query`. ``value`` is plain builtins or a struct."""
         ...
 
 
 class Engine(ABC):
-    """One model under one loop. Subclasses take ``(hello)`` and load in :meth:`load`. One that a plug-in announces by
-    name states the version of this contract that it was written for (``contract = 1``)."""
+    """One model under one loop.
+
+    Subclasses take ``(hello)`` and load in :meth:`load`. An engine that a plug-in announces by name states the version
+    of this contract that the engine was written for (``contract = 1``).
+    """
 
     contract: ClassVar[int] = CONTRACT
 
     commands: ClassVar[frozenset[str]] = frozenset()
-    """What an operator can have it do, by questions of these names: ``sleep`` and ``wake``, both or none. It is asked
-    nothing else of that kind."""
+    """Commands that an operator can give, as queries of these names: ``sleep`` and ``wake``, both or none. An engine
+    gets no other commands."""
 
     followers: Followers | None = None
-    """The other ranks of this replica, started before :meth:`load`, if it has any: this engine leads them."""
+    """The other ranks of this replica, started before :meth:`load`, if there are any: this engine leads them."""
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
 
     def follow(self, control: socket.socket, rendezvous: int) -> None:
-        """In a process that is another rank than the first: load, say Ready on ``control``, and do what the leader says
-        there, until its end. ``rendezvous`` is the descriptor at which the ranks meet. Nothing else is called then."""
+        """Run as a rank other than the first: load, send Ready on ``control``, and execute the leader's commands until
+        its end.
+
+        ``rendezvous`` is the descriptor at which the ranks meet. No other method is called in such a process.
+        """
         raise OmniError(ErrorInfo(message=f"{type(self).__name__} runs on one device", status=500))
 
     @property
     def foreign(self) -> bool:
-        """Whether code of another distribution speaks to the loop, which then checks everything that it says. Engines
-        of this package check what their adapters give them, and are not checked again."""
+        """Whether code of another distribution speaks to the loop, which then checks every value from the engine.
+        Engines of this package check the values of their adapters and are not checked again."""
         return type(self).__module__.partition(".")[0] != PACKAGE
 
     @abstractmethod
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        """Load weights, warm up, and return what the serving process should know (``Ready.info``)."""
+        """Load weights, warm up, and return facts for the serving process (``Ready.info``)."""
 
     @abstractmethod
     def admit(self, work: Work) -> None:
-        """Take a request in. Raises :class:`OmniError` (the client's mistake, or full): it fails alone."""
+        """Take a request in. Raises :class:`OmniError` (the client's mistake, or no capacity): the request fails
+        alone."""
 
     @abstractmethod
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
-        """Input on a port, in order; ``payload`` is ``None`` for a bare end. A payload's tensors are views: copy what
-        must outlive this call (if it is consumed) or the step that starts on it (if it is queued). Raises
-        :class:`OmniError` to fail the request.
+        """Take input on a port, in order. ``payload`` is ``None`` for a bare end.
+
+        A payload's tensors are views: copy tensors that must outlive this call (if the payload is consumed) or the step
+        that starts on the payload (if it is queued).
 
         Returns whether the payload is consumed, so that its credit can go back to the producer. ``False`` means that
-        it is queued: the engine calls ``out.consumed(key, port)`` once for it when it starts on it. Starting on it must
-        not wait for another port: both may come from one producer, which stands still while either edge has no credit.
+        the payload is queued: the engine calls ``out.consumed(key, port)`` once when work on the payload begins. Work
+        on a queued payload must not wait for another port: both may come from one producer, which stands still while
+        either edge has no credit. Raises :class:`OmniError` to fail the request.
         """
 
     @abstractmethod
@@ -155,23 +178,28 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self, out: Outbox) -> bool:
-        """One iteration. Returns whether anything ran: ``False`` lets the loop block until a frame arrives (every
-        runnable request waits for credit). An exception here is a bug of the engine and ends the worker; a failure of
-        one item goes to ``out.fail``."""
+        """Do one iteration, and return whether anything ran.
+
+        ``False`` lets the loop block until a frame arrives (every runnable request waits for credit). An exception here
+        is a bug of the engine and ends the worker; report a failure of one item with ``out.fail``.
+        """
 
     def rest(self) -> float | None:
-        """Give memory back: nobody has asked for anything for a while. Called once after work, and again after as many
-        seconds as it returns, as long as nothing comes (``None``: not again before there was work)."""
+        """Give memory back after a time without requests.
+
+        Called once after work, and again after as many seconds as the method returns, as long as nothing arrives.
+        ``None`` means: not again before there was work.
+        """
         return None
 
     def counters(self) -> dict[str, float]:
-        """Gauges and counters by name, for metrics: at idle every gauge is zero."""
+        """Return gauges and counters by name, for metrics. At idle every gauge is zero."""
         return {}
 
     def query(self, query: Query, out: Outbox) -> None:
-        """Take a question beside the requests; answer it now or in a later step by ``out.reply``. Raises
-        :class:`OmniError`, which becomes the answer. The loop itself answers ``counters``."""
-        raise invalid_request(f"unknown question {query.what!r}")
+        """Take a query beside the requests; reply now or in a later step by ``out.reply``. Raises :class:`OmniError`,
+        which becomes the reply. The loop itself answers ``counters``."""
+        raise invalid_request(f"unknown query {query.what!r}")
 
     def close(self) -> None:
-        """Free what must be freed in order. The process ends right after."""
+        """Free resources that must be freed in order. The process ends right after."""

@@ -1,14 +1,16 @@
-"""One bad input is one bad request: what an exception means, and how a batch that raises is taken apart.
+"""Isolation of failures: one bad input is one bad request.
 
-What was computed together and raised is computed again in parts, until it is known which requests raise alone: those
-fail, each with an error of its own, and the others go on as if the former had not been there. So whatever runs for
+A batch that raises is bisected: it is computed again in parts until it is known which requests raise alone. Those fail,
+each with an error of its own, and the others go on as if the failed requests had not been there. So code that runs for
 several requests at once must be repeatable: it changes no request's state before it is sure to return.
 
-A worker ends by an exception of its model in three cases only. Its runtime says that the device is lost to this process
-(:attr:`~omni_actors.platforms.platform.Fault.DEVICE`). Or a step was cut short that other ranks take part in, which
-cannot be made to try again in parts. Or nothing comes through any more (a whole step of an autoregressive engine, two
-items in a row of a one-shot engine), and then an input of the engine's own, one that it has computed when it loaded,
-raises too: so it is not the inputs (:class:`BrokenModel`).
+An exception of the model ends the worker in three cases only:
+
+- The runtime says that the device is lost to this process (:attr:`~omni_actors.platforms.platform.Fault.DEVICE`).
+- A step was cut short in which other ranks take part: the ranks cannot be made to try again in parts.
+- Nothing succeeds any more (a whole step of an autoregressive engine, two items in a row of a one-shot engine), and an
+  input of the engine's own, which it computed when it loaded, raises too: so the inputs are not the cause
+  (:class:`BrokenModel`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from omni_actors.worker.ranks import RankLost, RanksDesynchronized
 log = logging.getLogger("omni_actors.worker")
 
 RECOVERY_BATCHES = 64
-"""So many batches in a row that memory sufficed for raise a lowered limit by an eighth, at least by one."""
+"""Consecutive batches with enough memory after which a lowered limit is raised by an eighth, at least by one."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,7 +43,7 @@ class BrokenModel(RuntimeError):
 
 
 class BatchLimit:
-    """Most that is computed at once, in whatever is counted: ``most``, but less for a while after memory was short."""
+    """The most that is computed at once, in any unit: ``most``, but less for a while after memory was short."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -49,14 +51,14 @@ class BatchLimit:
         self._good = 0
 
     def shrink(self, fits: int) -> None:
-        """Memory was short, and so much at once seems to fit."""
+        """Lower the limit after an out-of-memory error to ``fits``, which seems to fit."""
         self._good = 0
         if fits < self.now:
             self.now = max(1, fits)
             log.warning("out of memory: batches of at most %d now", self.now)
 
     def succeeded(self) -> None:
-        """A batch came through."""
+        """Count a batch that succeeded; enough of them in a row raise a lowered limit."""
         if self.now < self.most:
             self._good += 1
             if self._good >= RECOVERY_BATCHES:
@@ -65,23 +67,25 @@ class BatchLimit:
 
 
 class Faults:
-    """What exceptions mean on this worker's device, and what clients are told of them."""
+    """The meaning of exceptions on this worker's device, and the errors that clients get for them."""
 
     def __init__(self, hello: Hello) -> None:
         self.stage = hello.stage
         self.runtime = runtime_of(hello)
 
     def self_test(self, known: Callable[[], None], error: Exception) -> None:
-        """Nothing comes through any more, the last time because of ``error``: raise :class:`BrokenModel` if what is
-        ``known`` to be computable is not, either."""
+        """Raise :class:`BrokenModel` if ``known``, a computation that succeeded when the model was loaded, fails too.
+        Called when nothing succeeds any more, the last time because of ``error``."""
         try:
             known()
         except Exception as again:
             raise BrokenModel(f"the model fails on its warm-up input too ({again!r}), after {error!r}") from again
 
     def classify(self, error: Exception) -> bool:
-        """Whether this exception is about memory; then what can be freed is free on return. What it kept alive (the
-        tensors of the frames that it came through) is let go. Raises it again if the device is lost."""
+        """Return whether this exception is about memory; in that case free memory that can be freed.
+
+        Releases the tensors that the exception's frames keep alive. Raises the exception again if the device is lost.
+        """
         fault = self.runtime.fault(error)
         if fault is Fault.DEVICE or isinstance(error, RankLost | RanksDesynchronized):
             raise error
@@ -91,11 +95,12 @@ class Faults:
         return fault is Fault.MEMORY
 
     def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether this exception is about memory, without any side effect."""
         return self.runtime.fault(error) is Fault.MEMORY
 
     def explain(self, error: Exception, request_id: str) -> ErrorInfo:
-        """What the client learns. What only the operator may know goes to the log. Raises it again if the device is
-        lost."""
+        """Return the error for the client, and log the details that only the operator may know. Raises the exception
+        again if the device is lost."""
         if isinstance(error, OmniError):
             if error.info.status >= 500:
                 log.error("request failed: %s", error.info.message, extra={"request": request_id})
@@ -110,8 +115,8 @@ class Faults:
 
 @dataclass(slots=True)
 class BisectedRun(Generic[T, R]):
-    """What became of batches that were run: those that came through, in order, with what they gave, and the requests
-    that failed alone. ``short`` says that memory was short on the way."""
+    """The result of batches that were run: the batches that succeeded, in order, with their results, and the requests
+    that failed alone. ``short`` says that memory was short in between."""
 
     done: list[tuple[list[T], R]] = field(default_factory=list)
     failed: dict[int, Exception] = field(default_factory=dict)
@@ -125,11 +130,11 @@ def run_bisecting(
     faults: Faults,
     smaller: Callable[[list[T]], Sequence[list[T]]] = lambda part: (),
 ) -> BisectedRun[T, R]:
-    """Run batches one after the other. One that raises is halved by its requests and run again, until one request is
-    alone; for lack of memory, its part may become ``smaller`` still. Other parts of a request that has failed are left
-    out, but some may be ``done`` by then.
+    """Run batches one after the other. A batch that raises is halved by its requests and run again, until one request
+    is alone; for lack of memory, a part may become ``smaller`` still.
 
-    Raises what says that the device is lost.
+    Later parts of a request that has failed are left out, but some may be ``done`` by then. Raises exceptions that say
+    that the device is lost.
     """
     parts = BisectedRun[T, R]()
     waiting = deque(batches)
@@ -146,7 +151,7 @@ def run_bisecting(
             parts.short |= memory
             halves = halve_by_request(part, key_of) or (smaller(part) if memory else ())
             if halves:
-                log.warning("a batch of %d raised %s: it is run in parts", len(part), type(error).__name__)
+                log.warning("a batch of %d raised %s and is run again in parts", len(part), type(error).__name__)
                 waiting.extendleft(reversed(halves))
             else:
                 parts.failed[key_of(part[0])] = error
@@ -154,7 +159,7 @@ def run_bisecting(
 
 
 def halve_by_request(part: list[T], key_of: Callable[[T], int]) -> Sequence[list[T]]:
-    """Two parts, of one half of the requests each; nothing when there is only one."""
+    """Return two parts with half of the requests each; nothing if there is only one request."""
     keys = list(dict.fromkeys(map(key_of, part)))
     if len(keys) < 2:
         return ()

@@ -1,16 +1,17 @@
-"""Keys and values as a payload: parts of one paged cache, as rows that any other cache of the same layout takes in.
+"""Keys and values as a payload: parts of one paged cache, as rows that any other cache of the same layout can take in.
 
-Kind :data:`KIND`, on an edge whose capacity is 1. The producer first *asks* (:func:`ask`): how many tokens will come,
-and what they look like. The consumer leaves that payload unconsumed until it has reserved room for all of them, so that
-the producer begins only then: it has no other credit. What follows are *rows* (:func:`fill`), in order of position,
-each payload with a range of tokens: ``rows`` [layers, 2 * kv_heads, tokens, head_dim], keys' heads before values'
-heads, and ``side`` [tokens, width] where the layout has side vectors. A row does not depend on how either cache is cut
-into blocks: their sizes and ids are each cache's own. The bits are those of the cache. The last payload may hold more,
-which the two stages agree on (an autoregressive stage's is in
+The payloads have kind :data:`KIND`, on an edge whose capacity is 1. The producer first *asks* (:func:`ask`): how many
+tokens will come, and in which layout. The consumer leaves that payload unconsumed until it has reserved blocks for all
+of them, so that the producer begins only then: the producer has no other credit. Next come *rows* (:func:`fill`), in
+order of position, each payload with a range of tokens: ``rows`` [layers, 2 * kv_heads, tokens, head_dim], keys' heads
+before values' heads, and ``side`` [tokens, width] where the layout has side vectors. A row does not depend on how
+either cache is cut into blocks: block sizes and ids are each cache's own. The bits are those of the cache. The last
+payload may hold more, by agreement of the two stages (for an autoregressive stage see
 :mod:`omni_actors.worker.engines.autoregressive.disaggregation`).
 
-A payload under way is a lease: its memory is the producer's, copied out of its blocks, and is free again when the
-consumer has acknowledged it, or is gone, or the request is over. What the consumer reserved goes back with the request.
+A payload on its way is a lease: its memory is the producer's, copied out of the blocks, and is free again when the
+consumer has acknowledged the payload, or is gone, or the request is over. The consumer's reserved blocks go back with
+the request.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _SAMPLE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fingerprint of what rows hold: a cache takes in those of its own layout. ``model`` is the identity of the
-    model that computed them (:func:`model_identity`): keys of another one would be read without complaint."""
+    """The fingerprint of rows: a cache takes in only rows of its own layout. ``model`` is the identity of the model
+    that computed the rows (:func:`model_identity`): keys of another model would be read without complaint."""
 
     layers: int
     kv_heads: int
@@ -55,15 +56,16 @@ class Layout:
         return cls(shape.layers, shape.kv_heads, shape.head_dim, shape.side, dtype, model)
 
     def difference(self, other: Mapping[str, Any]) -> str:
-        """What keeps rows of the layout ``other`` (as it travels) out of a cache of this one; empty if nothing does.
-        Side vectors that nobody needs here are let lie."""
+        """Return why rows of the layout ``other`` (as it travels) do not fit a cache of this layout; empty if they fit.
+        Side vectors that nobody needs here are ignored."""
         wanted = asdict(self) if self.side else {k: v for k, v in asdict(self).items() if k != "side"}
         return ", ".join(f"{k} {other.get(k)!r} instead of {v!r}" for k, v in wanted.items() if other.get(k) != v)
 
 
 def model_identity(folder: str | None, adapter: str) -> str:
-    """Names a model by what its folder says: the configuration, and for each weights file its name, size and last
-    bytes. Not the folder's path, so that two machines agree. Without a folder the adapter's name is all there is."""
+    """Return a digest that identifies a model by the content of its folder: the configuration, and the name, size and
+    last bytes of each weights file. The folder's path does not count, so that two machines agree. Without a folder only
+    the adapter's name counts."""
     digest = hashlib.blake2b(adapter.encode(), digest_size=12)
     root = Path(folder) if folder else None
     if root is not None and (config := root / "config.json").is_file():
@@ -77,12 +79,12 @@ def model_identity(folder: str | None, adapter: str) -> str:
 
 
 def ask(tokens: int, layout: Layout) -> Payload:
-    """The first payload: room for ``tokens`` tokens is wanted."""
+    """Return the first payload, which asks for room for ``tokens`` tokens."""
     return Payload(KIND, {"ask": tokens, "layout": asdict(layout)})
 
 
 def specs(shape: KVShape, count: int) -> TensorSpecs:
-    """The tensors of a payload with the rows of ``count`` tokens."""
+    """Return the tensors of a payload with the rows of ``count`` tokens."""
     dtype = str(shape.dtype).removeprefix("torch.")
     rows = (shape.layers, 2 * shape.kv_heads, count, shape.head_dim)
     return {"rows": (rows, dtype)} | ({"side": ((count, shape.side), dtype)} if shape.side else {})
@@ -90,15 +92,15 @@ def specs(shape: KVShape, count: int) -> TensorSpecs:
 
 @torch.inference_mode()
 def fill(cache: KVCache, blocks: Sequence[int], payload: Payload) -> None:
-    """Write the rows of the sequence in these blocks that ``payload`` says (``start``, ``tokens``) into its tensors,
-    which may be the memory that the consumer reads."""
+    """Write the rows of the sequence in these blocks, at the positions in ``payload`` (``start``, ``tokens``), into its
+    tensors, which may be memory that the consumer reads."""
     tensors = {name: _view(payload, name, cache.shape.dtype) for name in specs(cache.shape, 0)}
     _fill(cache, blocks, payload.meta["start"], payload.meta["tokens"], tensors)
 
 
 @torch.inference_mode()
 def gather(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> dict[str, torch.Tensor]:
-    """The same rows as tensors on the cache's device, for a payload that need not leave it."""
+    """Return the same rows as tensors on the cache's device, for a payload that need not leave the device."""
     device = cache.layers[0].device
     made = specs(cache.shape, count)
     tensors = {name: torch.empty(size, dtype=cache.shape.dtype, device=device) for name, (size, _) in made.items()}
@@ -107,7 +109,7 @@ def gather(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> dic
 
 
 def extract(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> Payload:
-    """Tokens ``start … start + count - 1`` of the sequence in these blocks, in memory of its own."""
+    """Return tokens ``start … start + count - 1`` of the sequence in these blocks, in memory of their own."""
     payload = blank_payload(KIND, {"start": start, "tokens": count}, specs(cache.shape, count))
     fill(cache, blocks, payload)
     return payload
@@ -115,9 +117,9 @@ def extract(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> Pa
 
 @torch.inference_mode()
 def insert(cache: KVCache, blocks: Sequence[int], payload: Payload) -> range:
-    """Write a payload's rows into these blocks, at their positions in the sequence; which positions those are.
+    """Write a payload's rows into these blocks, at their positions in the sequence, and return those positions.
 
-    Raises :class:`ValueError` for rows of another shape or dtype, or more of them than the blocks hold.
+    Raises :class:`ValueError` for rows of another shape or dtype, or for more rows than the blocks hold.
     """
     shape, device = cache.shape, cache.layers[0].device
     start, count = int(payload.meta["start"]), int(payload.meta["tokens"])
@@ -145,7 +147,7 @@ def _fill(cache: KVCache, blocks: Sequence[int], start: int, count: int, tensors
 
 
 def _difference(payload: Payload, name: str, size: tuple[int, ...], dtype: str) -> str | None:
-    """What a payload has under this name, if that is not such a tensor."""
+    """Return what a payload has under this name, if that is not such a tensor."""
     held = held_tensors(payload).get(name)
     if held is not None:
         return None if (held.shape, held.dtype) == (size, dtype) else f"{held.dtype} {list(held.shape)}"
@@ -157,8 +159,8 @@ def _difference(payload: Payload, name: str, size: tuple[int, ...], dtype: str) 
 
 
 def _rows(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where tokens lie: their rows in the cache as [blocks * block_size, …], and, page by page, those of their keys and
-    values in a layer as [blocks * pages * block_size, head_dim]."""
+    """Return where tokens lie: their rows in the cache as [blocks * block_size, …] and, page by page, the rows of their
+    keys and values in a layer as [blocks * pages * block_size, head_dim]."""
     size, pages = cache.block_size, 2 * cache.shape.kv_heads
     places = np.arange(start, start + count)
     block, place = np.asarray(blocks, np.int64)[places // size], places % size
@@ -180,12 +182,13 @@ def _scatter(source: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> 
 
 
 def _words(rows: torch.Tensor) -> torch.Tensor:
-    """Rows as whole numbers of eight bytes, where they are that long: bits stay bits, and it is twice as fast."""
+    """Return rows as integers of eight bytes, if their length allows: the bits stay the same, and the copy is twice as
+    fast."""
     return rows.view(torch.int64) if rows.shape[1] * rows.element_size() % 8 == 0 else rows
 
 
 def _view(payload: Payload, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """A payload's tensor without a copy, where it lies. If that is memory that is read-only it must not be written."""
+    """Return a payload's tensor without a copy, on its own device. Do not write to a view of read-only memory."""
     held = held_tensors(payload).get(name)
     if isinstance(held, TorchTensor):
         return held.tensor

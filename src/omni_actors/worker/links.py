@@ -1,4 +1,4 @@
-"""A worker's links in its loop: which there are, what each waits for, and those that are not open yet."""
+"""The links of one worker in its loop: open links, the events that each waits for, and links that are not open yet."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ class Links:
         listener: Listener | None,
         made: Callable[[Wire, socket.socket], Link] = lambda message, sock: UnixLink(message.link, message.peer, sock),
     ) -> None:
-        """``made`` makes a link over the connected Unix socket that came with its frame, by its connector."""
+        """Register links in ``epoll``. ``made`` makes a link, by its connector, over the connected Unix socket that
+        came with the link's frame."""
         self.inbox = Arena()
-        """What has come by TCP and is not acknowledged. Its producers' budgets bound it, not this one's, which only
-        says how much stays for reuse."""
+        """Memory of payloads that arrived by TCP and are not acknowledged. The producers' budgets bound it; its own
+        budget only says how much memory stays for reuse."""
         self._epoll = epoll
         self._listener = listener
         self._made = made
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, Link] = {}
         self._called: dict[int, str] = {}
-        """Who is going to call, by link."""
+        """The peers that are going to call, by link id."""
         self._opening: set[Link] = set()
         if listener is not None:
             epoll.register(listener.fileno(), select.EPOLLIN)
@@ -53,11 +54,11 @@ class Links:
         return self._links.get(id)
 
     def known(self, id: int) -> bool:
-        """Whether this link is there, or can still come."""
+        """Whether this link exists or can still be opened."""
         return id in self._links or id in self._called
 
     def wire(self, message: Wire, take_fd: Callable[[], socket.socket]) -> bool:
-        """Take this end of a link; whether it can be. Raises :class:`ProtocolError`."""
+        """Open this end of a link, and return whether that is possible. Raises :class:`ProtocolError`."""
         end = message.tcp
         if end is None:
             sock = take_fd()
@@ -76,7 +77,7 @@ class Links:
         return True
 
     def readable(self, events: Iterable[tuple[int, int]]) -> Iterator[Link]:
-        """Write and accept what these events allow, and give the links that have something to say."""
+        """Write and accept as these events allow, and yield the links that have input."""
         for fd, event in events:
             link = self._by_fd.get(fd)
             if link is not None:
@@ -89,17 +90,17 @@ class Links:
                     self._add(TcpLink(id, self._called.pop(id), sock, self.inbox))
 
     def flush(self, link: Link) -> None:
-        """Write what the socket takes, and wait for more room if it is needed."""
+        """Write as much as the socket takes, and watch for more room if output remains."""
         try:
             link.flush()
         except LinkClosed:
-            link.mute()  # what it said before its end is still to be read; the end itself drops the link
+            link.mute()  # messages from before the end are still to be read; the end itself drops the link
         if link.pending is not link.watched:
             link.watched = link.pending
             self._epoll.modify(link.fileno(), select.EPOLLIN | (select.EPOLLOUT if link.pending else 0))
 
     def drop(self, link: Link) -> bool:
-        """Close a link; whether it was there still."""
+        """Close a link, and return whether the link was still there."""
         if self._links.pop(link.id, None) is None:
             return False
         del self._by_fd[link.fileno()]
@@ -110,10 +111,10 @@ class Links:
 
     @property
     def deadline(self) -> float | None:
-        """When :meth:`overdue` may have something to say, by :func:`time.monotonic`."""
+        """The time at which :meth:`overdue` may have links to return, by :func:`time.monotonic`."""
         listener = self._listener
         if not self._opening and (listener is None or listener.deadline is None):
-            return None  # as it is nearly always
+            return None  # the usual case
         self._opening = {link for link in self._opening if link.deadline is not None}
         times = [link.deadline for link in self._opening if link.deadline is not None]
         if listener is not None and listener.deadline is not None:
@@ -121,7 +122,7 @@ class Links:
         return min(times, default=None)
 
     def overdue(self) -> list[int]:
-        """The links that did not open in time. Those that this end was to open are there until they are dropped."""
+        """Return the links that did not open in time. Links that this end was to open stay until they are dropped."""
         now = time.monotonic()
         late = [link.id for link in self._opening if link.deadline is not None and link.deadline <= now]
         if self._listener is not None:

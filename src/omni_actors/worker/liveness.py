@@ -10,14 +10,15 @@ from collections.abc import Callable
 from omni_actors.protocol.liveness import PAGE_BYTES, VARIABLE, WORDS, Activity
 
 WAITING, WORKING, COMPILING = int(Activity.WAITING), int(Activity.WORKING), int(Activity.COMPILING)
-"""As plain numbers: they are written several times in each turn."""
+"""The activities as plain numbers: the loop writes them several times in each turn."""
 
 
 class Liveness:
-    """What this worker says of itself. A word costs a store to memory: no call, no lock, nobody is woken."""
+    """The worker's report of its own activity. A report costs a store to memory: no call, no lock, no wake-up."""
 
     def __init__(self, fd: int | None = None, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """``fd`` is the page's, and closed here; without one it is said to nobody (a worker under test)."""
+        """Map the page behind ``fd``, which is closed here. Without ``fd`` nobody reads the page (a worker under
+        test)."""
         self._map = mmap.mmap(-1 if fd is None else fd, PAGE_BYTES)
         if fd is not None:
             os.close(fd)
@@ -27,12 +28,12 @@ class Liveness:
 
     @classmethod
     def inherited(cls) -> Liveness:
-        """The page that the launcher of this process gave it, if it gave one."""
+        """Return the page that the launcher of this process passed, or one without readers."""
         fd = os.environ.pop(VARIABLE, None)
         return cls(None if fd is None else int(fd))
 
     def turn(self) -> None:
-        """A turn of the loop begins."""
+        """Report the begin of a turn of the loop."""
         self._turns += 1
         words = self._words
         words[0] = self._turns
@@ -40,7 +41,7 @@ class Liveness:
         words[2] = self._clock()
 
     def enter(self, activity: int) -> None:
-        """An :class:`Activity`, from now on."""
+        """Report an :class:`Activity`, from now on."""
         words = self._words
         words[1] = activity
         words[2] = self._clock()

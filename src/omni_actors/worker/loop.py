@@ -59,10 +59,7 @@ log = logging.getLogger("omni_actors.worker")
 
 
 class Worker:
-    """The loop of one replica. ``bridges`` maps an edge index to the factory of its bridge. ``listener`` is for inputs
-    by TCP, and closed with the rest. ``liveness`` is where it shows that it moves; whoever gave it closes it.
-    ``memory`` is the device's, where there are edges on which payloads may stay there. ``connectors`` make its links,
-    by the stage at the other end."""
+    """The loop of one replica."""
 
     def __init__(
         self,
@@ -75,6 +72,13 @@ class Worker:
         memory: DeviceMemory | None = None,
         connectors: Mapping[str, Connector] | None = None,
     ) -> None:
+        """Serve ``engine`` over the control socket ``sock``.
+
+        ``bridges`` maps an edge index to the factory of its bridge. ``listener`` accepts inputs by TCP and is closed
+        with the worker. ``liveness`` is the page on which the loop shows its progress; its owner closes it. ``memory``
+        is the device's memory, where payloads may stay on the device. ``connectors`` make the worker's links, by the
+        stage at the other end.
+        """
         self._stage = hello.stage
         self._liveness = liveness or Liveness()
         self._liveness.enter(WAITING)
@@ -104,16 +108,18 @@ class Worker:
         self._connectors = connectors_of(hello, memory) if connectors is None else connectors
         self._links = Links(self._epoll, listener, self._made_link)
         self._rest = Rest(hello, engine, self._arena, self._links.inbox)
-        self._blocked = False  # everything runnable waits for credit
+        self._blocked = False  # every runnable request waits for credit
         self.stopping = False
-        """Whether the serving process has said that this is the end."""
+        """Whether the serving process has asked this worker to stop."""
 
     # ---- the loop
 
     def run(self) -> None:
-        """Run until told to stop or until the serving process is gone. Raises :class:`ProtocolError` when that or
-        another worker sends what no version of it would, :class:`RankLost` when another rank of this replica has ended,
-        and what the engine's step raises."""
+        """Run until the serving process asks for the stop or is gone.
+
+        Raises :class:`ProtocolError` when the serving process or another worker sends frames that no version would
+        send, :class:`RankLost` when another rank of this replica has ended, and the exceptions of the engine's step.
+        """
         try:
             while not self.stopping:
                 self.turn(self.patience_s)
@@ -121,13 +127,16 @@ class Worker:
             log.info("the serving process is gone")
 
     def fileno(self) -> int:
-        """A descriptor that is readable when :meth:`turn` has something to receive or room to write."""
+        """Return a descriptor that is readable when :meth:`turn` has something to receive or room to write."""
         return self._epoll.fileno()
 
     @property
     def patience_s(self) -> float:
-        """How long :meth:`turn` may wait for the sockets: 0 when there is a step to do, or payloads that may leave now;
-        -1 without bound. While there is anything that this worker owes an answer, its heart beats."""
+        """How long :meth:`turn` may wait for the sockets, in seconds.
+
+        The value is 0 when there is a step to do or a payload may leave now, and -1 (no bound) when nothing is due.
+        While this worker owes somebody a result, the value is at most one heartbeat.
+        """
         if (not self._blocked and self._may_step) or self._out.due:
             return 0.0
         bounds = []
@@ -140,8 +149,10 @@ class Worker:
         return min(bounds, default=-1)
 
     def turn(self, patience_s: float = 0.0) -> None:
-        """One turn: wait for the sockets, drain them, step at most once, and write what came of it. With a
-        ``patience_s`` of 0 it never waits. Raises :class:`Hangup` and what :meth:`run` does."""
+        """Do one turn: wait for the sockets, drain them, step at most once, and write the results.
+
+        With a ``patience_s`` of 0 the turn never waits. Raises :class:`Hangup` and as :meth:`run` does.
+        """
         events = self._epoll.poll(patience_s)
         liveness = self._liveness
         liveness.turn()
@@ -178,12 +189,12 @@ class Worker:
         return self._engine.runnable and not self._control.full
 
     def _write(self) -> None:
-        """Everything that this turn made, in one write for each socket."""
+        """Write everything that this turn made, in one write for each socket."""
         touched = self._out.flush()
         if closed := self._arena.closed:
             touched.update(link for link in self._links if link.forget(closed))
             closed.clear()
-        self._links.inbox.closed.clear()  # which are nobody's but this worker's
+        self._links.inbox.closed.clear()  # nobody but this worker maps these slabs
         for link in touched:
             if self._links.get(link.id) is link:
                 self._links.flush(link)
@@ -273,8 +284,8 @@ class Worker:
             self._out.feed_consumed(request)
 
     def _fail(self, request: RequestCredits, error: Exception) -> None:
-        """One request fails alone: the client's mistake as it is, anything else named after the stage, or after the one
-        whose payload it is."""
+        """Fail one request alone. The client's mistake is reported as it is; any other error names this stage, or the
+        stage that made the payload."""
         self._engine.abort(request.key)
         self._out.fail(request.key, self._faults.explain(error, request.request_id))
 
@@ -294,7 +305,7 @@ class Worker:
             self._links.flush(link)
 
     def _made_link(self, message: Wire, sock: socket.socket) -> Link:
-        """This end of a link within the machine, by the connector of the edges between the two stages."""
+        """Make this end of a link within the machine, by the connector of the edges between the two stages."""
         connector = self._connectors.get(message.peer.partition("#")[0], self._usual)
         link = connector.link(message.link, message.peer, sock)
         if not isinstance(link, Link):
@@ -302,7 +313,8 @@ class Worker:
         return link
 
     def _drop_link(self, link: Link) -> None:
-        """The other end is gone, and all its words are read. The orchestrator ends the requests that it had in hand."""
+        """Drop a link whose other end is gone, once all its messages are read. The orchestrator ends the requests that
+        the other end was working on."""
         if not self._links.drop(link):
             return
         log.debug("link to %s closed", link.peer)
@@ -323,12 +335,12 @@ class Worker:
                 self._unlinked(id)
 
     def _unlinked(self, id: int) -> None:
-        """Say that a link is gone that may have broken while both its ends live, and whose input is not whole by that:
-        nobody else knows."""
+        """Report a lost link to the serving process, with the requests whose input is incomplete by that. Only the two
+        ends know of such a loss: a TCP link may break while both workers live."""
         keys = tuple(request.key for request in self._out.requests.values() if id in request.awaited.values())
         self._control.send(Unlinked(id, keys))
 
-    # ---- questions
+    # ---- queries
 
     def _query(self, query: Query) -> None:
         out = self._out
@@ -351,12 +363,12 @@ class Worker:
         except OmniError as error:
             out.reply(query.id, None, error.info)
         except Exception as error:
-            log.exception("question %r failed", query.what)
+            log.exception("query %r failed", query.what)
             why = [f"{error}."] if isinstance(error, WrongReturn) else []
             out.reply(query.id, None, stage_failed(self._stage, *why).info)
 
     def last_words(self, message: msgspec.Struct, patience_s: float) -> None:
-        """Say why this worker ends, behind what waits for the serving process still."""
+        """Report why this worker ends, behind the output that still waits for the serving process."""
         try:
             self._control.send(message)
             self._control.drain(patience_s)

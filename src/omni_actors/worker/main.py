@@ -1,4 +1,4 @@
-"""From the handshake to the loop: what a worker does once in its life."""
+"""The life of a worker process: the handshake, loading, and the loop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger("omni_actors.worker")
 
 
 def main(control: socket.socket) -> int:
-    """Serve one incarnation of one replica; returns the exit status."""
+    """Serve one incarnation of one replica, and return the exit status."""
     hello = handshake(control)
     if hello is None:
         return 1
@@ -54,7 +54,7 @@ def main(control: socket.socket) -> int:
 
 
 def serve(control: socket.socket, hello: Hello) -> int:
-    """Be the worker that the serving process knows: the only rank of its replica, or the one that leads the others."""
+    """Be the worker that the serving process knows: the only rank of its replica, or the rank that leads the others."""
     followers: Followers | None = None
     try:
         listener = Listener(hello.host) if any(edge.connector == "tcp" for edge in hello.inputs) else None
@@ -62,7 +62,7 @@ def serve(control: socket.socket, hello: Hello) -> int:
         engine, bridges, info = load(control, hello, followers)
         memory = device_memory(hello)
         connectors = connectors_of(hello, memory)
-        # What loading left lives as long as the process: no collection need ever walk over it.
+        # Objects left by loading live as long as the process: no garbage collection need walk over them.
         gc.collect()
         gc.freeze()
         tell(control, Ready(info, None if listener is None else listener.address))
@@ -72,7 +72,7 @@ def serve(control: socket.socket, hello: Hello) -> int:
             followers.close()
         return 1
     if followers is not None:
-        followers.control = None  # it is the loop's
+        followers.control = None  # from here on the loop owns the control socket
     worker = Worker(control, hello, engine, bridges, listener, Liveness.inherited(), memory, connectors)
     try:
         worker.run()
@@ -90,9 +90,9 @@ def serve(control: socket.socket, hello: Hello) -> int:
 
 
 def follow(control: socket.socket, hello: Hello) -> int:
-    """Be a rank that another process of its replica leads, which owns this one and sees how it ends."""
+    """Be a rank that another process of its replica leads. The leader owns this process and sees its end."""
     try:
-        runtime_of(hello)  # first: what it patches must not be imported already
+        runtime_of(hello)  # first: a runtime may patch modules that must not be imported before
         engine = engine_named(hello)(hello)
         engine.follow(control, own_rendezvous())
     except Exception as error:
@@ -102,27 +102,29 @@ def follow(control: socket.socket, hello: Hello) -> int:
 
 
 def _show_as(name: str) -> None:
-    """The process's name in ``top`` and ``/proc``: all workers have one command line. The kernel keeps 15 bytes."""
+    """Set the process's name in ``top`` and ``/proc``: all workers have one command line. The kernel keeps 15 bytes."""
     with open("/proc/self/comm", "w") as comm:
         comm.write(name)
 
 
 def _take_descriptors() -> None:
-    """Allow this process all the descriptors that it may have. A slab takes two here and one in each worker that reads
-    it, so the usual 1024 are used up by an arena of 2 GiB; they are so few for the sake of select(2), unused here."""
+    """Raise the limit of open descriptors to the hard limit. A slab takes two descriptors here and one in each worker
+    that reads the slab, so the usual 1024 are used up by an arena of 2 GiB; the soft limit is low for the sake of
+    select(2), unused here."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def handshake(control: socket.socket) -> Hello | None:
-    """Read exactly one frame: what follows it belongs to the loop."""
+    """Read exactly one frame: the frames behind it belong to the loop. Return ``None`` if the frame is not a Hello of
+    this version of the protocol."""
     length = int.from_bytes(control.recv(4, socket.MSG_WAITALL), "little")
     if not 0 < length <= MAX_CONTROL_FRAME:
         return None
     try:
         hello = msgspec.msgpack.decode(control.recv(length, socket.MSG_WAITALL), type=Hello)
     except msgspec.DecodeError as error:
-        tell(control, Fatal(ErrorInfo(message=f"the first frame is no Hello: {error}")))
+        tell(control, Fatal(ErrorInfo(message=f"the first frame is not a Hello: {error}")))
         return None
     if hello.version != PROTOCOL_VERSION:
         message = f"the worker speaks protocol {PROTOCOL_VERSION}, the server {hello.version}"
@@ -135,13 +137,13 @@ def handshake(control: socket.socket) -> Hello | None:
 def load(
     control: socket.socket, hello: Hello, followers: Followers | None
 ) -> tuple[Engine, dict[int, Callable[[], Bridge]], dict[str, Any]]:
-    """The engine, loaded, the bridges of its inputs, and what the engine says of itself."""
+    """Return the loaded engine, the bridges of its inputs, and the facts that the engine reports."""
 
     def progress(text: str, fraction: float | None = None) -> None:
         tell(control, Progress(text, fraction))
 
     progress("opening the device")
-    runtime_of(hello)  # first: what it patches must not be imported already
+    runtime_of(hello)  # first: a runtime may patch modules that must not be imported before
     progress("importing the engine")
     engine = engine_named(hello)(hello)
     bridges = {edge.index: bridge_named(edge.bridge) for edge in hello.inputs if edge.bridge}
@@ -154,17 +156,17 @@ def load(
 
 
 def device_memory(hello: Hello) -> DeviceMemory | None:
-    """The device's memory for payloads that may stay there; ``None`` where there are none, or where it has no way out
-    but by the host."""
+    """Return the device's memory for payloads that may stay there; ``None`` if there are no such edges, or if tensors
+    cannot leave the device except through the host."""
     if all(edge.connector != CONNECTOR for edge in (*hello.inputs, *hello.outputs)):
         return None
-    from omni_actors.worker.tensors import TorchMemory  # imports torch, which not every engine does
+    from omni_actors.worker.tensors import TorchMemory  # imports torch, and some engines do without torch
 
     return TorchMemory.of(runtime_of(hello))
 
 
 def give_up(control: socket.socket, hello: Hello, error: Exception) -> None:
-    """Say why this worker cannot serve."""
+    """Report why this worker cannot serve."""
     foreseen = isinstance(error, OmniError) and error.__cause__ is None
     log.error("loading failed: %s", error, exc_info=None if foreseen else error)
     tell(control, Fatal(why_not_loaded(hello, error)))

@@ -1,4 +1,4 @@
-"""Memory that the C library keeps after it was freed."""
+"""Freed memory that the C library keeps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import gc
 
 
 def trim_heap() -> None:
-    """Give freed pages back to the system. glibc keeps them; other C libraries have no such call, and need none."""
+    """Give freed pages back to the system. glibc keeps freed pages; other C libraries have no such call and need
+    none."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def give_memory_back() -> None:
-    """Give back what loading has left: the weights as they were loaded (measured: 0.4 GB of 1.5 in float32)."""
+    """Give back the memory that loading has left: the weights as they were loaded (measured: 0.4 GB of 1.5 in
+    float32)."""
     gc.collect()
     trim_heap()

@@ -21,11 +21,13 @@ Contract = Literal["none", "if stated", "stated"]
 
 
 def class_named(dotted: str, base: Callable[..., T], role: str, contract: Contract = "none") -> Callable[..., T]:
-    """The class called ``dotted`` (``package.module:Class``), which must be a whole subclass of ``base``. ``role`` says
-    what it is for, and ``contract`` whether it must state the version of a contract that it was written for.
+    """Return the class called ``dotted`` (``package.module:Class``), which must be a concrete subclass of ``base``.
 
-    Raises :class:`OmniError`, whose message names it, for anything else: a module that cannot be imported, a name that
-    is not there, a function, another class, a class with methods left to define.
+    ``role`` is the purpose of the class, for messages. ``contract`` says whether the class must state the version of a
+    contract that it was written for.
+
+    Raises :class:`OmniError`, whose message names the class, for anything else: a module that cannot be imported, a
+    missing name, a function, another class, a class with abstract methods.
     """
     found, kind = thing_named(dotted, role), cast(type[T], base)
     if not isinstance(found, type):
@@ -40,14 +42,14 @@ def class_named(dotted: str, base: Callable[..., T], role: str, contract: Contra
 
 
 def engine_named(hello: Hello) -> Callable[[Hello], Engine]:
-    """The class of the worker's engine. Raises :class:`OmniError` also for one that was written for another version of
-    the contract, or that a plug-in announces by name and that states none."""
+    """Return the class of the worker's engine. Raises :class:`OmniError` also for an engine that was written for
+    another version of the contract, or that a plug-in announces by name and that states no version."""
     return class_named(hello.engine, Engine, "engine", "stated" if hello.announced else "if stated")
 
 
 def connectors_of(hello: Hello, memory: DeviceMemory | None) -> dict[str, Connector]:
-    """The connectors of the worker's edges, by the stage at their other end. Raises :class:`OmniError` for a plug-in's
-    class that is none."""
+    """Return the connectors of the worker's edges, by the stage at their other end. Raises :class:`OmniError` for a
+    plug-in's class that is not a connector."""
     classes: dict[str, Callable[..., Connector]] = {"shared_memory": SharedMemory, "tcp": Tcp}
     classes[CONNECTOR] = DeviceMemoryConnector
     made: dict[str, Connector] = {}
@@ -64,7 +66,8 @@ def connectors_of(hello: Hello, memory: DeviceMemory | None) -> dict[str, Connec
 
 
 def bridge_named(dotted: str) -> Callable[[], Bridge]:
-    """The factory of an edge's bridge. Raises :class:`OmniError` when it cannot be imported or called."""
+    """Return the factory of an edge's bridge. Raises :class:`OmniError` when the factory cannot be imported or
+    called."""
     found = thing_named(dotted, "bridge")
     if not callable(found):
         raise unfit("bridge", dotted, f"is {kind_of(found)}, and not a class or function that makes a Bridge")
@@ -73,7 +76,7 @@ def bridge_named(dotted: str) -> Callable[[], Bridge]:
 
 
 def thing_named(dotted: str, role: str) -> Any:
-    """Import and return what is called ``dotted``. Raises :class:`OmniError` when it cannot be imported."""
+    """Import and return the object called ``dotted``. Raises :class:`OmniError` when it cannot be imported."""
     try:
         return pkgutil.resolve_name(dotted)
     except Exception as error:
@@ -81,5 +84,5 @@ def thing_named(dotted: str, role: str) -> Any:
 
 
 def unfit(role: str, dotted: str, why: str) -> OmniError:
-    """The error for a name that a stage cannot use."""
+    """Return the error for a name that a stage cannot use."""
     return OmniError(ErrorInfo(message=f"{role} '{dotted}' {why}", code="bad_class", status=500))

@@ -1,6 +1,8 @@
-"""Where an engine's output goes: to the client by way of the serving process, and to other workers by links.
+"""The output collector: an engine's output goes to the client through the serving process, and to other workers by
+links.
 
-It keeps the requests of this worker (:class:`RequestCredits`) with their credits, and collects what one step makes.
+The collector keeps the requests of this worker (:class:`~omni_actors.worker.credits.RequestCredits`) with their
+credits, and gathers the output of one step.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from omni_actors.worker.send_queue import NO_MEMORY, UNSENDABLE, SendQueue
 log = logging.getLogger("omni_actors.worker")
 
 _FULL_STEP = 4 << 20
-"""Bytes of media in one Step frame; with more than that, each piece goes in a frame of its own."""
+"""Bytes of media in one Step frame. With more media than that, each piece goes in a frame of its own."""
 
 
 class OutputCollector:
@@ -42,8 +44,12 @@ class OutputCollector:
         maker: str = "the engine",
         check: bool = True,
     ) -> None:
-        """``abort`` has the engine forget a request whose output cannot be sent. ``exports`` is for payloads that may
-        stay on the device. ``maker`` is what messages call the engine. ``check`` says to look at its payloads."""
+        """Collect the output of ``stage`` for ``control`` and for the links.
+
+        ``abort`` makes the engine forget a request whose output cannot be sent. ``exports`` is for payloads that may
+        stay on the device. ``maker`` is the name of the engine in messages. ``check`` enables checks of the engine's
+        payloads.
+        """
         self.send_queue = SendQueue(control, arena, exports, self._unsendable)
         self._stage = stage
         self._abort = abort
@@ -51,17 +57,17 @@ class OutputCollector:
         self._check = check
         self._wrong: dict[int, OutputError] = {}
         self.requests: dict[int, RequestCredits] = {}
-        """Requests that the engine holds."""
+        """Requests that the engine holds, by key."""
         self.draining: dict[int, RequestCredits] = {}
-        """Requests that are over here, but whose payloads have readers still."""
+        """Requests that are over here, but whose payloads still have readers, by key."""
         self.asked: set[int] = set()
-        """Questions without an answer."""
+        """Queries without a reply, by id."""
         self._control = control
         self._step = Step()
         self._done: list[tuple[RequestCredits, StageDone]] = []
         self._acks: dict[tuple[int, int], tuple[Link, Ack]] = {}
 
-    # ---- the Outbox
+    # ---- the engine's side (Outbox)
 
     def ready(self, key: int) -> bool:
         request = self.requests.get(key)
@@ -139,67 +145,67 @@ class OutputCollector:
         try:
             self._control.send(Reply(query, value, error))
         except UNSENDABLE as problem:
-            log.error("an answer cannot be sent: %s", problem)
-            info = ErrorInfo(message="The answer cannot be sent.", code="unsendable", stage=self._stage)
+            log.error("a reply cannot be sent: %s", problem)
+            info = ErrorInfo(message="The reply cannot be sent.", code="unsendable", stage=self._stage)
             self._control.send(Reply(query, None, info))
 
-    # ---- for the loop
+    # ---- the loop's side
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits for something that this worker has."""
+        """Whether somebody waits for output, memory or a reply of this worker."""
         return bool(self.requests or self.draining or self.asked)
 
     def retire(self, request: RequestCredits, *, finished: bool = False) -> None:
-        """Nothing more comes of this request here. What readers have been told of stays until they let go; unless it is
-        ``finished``, the rest of its memory is free at once."""
+        """Take no more output of this request. Payloads that were announced to readers stay until the readers release
+        them; unless the request is ``finished``, the rest of its memory is freed at once."""
         del self.requests[request.key]
         if not finished:
             request.dropped = True
             self.send_queue.drop(request)
         for source in request.sources.values():
-            if source.seq > source.acked:  # what was not consumed will not be
+            if source.seq > source.acked:  # chunks that are not consumed by now will never be
                 self.ack(source.link, request.key, source.edge.index, source.seq)
         request.sources.clear()
         self.draining[request.key] = request
 
     def settle(self, request: RequestCredits, source: Source) -> None:
-        """Give back the credits of what has been consumed."""
+        """Give back the credits of consumed chunks."""
         upto = source.settle()
         if upto is not None:
             self.ack(source.link, request.key, source.edge.index, upto)
 
     def ack(self, link: Link, key: int, edge: int, upto: int) -> None:
-        """Acknowledge with this step's write; a later one takes an earlier one's place."""
+        """Acknowledge chunks with this step's write; a later acknowledgement replaces an earlier one."""
         self._acks[key, edge] = (link, Ack(key, edge, upto))
 
     def feed_consumed(self, request: RequestCredits) -> None:
-        """A piece of streaming input is consumed."""
+        """Count one consumed piece of streaming input."""
         if request.feeds_consumed < request.feeds:
             request.feeds_consumed += 1
             self._step.fed.append((request.key, request.feeds_consumed))
 
     def acknowledged(self, ack: Ack) -> None:
-        """A consumer's credits and memory come back."""
+        """Take back the credits and the memory that a consumer acknowledges."""
         request = self.requests.get(ack.key) or self.draining.get(ack.key)
         if request is None:
             return
         self.send_queue.acknowledged(request, ack)
 
     def lost(self, link: Link) -> None:
-        """A consumer is gone: all its credits and memory come back, and what would go there goes nowhere."""
+        """Take back all credits and memory of a consumer that is gone, and drop further payloads for that consumer."""
         self.send_queue.lost(link, (*self.requests.values(), *self.draining.values()))
 
     @property
     def due(self) -> bool:
-        """Whether :meth:`flush` has payloads that the control socket let go since the last one."""
+        """Whether the control socket has released payloads for :meth:`flush` since the last flush."""
         return self.send_queue.due
 
     def flush(self) -> set[Link]:
-        """Queue what was collected on its links, and return those."""
+        """Queue the collected output on the links, and return the links that have new output."""
         touched: set[Link] = set()
         send_queue = self.send_queue
-        while self._wrong:  # not before: an engine is not told to forget a request in the middle of its own step
+        while self._wrong:  # only now: an engine must not be told to forget a request in the middle of its own step
             self._unsendable(*self._wrong.popitem())
         if send_queue.made:
             self._flush_ledger_first()
@@ -214,21 +220,24 @@ class OutputCollector:
         return touched
 
     def _flush_ledger_first(self) -> None:
-        """What was chosen leaves before anything that follows from it goes to another worker: a new attempt then
-        repeats it, and does not contradict what the client has by way of that worker. While the serving process is so
-        slow to read that the socket does not take it, what follows stays here."""
+        """Send the chosen tokens before any payload that follows from those tokens.
+
+        A new attempt then repeats the tokens and cannot contradict the output that the client got through another
+        worker. While the serving process reads so slowly that the socket does not take the tokens, the payloads stay
+        here.
+        """
         step = self._step
         if step.texts or step.ledger:
-            told = Step(texts=step.texts, ledger=step.ledger)
+            chosen = Step(texts=step.texts, ledger=step.ledger)
             step.texts, step.ledger = [], []
             try:
-                self._control.send(told)
+                self._control.send(chosen)
             except UNSENDABLE:
-                self._send_one_by_one(told)
+                self._send_one_by_one(chosen)
 
     def report(self) -> None:
-        """Queue this step's frame for the serving process. Call it when the links have been flushed: a stage is done
-        when its output is out of this process's hands, so that its death after that takes nothing with it."""
+        """Queue this step's frame for the serving process. Call it after the links are flushed: a stage is done when
+        its output has left this process, so that the death of this worker after the report loses no output."""
         step = self._step
         if self._done:
             step.done += [done for request, done in self._done if request.written]
@@ -253,7 +262,7 @@ class OutputCollector:
         self._control.send(Step(done=done, failed=step.failed + failed, released=step.released, fed=step.fed))
 
     def counters(self) -> dict[str, float]:
-        """Gauges of requests, credits and memory; what ends in ``_total`` only grows."""
+        """Return gauges of requests, credits and memory. Counters, whose names end in ``_total``, only grow."""
         requests = (*self.requests.values(), *self.draining.values())
         return {
             "jobs": len(requests),
@@ -264,8 +273,8 @@ class OutputCollector:
     # ---- inside
 
     def _unsendable(self, key: int, problem: Exception) -> None:
-        """A payload or delta of this request has no encoding, is too large, or finds no memory: the request fails,
-        nothing else does."""
+        """Fail a request whose payload or delta has no encoding, is too large, or finds no memory. Other requests go
+        on."""
         request = self.requests.get(key)
         held = request or self.draining.get(key)
         log.error("output cannot be sent: %s", problem, extra={"request": held.request_id if held else None})
@@ -283,7 +292,7 @@ class OutputCollector:
             self.send_queue.drop(held)
 
     def _refuse(self, key: int, call: str, problem: tuple[str, str]) -> None:
-        """Note that the engine said something wrong of this request: the request fails at the end of the step."""
+        """Note a wrong call of the engine about this request: the request fails at the end of the step."""
         self._wrong.setdefault(key, OutputError(self._named(call, problem)))
 
     def _named(self, call: str, problem: tuple[str, str]) -> str:
@@ -291,8 +300,8 @@ class OutputCollector:
         return f"{self._maker} gave Outbox.{call} {got}; expected {expected}"
 
     def _send_one_by_one(self, step: Step) -> None:
-        """Each event in a frame of its own: for what is too much together, and to find out whose event cannot be sent
-        at all. Of a request of which one cannot, nothing more is told but that it has failed."""
+        """Send each event in a frame of its own: when all events together are too large, and to find the event that
+        cannot be sent at all. After such an event the request gets no further events but its failure."""
         events: list[tuple[str, Any, type[Any], Step]] = []
         events += [("text", it, TextDelta, Step(texts=[it])) for it in step.texts]
         events += [("ledger", it, Ledger, Step(ledger=[it])) for it in step.ledger]
@@ -310,7 +319,7 @@ class OutputCollector:
 
 
 def _misdirected(payload: Payload, request: RequestCredits) -> tuple[str, str] | None:
-    """Say what is wrong with a payload's kind for the edges that it goes to."""
+    """Return (got, expected) for a payload whose kind does not fit the request's edges, else ``None``."""
     for route in request.routes:
         edge = route.edge
         if payload.kind != edge.kind and edge.kind not in ANY_KIND:

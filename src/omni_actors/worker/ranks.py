@@ -1,13 +1,13 @@
-"""The ranks of one replica as processes: the leader, which the serving process knows, and those that follow it.
+"""The ranks of one replica as processes: the leader, which the serving process knows, and its followers.
 
-The leader (rank 0) starts the others in its own process group, speaks to each over a socketpair, and is the only one
-that the rest of the deployment knows. They live and die together:
+The leader (rank 0) starts the others in its own process group, speaks to each over a socketpair, and is the only rank
+that the rest of the deployment knows. The ranks live and die together:
 
 =======================  ===============================================================================================
-a follower ends          the leader's loop sees it at its socket and says so; where the leader stands in a collective
-                         that does not return, a thread that does nothing else ends the process after :data:`GRACE_S`
+a follower ends          the leader's loop sees it at its socket and reports it; if the leader is blocked in a
+                         collective that does not return, a watchdog thread ends the process after :data:`GRACE_S`
 the leader ends          the kernel kills each follower (PDEATHSIG); the launcher kills the whole group
-a rank stands still      the leader stands still in the next step, and the serving process kills the group for that
+a rank is stuck          the leader gets stuck in the next step, and the serving process kills the group for that
 =======================  ===============================================================================================
 """
 
@@ -36,20 +36,20 @@ from omni_actors.protocol.liveness import VARIABLE as LIVENESS_VARIABLE
 log = logging.getLogger("omni_actors.worker")
 
 RENDEZVOUS_VARIABLE = "OMNI_ACTORS_RENDEZVOUS"
-"""Environment variable with the number of the descriptor at which a replica's ranks find each other: memory that they
-alone have. It needs no port and leaves no file."""
+"""Environment variable with the number of the descriptor at which a replica's ranks find each other: memory that only
+these ranks share. It needs no port and leaves no file."""
 
 MAX_FRAME = 1 << 30
-"""Bytes. A pass may hold the features of a whole prompt."""
+"""Limit of a frame between ranks, in bytes. A forward pass may hold the features of a whole prompt."""
 
 GREETING_S = 120.0
-"""What a follower may take from its start to its first word, the import of torch before it."""
+"""Seconds from a follower's start to its first frame, the import of torch included."""
 
 SETTLE_S = 0.5
-"""A rank's connections to the others close as it dies, its own socket perhaps a moment later."""
+"""Seconds to wait for a dead rank's socket: its connections to the other ranks may close a moment earlier."""
 
 GRACE_S = 2.0
-"""After a follower's death the leader has so long to say it."""
+"""Seconds that the leader has to report a follower's death."""
 
 
 class RankLost(RuntimeError):
@@ -57,17 +57,18 @@ class RankLost(RuntimeError):
 
 
 class RanksDesynchronized(RuntimeError):
-    """A step failed after the ranks had begun it: they no longer stand at the same place. Only new processes help."""
+    """A step failed after the ranks had begun it: the ranks no longer stand at the same place. Only new processes
+    help."""
 
 
 def own_rendezvous() -> int:
-    """The descriptor that :data:`RENDEZVOUS_VARIABLE` names, taken out of the environment."""
+    """Return the descriptor that :data:`RENDEZVOUS_VARIABLE` names, and remove the variable from the environment."""
     return int(os.environ.pop(RENDEZVOUS_VARIABLE))
 
 
 def receive(sock: socket.socket) -> bytes | None:
-    """The next frame's body, waited for as long as the socket allows; ``None`` at the end. Raises
-    :class:`TimeoutError`, and :class:`RankLost` for a frame that no version would send."""
+    """Return the body of the next frame, or ``None`` at the end of the stream. Waits as long as the socket's timeout
+    allows. Raises :class:`TimeoutError`, and :class:`RankLost` for a frame that no version would send."""
     head = _exactly(sock, 4)
     if head is None:
         return None
@@ -80,7 +81,7 @@ def receive(sock: socket.socket) -> bytes | None:
 def _exactly(sock: socket.socket, count: int) -> bytes | None:
     try:
         data = sock.recv(count, socket.MSG_WAITALL)
-        while 0 < len(data) < count:  # a signal came, or the socket has a timeout
+        while 0 < len(data) < count:  # interrupted by a signal, or the socket has a timeout
             more = sock.recv(count - len(data), socket.MSG_WAITALL)
             if not more:
                 return None
@@ -99,13 +100,14 @@ class _Follower:
 
 
 class Followers:
-    """The other ranks of this process's replica. Made by the leader, in its main thread, which owns them."""
+    """The other ranks of this process's replica. The leader makes them in its main thread and owns them."""
 
     def __init__(self, hello: Hello, control: socket.socket | None = None) -> None:
-        """Start one for each of ``hello.ranks`` but the first, and greet it. Raises :class:`OSError` when one cannot be
-        started; nothing is left then."""
+        """Start a process for each of ``hello.ranks`` but the first, and greet it. Raises :class:`OSError` when a
+        process cannot be started; no process is left then."""
         self.control = control
-        """While this process loads, the socket (blocking) at which the serving process hears why it ends."""
+        """While this process loads, the socket (blocking) on which the serving process is told why this process
+        ends."""
         self._hello = hello
         self._followers: list[_Follower] = []
         self._rendezvous = os.memfd_create("omni-rendezvous", os.MFD_CLOEXEC)
@@ -129,11 +131,11 @@ class Followers:
         return [follower.popen.pid for follower in self._followers]
 
     def filenos(self) -> list[int]:
-        """Descriptors that are readable when a follower has ended, or has something to say, which is why it will."""
+        """Return descriptors that are readable when a follower has ended, or has a last message about its end."""
         return [follower.sock.fileno() for follower in self._followers]
 
     def greet(self) -> None:
-        """Wait until each follower is there. Raises :class:`OmniError` for one that is not."""
+        """Wait until each follower has answered. Raises :class:`OmniError` for a follower that does not."""
         for follower in self._followers:
             follower.sock.settimeout(GREETING_S)
             try:
@@ -143,13 +145,13 @@ class Followers:
             follower.sock.settimeout(None)
 
     def wait_loaded(self) -> None:
-        """Wait until each follower has loaded: as long as the serving process gives this one. Raises
-        :class:`OmniError` for one that cannot, in its own words."""
+        """Wait until each follower has loaded. The bound is the serving process's start timeout. Raises
+        :class:`OmniError` with a follower's own message if it cannot load."""
         for follower in self._followers:
             self._next(follower, Ready)
 
     def tell(self, message: msgspec.Struct) -> None:
-        """Send each follower a frame. Raises :class:`RankLost` when one is gone."""
+        """Send each follower a frame. Raises :class:`RankLost` when a follower is gone."""
         data = frame(message, MAX_FRAME)
         for follower in self._followers:
             try:
@@ -158,14 +160,14 @@ class Followers:
                 raise RankLost(self._epitaph(follower)) from None
 
     def check(self, readable: Collection[int]) -> None:
-        """Raises :class:`RankLost` if one of these descriptors is a follower's."""
+        """Raise :class:`RankLost` if one of these descriptors belongs to a follower."""
         for follower in self._followers:
             if follower.sock.fileno() in readable:
                 raise RankLost(self._epitaph(follower))
 
     def part(self, error: Exception) -> RankLost | RanksDesynchronized:
-        """What a step's failure means that others had begun, too: that one of them has ended, which a collective may
-        see first, or else that nobody knows how far each has come."""
+        """Return the error for a step that failed here after other ranks had begun it: :class:`RankLost` if a rank has
+        ended, which a collective may notice first, else :class:`RanksDesynchronized`."""
         poll = select.poll()
         for follower in self._followers:
             poll.register(follower.sock, select.POLLIN)
@@ -177,7 +179,7 @@ class Followers:
         return RanksDesynchronized(f"a step that other ranks take part in failed: {error}")
 
     def close(self) -> None:
-        """End the followers, which have nothing that anybody needs, and wait for that."""
+        """Kill the followers, which hold no state that anybody needs, and wait for their end."""
         if self._closing < 0:
             return
         os.eventfd_write(self._closing, 1)
@@ -209,7 +211,7 @@ class Followers:
                 CONTROL_VARIABLE: f"{other.fileno()}:{gate}:{os.getpid()}",
                 RENDEZVOUS_VARIABLE: str(self._rendezvous),
             }
-            environment.pop(LIVENESS_VARIABLE, None)  # the page is the leader's
+            environment.pop(LIVENESS_VARIABLE, None)  # the page belongs to the leader
             popen = subprocess.Popen(
                 [sys.executable, "-m", "omni_actors.worker"],
                 stdin=subprocess.DEVNULL,
@@ -219,7 +221,7 @@ class Followers:
             undo.callback(popen.wait)
             undo.callback(popen.kill)
             pidfd = os.pidfd_open(popen.pid)
-            os.write(opener, b"!")  # it is in this process's group, which a warden knows
+            os.write(opener, b"!")  # the child is in this process's group, which a warden knows
             ours.sendall(frame(msgspec.structs.replace(self._hello, rank=rank, device=place.device)))
             undo.pop_all()
         return _Follower(rank, popen, pidfd, ours)
@@ -239,7 +241,7 @@ class Followers:
         return OmniError(ErrorInfo(message=f"rank {follower.rank} (pid {follower.popen.pid}) {what}", status=500))
 
     def _epitaph(self, follower: _Follower) -> str:
-        """What became of a follower whose socket says something."""
+        """Return the reason for a follower's end, from its last message if there is one."""
         with contextlib.suppress(TimeoutError, RankLost, msgspec.DecodeError):
             follower.sock.settimeout(SETTLE_S)
             while (body := receive(follower.sock)) is not None:
@@ -249,7 +251,7 @@ class Followers:
         return f"rank {follower.rank} (pid {follower.popen.pid}) has ended"
 
     def _keep(self) -> None:
-        """End this process when a follower has ended and the main thread cannot say so."""
+        """End this process when a follower has ended and the main thread cannot report the end."""
         poll = select.poll()
         poll.register(self._closing, select.POLLIN)
         for follower in self._followers:
@@ -261,7 +263,7 @@ class Followers:
         last.register(self._closing, select.POLLIN)
         if not last.poll(GRACE_S * 1000):
             lost = self._epitaph(next(it for it in self._followers if it.pidfd in ended))
-            log.error("%s, and this rank loads, or stands in a collective with it", lost)
+            log.error("%s while this rank loads or waits in a collective operation", lost)
             if self.control is not None:
                 with contextlib.suppress(OSError):
                     self.control.sendall(frame(Fatal(ErrorInfo(message=lost, stage=self._hello.stage))))

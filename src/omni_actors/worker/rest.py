@@ -1,4 +1,4 @@
-"""When a worker that has nothing to do gives back the memory that it keeps for reuse."""
+"""The release of memory for reuse by a worker that has nothing to do."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from omni_actors.worker.engine import Engine
 
 
 class Rest:
-    """After ``limits["rest_after_s"]`` seconds without work the slabs of ``arenas`` that hold nothing are closed, and
-    the engine gives back what it can (:meth:`Engine.rest`)."""
+    """A timer that gives memory back: after ``limits["rest_after_s"]`` seconds without work it closes the empty slabs
+    of ``arenas``, and calls the engine's :meth:`~omni_actors.worker.engine.Engine.rest`."""
 
     def __init__(self, hello: Hello, engine: Engine, *arenas: Arena) -> None:
         self.worked = False
-        """Whether there was work in this turn; its owner says it."""
+        """Whether there was work in this turn; set by the loop."""
         self._after_s = hello.limits.get("rest_after_s", REST_AFTER_S.default)
         self._engine = engine
         self._arenas = arenas
@@ -24,11 +24,11 @@ class Rest:
 
     @property
     def in_s(self) -> float | None:
-        """Seconds until :meth:`turn` has something to do; ``None`` when it never will without work."""
+        """Seconds until :meth:`turn` has something to do; ``None`` if it has nothing to do before there is work."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def turn(self, idle: bool) -> None:
-        """A turn of the loop ends; ``idle`` says that nobody waits for anything of this worker."""
+        """End a turn of the loop. ``idle`` says that nobody waits for this worker."""
         if self.worked:
             self.worked = False
             self._at = time.monotonic() + self._after_s

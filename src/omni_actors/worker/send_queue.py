@@ -1,5 +1,7 @@
-"""Payloads on their way from this worker to others: packed at the end of the step that made them, queued on their links
-as soon as what they follow from has left this process, and their memory until their readers let go of it.
+"""The send queue: payloads on their way from this worker to others.
+
+A payload is packed at the end of the step that made it, queued on its links as soon as the tokens that it follows from
+have left this process, and its memory is kept until its readers release it.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from omni_actors.worker.control_socket import ControlSocket
 from omni_actors.worker.credits import RequestCredits, Route
 
 UNSENDABLE = (FrameTooLarge, TypeError, ValueError, OverflowError, RecursionError, msgspec.ValidationError)
-"""What a frame raises that has no encoding, is too large, or would be refused by its reader."""
+"""Exceptions for a frame that has no encoding, is too large, or would be refused by its reader."""
 
 NO_MEMORY = (MemoryError, OSError)
-"""What making a slab raises: no memory, no descriptor."""
+"""Exceptions when a slab cannot be made: no memory, no file descriptor."""
 
 _END = Packed("", {}, ())
 """A chunk that only ends its edge."""
@@ -33,8 +35,8 @@ _END = Packed("", {}, ())
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A payload, ``packed`` for each route at the end of its step, or the bare end of the request's edges. It leaves
-    when the control socket has taken its output up to ``upto``."""
+    """A payload, ``packed`` for each route at the end of its step, or the bare end of the request's edges. The entry
+    leaves when the control socket has taken its output up to byte ``upto``."""
 
     request: RequestCredits
     payload: Payload | None
@@ -44,7 +46,8 @@ class _Entry:
 
 
 class SendQueue:
-    """Those of one worker, in order. Between two steps there is none, unless the control socket is full."""
+    """The queue of one worker's outgoing payloads, in order. The queue is empty between two steps, unless the control
+    socket is full."""
 
     def __init__(
         self,
@@ -53,7 +56,8 @@ class SendQueue:
         exports: Exports | None,
         unsendable: Callable[[int, Exception], None],
     ) -> None:
-        """``unsendable`` is called with the key of a request whose payload cannot leave, and why."""
+        """Send payloads over memory of ``arena`` or, if given, of ``exports``. ``unsendable`` is called with the key of
+        a request whose payload cannot be sent, and with the reason."""
         self.arena = arena
         self.exports = exports
         self._chunks = 0
@@ -66,7 +70,7 @@ class SendQueue:
 
     @property
     def pressed(self) -> bool:
-        """Whether the memory for payloads is used up: who holds some of it makes no more."""
+        """Whether the memory for payloads is used up: requests that hold some of it make no more payloads."""
         return self.arena.pressed or (self.exports is not None and self.exports.pressed)
 
     @property
@@ -81,13 +85,14 @@ class SendQueue:
 
     @property
     def due(self) -> bool:
-        """Whether a payload waits whose time has come: the control socket has taken what it follows from."""
+        """Whether the first waiting payload may leave: the control socket has taken the tokens that the payload follows
+        from."""
         return bool(self._waiting) and self._waiting[0].upto <= self._control.written
 
-    # ---- what a step makes
+    # ---- the payloads of a step
 
     def allocate(self, request: RequestCredits, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
-        """A payload to be written in place, where that pays."""
+        """Return a payload to be written in place, in shared memory where that saves a copy."""
         if any(route.link is not None for route in request.routes):
             placed = place(kind, meta, specs, self.arena)
             if placed is not None:
@@ -96,28 +101,28 @@ class SendQueue:
         return blank_payload(kind, meta, specs)
 
     def add(self, request: RequestCredits, payload: Payload) -> None:
-        """A payload for all the request's edges."""
+        """Queue a payload for all edges of the request."""
         self._add(_Entry(request, payload))
         for route in request.routes:
             if route.edge.mode != "full":
                 route.queued += 1
 
     def end(self, request: RequestCredits) -> None:
-        """The end of all the request's edges, behind or with the last payload."""
+        """Queue the end of all edges of the request, behind or with the last payload."""
         if (last := self._last.get(request.key)) is not None:
             last.end = True
         else:
             self._add(_Entry(request, None, True))
 
     def flush(self, touched: set[Link]) -> None:
-        """Queue on their links what may leave; those are added to ``touched``. What this step made may when the control
-        socket has taken all that is queued there by now."""
+        """Queue the payloads that may leave on their links, and add those links to ``touched``. Payloads of this step
+        may leave when the control socket has taken everything that is queued there by now."""
         if self._made:
             upto = self._control.put
             for entry in self._made:
                 try:
                     self._pack(entry)
-                except Exception as problem:  # whatever an engine has put there as tensors
+                except Exception as problem:  # an engine may have given any object as a tensor
                     self._unsendable(entry.request.key, problem)
                 entry.upto = upto
             self._waiting += self._made
@@ -131,10 +136,10 @@ class SendQueue:
             except UNSENDABLE as problem:
                 self._unsendable(entry.request.key, problem)
 
-    # ---- what comes back
+    # ---- acknowledgements and losses
 
     def acknowledged(self, request: RequestCredits, ack: Ack) -> None:
-        """A consumer's credits and memory come back."""
+        """Take back the credits and the memory that a consumer acknowledges."""
         for route in request.routes:
             if route.edge.index == ack.edge:
                 route.acked = max(route.acked, min(ack.upto, route.seq))
@@ -142,7 +147,7 @@ class SendQueue:
                     self._release(route.lent.popleft()[1])
 
     def lost(self, link: Link, requests: Iterable[RequestCredits]) -> None:
-        """A consumer is gone: all its credits and memory come back, and what would go there goes nowhere."""
+        """Take back all credits and memory of a consumer that is gone, and drop further payloads for that consumer."""
         for request in requests:
             for route in request.routes:
                 if route.link is link:
@@ -152,7 +157,8 @@ class SendQueue:
                     self._release_held(route)
 
     def drop(self, request: RequestCredits) -> None:
-        """Free what no reader has been told of. (What waits still is free when its turn comes.)"""
+        """Free the payloads that were not announced to any reader. (Waiting payloads are freed when their turn
+        comes.)"""
         for slot in request.placed:
             self.arena.release(slot)
         request.placed.clear()
@@ -160,7 +166,8 @@ class SendQueue:
             self._release_held(route)
 
     def counters(self) -> dict[str, float]:
-        """Of the memory for payloads, and the chunks sent so far with the bytes of the tensors in them."""
+        """Return the gauges of the memory for payloads, the number of chunks sent so far, and the bytes of their
+        tensors."""
         counters: dict[str, float] = {
             "arena_used_bytes": self.arena.used_bytes,
             "arena_bytes": self.arena.bytes,
@@ -183,7 +190,7 @@ class SendQueue:
         self._last[entry.request.key] = entry
 
     def _pack(self, entry: _Entry) -> None:
-        """Put a payload where its readers will get it, before the engine goes on. When that raises, it is nowhere."""
+        """Put a payload where its readers will get it, before the engine goes on. Nothing is held when this raises."""
         request, payload = entry.request, entry.payload
         if request.dropped or payload is None:
             return
@@ -196,7 +203,7 @@ class SendQueue:
             entry.packed = {route: direct for route, link in links.items() if link.direct}
             readers -= len(entry.packed)
         if not readers:
-            return  # what was written in place is given back when the request ends
+            return  # memory that was written in place is released when the request ends
         try:
             copied = self._copy(request, payload, readers)
         except BaseException:
@@ -212,11 +219,11 @@ class SendQueue:
         return pack(payload, self.arena, readers)
 
     def _send(self, entry: _Entry, touched: set[Link]) -> None:
-        """Put a payload on the request's edges, or keep it back on those that publish at the end."""
+        """Put a payload on the request's edges, or hold it back on edges that publish at the end."""
         request = entry.request
         request.leaving -= 1
         if entry.payload is not None:
-            # Of every route, also one whose consumer is gone: what is owed for ever keeps the request from its release.
+            # Also on a route whose consumer is gone: a payload that is never settled would keep the request here.
             for route in request.routes:
                 if route.edge.mode != "full":
                     route.queued -= 1
@@ -237,12 +244,12 @@ class SendQueue:
                     self._publish(request.key, route, link)
         finally:
             if entry.packed:
-                self._release_all(entry)  # nobody will read it
+                self._release_all(entry)  # no route took these
             if entry.end:
                 self.drop(request)
 
     def _publish(self, key: int, route: Route, link: Link) -> None:
-        """Send all that was held back, the last of it with the end."""
+        """Send all payloads that were held back, the last one with the end."""
         while len(route.held) > 1:
             self._put(key, route, link, route.held[0], False)
             del route.held[0]

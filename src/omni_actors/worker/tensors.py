@@ -1,6 +1,6 @@
-"""Between torch tensors and the numpy arrays of a :class:`~omni_actors.connectors.payload.Payload`.
+"""Conversion between torch tensors and the numpy arrays of a :class:`~omni_actors.connectors.payload.Payload`.
 
-numpy has no bfloat16: such a tensor travels as ``uint16`` bits and its name.
+numpy has no bfloat16: such a tensor travels as ``uint16`` bits under the name ``bfloat16``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from omni_actors.worker import checks
 log = logging.getLogger("omni_actors.worker")
 
 _PROBE = 16
-"""Numbers in a probe: 0, 1, 2, …"""
+"""Count of the numbers in a probe: 0, 1, 2, …"""
 
 
 class TorchTensor:
-    """A :class:`~omni_actors.connectors.payload.DeviceTensor`: contiguous, without a gradient."""
+    """A :class:`~omni_actors.connectors.payload.DeviceTensor` of torch: contiguous, without a gradient."""
 
     __slots__ = ("_host", "tensor")
 
@@ -55,21 +55,22 @@ class TorchTensor:
         return TorchTensor(self.tensor.clone())
 
     def finite(self) -> bool:
-        if self.tensor.is_cpu:  # numpy is several times faster there
+        if self.tensor.is_cpu:  # numpy is several times faster on the CPU
             return checks.finite(self.host(), "bfloat16" if self.tensor.dtype == torch.bfloat16 else "")
         return bool(self.tensor.isfinite().all())
 
 
 class TorchMemory:
-    """A :class:`~omni_actors.connectors.device.DeviceMemory`: what a runtime's transport can hand on."""
+    """A :class:`~omni_actors.connectors.device.DeviceMemory` over a runtime's transport of device memory."""
 
     def __init__(self, runtime: DeviceRuntime, transport: DeviceTransport) -> None:
         self._transport = transport
-        self._device = torch.empty(0, device=runtime.torch_device).device  # as tensors say it, with its number
+        self._device = torch.empty(0, device=runtime.torch_device).device  # as tensors name the device, with its index
 
     @classmethod
     def of(cls, runtime: DeviceRuntime) -> TorchMemory | None:
-        """``None`` for a device whose tensors do not leave without the host."""
+        """Return the memory of a runtime's device, or ``None`` if its tensors cannot leave it except through the
+        host."""
         transport = runtime.transport()
         return None if transport is None else cls(runtime, transport)
 
@@ -98,7 +99,7 @@ class TorchMemory:
             finally:
                 del values
                 self._transport.close(handle)
-        except RuntimeError as error:  # also what reading raises: a mapping that cannot be read is none
+        except RuntimeError as error:  # also from reading: an unreadable mapping is useless
             log.warning("device memory of another worker cannot be read here: %s", error)
             return False
 
@@ -110,8 +111,8 @@ class TorchMemory:
 
 
 def tensor_payload(kind: str, meta: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Payload:
-    """A payload of these tensors, which stay where they are until somebody needs them elsewhere: they must not change
-    until it is sent."""
+    """Return a payload of these tensors, which stay on their device until a reader needs them elsewhere. Do not change
+    the tensors until the payload is sent."""
     held = {name: TorchTensor(tensor.detach().contiguous()) for name, tensor in tensors.items()}
     dtypes = {name: "bfloat16" for name, tensor in tensors.items() if tensor.dtype is torch.bfloat16}
     return Payload(kind, meta, DeviceTensors(held), dtypes)
@@ -120,7 +121,7 @@ def tensor_payload(kind: str, meta: dict[str, Any], tensors: Mapping[str, torch.
 def tensor_of(
     payload: Payload, name: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """A copy of a payload's tensor that outlives the step: on ``device``, as ``dtype`` (its own by default)."""
+    """Return a copy of a payload's tensor that outlives the step: on ``device``, as ``dtype`` (its own by default)."""
     held = held_tensors(payload).get(name)
     if isinstance(held, TorchTensor):
         return held.tensor.to(device=device, dtype=dtype, copy=True)
@@ -128,21 +129,21 @@ def tensor_of(
 
 
 def tensor_view(payload: Payload, name: str) -> torch.Tensor:
-    """A payload's tensor on the CPU without a copy, for as long as the payload may be used (see
+    """Return a payload's tensor on the CPU without a copy, valid as long as the payload may be used (see
     :class:`~omni_actors.connectors.payload.Payload`).
 
-    It must not be written: torch has no read-only tensors, and what it would write to is memory of another process,
-    mapped for reading, where a write ends this one.
+    Do not write to the view: torch has no read-only tensors, and the memory belongs to another process and is mapped
+    for reading, so that a write ends this process.
     """
     array = payload.tensors[name]
     if not array.flags.writeable:
-        array = np.asarray(_Writable(array))  # else torch warns of each view what is said above
+        array = np.asarray(_Writable(array))  # else torch warns about every view
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if payload.dtypes.get(name) == "bfloat16" else tensor
 
 
 class _Writable:
-    """Says of a read-only array that it can be written, and keeps its memory alive."""
+    """A wrapper that declares a read-only array writable and keeps its memory alive."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         interface = array.__array_interface__
