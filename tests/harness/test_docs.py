@@ -61,6 +61,13 @@ def test_contributing_names_files_that_exist() -> None:
     assert [name for name in named if not (source / name).exists()] == []
 
 
+def test_the_glossary_names_classes_that_exist() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src/omni_actors").rglob("*.py"))
+    named = set(re.findall(r"`([A-Z]\w+)`", (ROOT / "docs/contributing/glossary.md").read_text()))
+    assert len(named) > 20
+    assert sorted(named - set(re.findall(r"^class (\w+)", source, re.MULTILINE))) == []
+
+
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 
