@@ -124,6 +124,8 @@ async def _command(world: World, orchestrator: Orchestrator, replica: StageRepli
         world.hit(f"command:{error.info.code}")
         if error.info.code == "replica_busy" or (error.info.code == "replacement_failed" and world.deaths):
             return
+        if error.info.code == "replica_not_running" and replica.pid is None:  # killed between two workers
+            return
         world.violate(f"the command {fault.kind} of {stage} failed: {error}")
 
 
