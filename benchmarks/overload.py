@@ -31,7 +31,7 @@ from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import serve
 from omni_actors.models.tiny.cache import cached
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
-from omni_actors.orchestrator.request import RequestObserver
+from omni_actors.orchestrator.owner import RequestObserver
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import restricted, subgraph

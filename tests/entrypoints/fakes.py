@@ -23,7 +23,8 @@ from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.orchestrator.admission import Admission
-from omni_actors.orchestrator.request import RequestObserver, RequestStream
+from omni_actors.orchestrator.owner import RequestObserver
+from omni_actors.orchestrator.request import RequestStream
 from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph

@@ -34,7 +34,7 @@ async def stub_orchestrator(*overrides: str) -> AsyncIterator[Orchestrator]:
 async def idle(orchestrator: Orchestrator) -> None:
     """Wait until nothing of any request is left, here or in the live workers."""
     await until(lambda: not orchestrator.inflight)
-    assert len(orchestrator.deadlines) == 0
+    assert len(orchestrator.requests.deadlines) == 0
     load = orchestrator.load()
     assert not any((*load.running.values(), *load.waiting.values(), *load.stages.values(), load.waiting_bytes)), load
     for replica in replicas(orchestrator):

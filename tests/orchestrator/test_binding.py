@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.pipelines.builders import may, needs, plan_of, stage
 
 from omni_actors.orchestrator.orchestrator import Orchestrator
-from omni_actors.orchestrator.request import RequestStream
 from omni_actors.pipelines.declaration import Edge, Pipeline, Task
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import Request
@@ -86,10 +85,10 @@ class Deployment:
     def bind(self, affinity: str | None = None, fixed: Mapping[str, int] | None = None) -> dict[str, int]:
         """Index of each stage's replica. Raises what a request would get."""
         request = Request(task="echo", affinity=affinity)
-        record = RequestStream(self.orchestrator, request, "x")
+        record = self.orchestrator.open(request)
         places = {name: self.at((name, index)) for name, index in (fixed or {}).items()}
         graph = self.orchestrator.subgraph(request)
-        replicas, submits = self.orchestrator._bind(record, 0, graph, places, 1.0)
+        replicas, submits = self.orchestrator.requests.bind(record, 0, graph, places, 1.0)
         assert [replica for replica, _ in submits] == list(reversed([replicas[it.stage.name] for it in graph.parts]))
         for one, two in self.edges:
             assert (two, replicas[two].index) in replicas[one].links

@@ -82,9 +82,9 @@ async def test_streaming_input_is_given_again() -> None:
         for word in ("one ", "two ", "three"):
             await stream.feed("text", "text", {"text": word})
         with trio.fail_after(20):
-            await until(lambda: stream.feeds is not None and stream.feeds.consumed == 3)
+            await until(lambda: stream.streamed_input is not None and stream.streamed_input.consumed == 3)
             kill(orchestrator.pools["b"].replicas[0].pid)
-            await until(lambda: stream.casualty is not None and stream.casualty.resumes == 1)
+            await until(lambda: stream.crash_history is not None and stream.crash_history.resumes == 1)
             await stream.feed("text", "text", {"text": "."}, end=True)
             events = [event async for event in stream]
         assert text_of(events) == "one two three."
@@ -130,7 +130,7 @@ async def test_one_poisonous_request_among_32_is_the_only_one_that_fails(count: 
         assert (failed.info.code, failed.info.stage, failed.info.status) == ("poison", "a", 500)
         assert ends == {f"r{i}": "x" * TOKENS for i in range(31)}
         assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
-        assert not any(replica.reserved for replica in replicas(orchestrator))
+        assert not any(replica.quarantined for replica in replicas(orchestrator))
         await idle(orchestrator)
 
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
-from omni_actors.orchestrator.recovery import Feeds
+from omni_actors.orchestrator.streamed_input import StreamedInput
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError, link_lost, stage_died
 from omni_actors.protocol.request import TextDelta
@@ -39,7 +39,7 @@ async def test_a_replica_that_is_replaced_during_a_trial_takes_it_up_again() -> 
                 await until(lambda: list(replica.requests.values()) == [one])
                 await orchestrator.control.replace("a", 0, 0.0)
                 await until(lambda: list(replica.requests.values()) == [one])
-            await until(lambda: not replica.reserved)
+            await until(lambda: not replica.quarantined)
             assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
         assert replica.incarnation == 4
 
@@ -60,7 +60,7 @@ async def test_who_was_cleared_is_not_tried_for_what_is_no_death(meanwhile: str)
                 for stream in streams:
                     nursery.start_soon(client, stream)
                 await suspects(orchestrator, streams)
-                await until(lambda: replica.live and len(replica.requests) == 2 and not replica.reserved)
+                await until(lambda: replica.live and len(replica.requests) == 2 and not replica.quarantined)
                 if meanwhile == "a link breaks":
                     for stream in streams:
                         stream.on_failed(replica, stream.key, link_lost("a").info)
@@ -68,7 +68,7 @@ async def test_who_was_cleared_is_not_tried_for_what_is_no_death(meanwhile: str)
                 else:
                     await orchestrator.control.replace("a", 0, 0.0)
                     assert len(replica.requests) == 2
-                assert not replica.reserved
+                assert not replica.quarantined
         assert texts == ["x" * 300] * 2
 
 
@@ -100,7 +100,7 @@ async def test_one_that_kills_late_is_found_by_halves() -> None:
                         await culprit.receive()
                 assert failed.value.info.code == "poison"
         assert texts == ["x" * 300] * 3
-        assert not replica.reserved
+        assert not replica.quarantined
 
 
 async def test_those_behind_in_a_trial_wait_for_their_turn() -> None:
@@ -145,20 +145,20 @@ async def test_a_trial_by_halves_lasts_as_long_as_those_who_were_let_in() -> Non
                 await until(lambda: _cleared(second, replica, 2))
                 assert list(replica.requests.values()) == [first, second]
                 waits.fail(stage_died("a").info)
-                assert replica.reserved
+                assert replica.quarantined
 
                 await orchestrator.control.replace("a", 0, 0.0)
                 assert list(replica.requests.values()) == [first, second]
-                assert replica.reserved
+                assert replica.quarantined
 
-                first.feeds = Feeds(lost_for="a")
+                first.streamed_input = StreamedInput(lost_for="a")
                 kill(replica.pid)
                 await until(lambda: not first.state.live)
                 await until(lambda: list(replica.requests.values()) == [second])
-                assert replica.reserved
-                assert second.casualty is not None
-                assert second.casualty.resumes == 2
-        await until(lambda: not replica.reserved)
+                assert replica.quarantined
+                assert second.crash_history is not None
+                assert second.crash_history.resumes == 2
+        await until(lambda: not replica.quarantined)
 
 
 async def test_who_was_cleared_stays_while_others_are_tried() -> None:
@@ -171,21 +171,25 @@ async def test_who_was_cleared_stays_while_others_are_tried() -> None:
             ):
                 await suspects(orchestrator, [cleared, silent])
                 await until(lambda: len(replica.requests) == 2)
-                assert replica.reserved
+                assert replica.quarantined
                 before = cleared.key
                 cleared.on_failed(replica, before, link_lost("a").info)
                 assert cleared.key > before
                 assert not orchestrator.recovery.waiting
                 with pytest.raises(OmniError, match="before its deadline"):
                     await orchestrator.open(stub("tokens", tokens=1, deadline_s=0.1)).__aenter__()
-        await until(lambda: not replica.reserved)
+        await until(lambda: not replica.quarantined)
 
 
 def _cleared(record: RequestStream, replica: StageReplica, there: int) -> bool:
     """Whether it has got on since the last death, with so many in the worker by now."""
     assert len(replica.requests) <= there
-    assert record.casualty is not None
-    return len(replica.requests) == there and record in replica.requests.values() and not record.casualty.watched
+    assert record.crash_history is not None
+    return (
+        len(replica.requests) == there
+        and record in replica.requests.values()
+        and not record.crash_history.awaited_since
+    )
 
 
 def _dead(replica: StageReplica) -> bool:
@@ -208,15 +212,15 @@ async def test_trials_of_two_stages_do_not_wait_for_each_other() -> None:
                 for replica in (a, b):
                     kill(replica.pid)
                     await until(partial(_dead, replica))
-            casualties = [it.casualty for it in of_a + of_b if it.casualty is not None]
-            assert [dict(it.strikes) for it in casualties] == [{"a": 2}] * 2 + [{"b": 2}] * 2
+            casualties = [it.crash_history for it in of_a + of_b if it.crash_history is not None]
+            assert [dict(it.crashes) for it in casualties] == [{"a": 2}] * 2 + [{"b": 2}] * 2
             for record in of_a + of_b:
                 await until(lambda: any(map(_runs, of_a + of_b)))
                 assert [it for it in of_a + of_b if _runs(it)] == [record]
                 record.fail(stage_died("a").info)
             await until(lambda: not orchestrator.inflight)
-        assert not a.reserved
-        assert not b.reserved
+        assert not a.quarantined
+        assert not b.quarantined
 
 
 async def test_an_operator_who_kills_a_worker_makes_nobody_a_suspect() -> None:
@@ -228,9 +232,9 @@ async def test_an_operator_who_kills_a_worker_makes_nobody_a_suspect() -> None:
                     orchestrator.control.kill("a", 0)
                     await until(lambda: not replica.live)
                     await until(lambda: bool(replica.requests))
-                assert alone.casualty is not None
-                assert not alone.casualty.resumes
-                assert not alone.casualty.strikes
+                assert alone.crash_history is not None
+                assert not alone.crash_history.resumes
+                assert not alone.crash_history.crashes
 
 
 async def test_with_one_resume_all_that_are_in_a_second_death_fail_and_none_is_tried() -> None:

@@ -57,7 +57,7 @@ async def test_the_time_in_line_counts_towards_the_deadline() -> None:
                 await collect(orchestrator, stub(text="x", deadline_s=0.2))
             assert late.value.info.status == 408
             assert trio.current_time() - begun < 2.0
-            assert orchestrator.admitted == 1
+            assert orchestrator.requests.admitted == 1
 
     async with stub_orchestrator("limits.max_inflight=1") as orchestrator, trio.open_nursery() as nursery:
 
@@ -71,7 +71,7 @@ async def test_the_time_in_line_counts_towards_the_deadline() -> None:
         with pytest.raises(OmniError) as late:
             await collect(orchestrator, stub(stall="c", deadline_s=1.2))
         assert late.value.info.status == 408
-        assert orchestrator.admitted == 2
+        assert orchestrator.requests.admitted == 2
         assert 1.1 < trio.current_time() - begun < 1.9  # the wait and the rest together
 
 

@@ -121,7 +121,7 @@ def _check_refusal(world: World, orchestrator: Orchestrator, outcome: Outcome) -
             waiting = sum(load.waiting.values())
             inside = orchestrator.inflight.values()
             # Else the line that was full in this moment is another one already: some of it have their seats.
-            known = not orchestrator.draining and sum(load.running.values()) == len(inside)
+            known = not orchestrator.admission.closed and sum(load.running.values()) == len(inside)
             known = known and all(it.admitted_at < trio.current_time() for it in inside)
             if known and waiting < world.limits.max_queued and not (outcome.load.tenant and world.limits.max_per_key):
                 world.violate(f"{outcome.id} is refused for want of room while {waiting} wait")

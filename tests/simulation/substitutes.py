@@ -19,7 +19,7 @@ import trio.testing
 
 from omni_actors.actors.errors import ProcessDied
 from omni_actors.connectors import descriptors, listener, tcp
-from omni_actors.orchestrator import orchestrator, request, wiring
+from omni_actors.orchestrator import orchestrator, streamed_input, wiring
 from omni_actors.protocol.errors import OmniError
 from omni_actors.stages import channel
 from omni_actors.stages.liveness import Watch
@@ -71,7 +71,7 @@ def substituted(world: World) -> Iterator[None]:
         for target, name, value in (
             (orchestrator, "open_launcher", open_sim_launcher),
             (Watch.__init__, "__defaults__", (trio.current_time,)),
-            (request, "FEEDS_UNDER_WAY", FEEDS),
+            (streamed_input, "MAX_UNCONSUMED", FEEDS),
             (control_socket, "_MAX_UNSENT", MOST_UNSENT),
             (descriptors, "RECV_BYTES", RECV_BYTES),
             (channel, "_RECV_BYTES", RECV_BYTES),

@@ -66,7 +66,10 @@ PLANTED: dict[str, tuple[Patch, str]] = {
         lambda patch: patch.setattr(Route, "ready", property(lambda self: True)),
         "more chunks under way than",
     ),
-    "an unbounded queue": (lambda patch: patch.setattr(request, "_size", lambda event: 0), "bytes wait for a client"),
+    "an unbounded queue": (
+        lambda patch: patch.setattr(request, "event_bytes", lambda event: 0),
+        "bytes wait for a client",
+    ),
     "a leaked seat": (_losing(Admission, "leave", 10), "admission counts"),
     "a prefix that is forgotten": (
         lambda patch: patch.setattr(StageLedger, "again", lambda self: (None, 0)),

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from omni_actors.orchestrator import Orchestrator, RequestStream
-from omni_actors.orchestrator.request import _size
+from omni_actors.orchestrator.estimate import event_bytes
 from omni_actors.pipelines.plan import DeploymentLimits
 
 from .deployments import plan_of
@@ -147,7 +147,7 @@ class World:
         if len(orchestrator.inflight) > limits.max_inflight:
             self.violate(f"{len(orchestrator.inflight)} requests in flight, {limits.max_inflight} are allowed")
         for stream in self.streams:
-            waiting = sum(map(_size, stream._events))
+            waiting = sum(map(event_bytes, stream._events))
             if waiting > limits.sink_bytes:
                 self.violate(f"{waiting} bytes wait for a client, {limits.sink_bytes} are allowed")
 

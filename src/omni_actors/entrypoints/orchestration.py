@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from omni_actors.orchestrator.request import RequestObserver, RequestStream
+from omni_actors.orchestrator.owner import RequestObserver
+from omni_actors.orchestrator.request import RequestStream
 from omni_actors.protocol.request import Request
 from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, StageHealth
 from omni_actors.stages.control import Control

@@ -192,6 +192,11 @@ class Admission:
         gates = [self._gates[part.stage.name] for part in graph.parts]
         return not any(gate.down for gate in gates) and any(not gate.limit for gate in gates)
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed is not None
+
     def close(self, error: ErrorInfo) -> None:
         """Nobody is admitted from now on: who waits, and who comes, gets this."""
         self._closed = error

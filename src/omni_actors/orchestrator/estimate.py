@@ -24,7 +24,7 @@ import msgspec
 
 from omni_actors.pipelines.subgraph import StagePart
 from omni_actors.protocol.params import Prompt, Sampling, Speech
-from omni_actors.protocol.request import Request
+from omni_actors.protocol.request import Event, MediaChunk, Request, TextDelta
 
 CHARACTERS_PER_TOKEN = 4
 """Of English text, with the vocabularies of today's models; most other languages have fewer."""
@@ -37,6 +37,9 @@ IMAGE_TOKENS = 576
 
 ANSWER_TOKENS = 256
 """Of an answer whose length nobody has bounded."""
+
+TEXT_OVERHEAD = 64
+"""Bytes that a delta, or one of its logprobs, takes beside its text and tokens."""
 
 
 def tokens_of(request: Request, part: StagePart) -> int:
@@ -81,6 +84,18 @@ def size_of(value: Any) -> int:
         elif it is not None and it is not False:
             size += 8
     return size
+
+
+def event_bytes(event: Event) -> int:
+    """Return about how many bytes an event holds while it waits for its receiver; 0 for the last event."""
+    if type(event) is MediaChunk:
+        return len(event.data)
+    if type(event) is TextDelta:
+        size = len(event.text) + 8 * len(event.token_ids) + TEXT_OVERHEAD
+        if event.logprobs:
+            size += sum(TEXT_OVERHEAD * (1 + len(logprob.top)) for logprob in event.logprobs)
+        return size
+    return 0
 
 
 def _media_tokens(modality: str, seconds: float) -> int:

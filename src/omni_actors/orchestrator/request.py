@@ -15,14 +15,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import trio
 
 from omni_actors.orchestrator.admission import Seat
+from omni_actors.orchestrator.bisection import RECOVERABLE, CrashHistory
+from omni_actors.orchestrator.estimate import event_bytes
 from omni_actors.orchestrator.ledger import Diverged, StageLedger
-from omni_actors.orchestrator.recovery import RECOVERABLE, Casualty, Feeds
+from omni_actors.orchestrator.owner import RequestObserver, RequestOwner
+from omni_actors.orchestrator.streamed_input import StreamedInput
 from omni_actors.pipelines.subgraph import Subgraph
 from omni_actors.protocol.codec import FrameTooLarge, frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable, too_large
@@ -31,37 +34,12 @@ from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, 
 from omni_actors.protocol.states import RequestState, advance
 from omni_actors.stages.replica import StageReplica
 
-if TYPE_CHECKING:
-    from omni_actors.orchestrator.orchestrator import Orchestrator
-
 log = logging.getLogger("omni_actors.orchestrator")
-
-FEEDS_UNDER_WAY = 64
-"""How many pieces of streaming input may wait in the worker before :meth:`RequestStream.feed` waits."""
 
 NO_ATTEMPT = -1
 """The key of a request that is not submitted, or between two attempts."""
 
 _CHECKPOINT_EVERY = 64
-_TEXT_OVERHEAD = 64  # bytes that a small delta counts for
-
-
-class RequestObserver(Protocol):
-    """A listener to what the caller of one request gets, for metrics. Its methods run synchronously, on the path of
-    each event, and must not raise."""
-
-    def admitted(self) -> None:
-        """The request has been admitted."""
-
-    def received(self, event: Event) -> None:
-        """The caller has an event. The first event may be reported twice (:meth:`RequestStream.peek`); of the text that
-        a text callback consumes only the first delta is reported."""
-
-    def failed(self) -> None:
-        """The caller was told that the request failed, or left the request with an exception of its own."""
-
-    def left(self) -> None:
-        """The request is over for its caller; the last call."""
 
 
 class RequestStream:
@@ -73,7 +51,13 @@ class RequestStream:
     """
 
     def __init__(
-        self, orchestrator: Orchestrator, request: Request, id: str, observer: RequestObserver | None = None
+        self,
+        owner: RequestOwner[RequestStream],
+        request: Request,
+        id: str,
+        observer: RequestObserver | None = None,
+        *,
+        max_waiting_bytes: int,
     ) -> None:
         self.id = id
         self.number = -1
@@ -95,13 +79,14 @@ class RequestStream:
         """Of the stages that have reported anything."""
         self.sections: Mapping[str, msgspec.Raw] = {}
         """The request's parameters, as stages get them."""
-        self.media_life = 0
-        """The incarnation of the media process that has its media."""
-        self.casualty: Casualty | None = None
-        """Once there was a death around it."""
-        self.feeds: Feeds | None = None
-        """Its streaming input, once there was any."""
-        self._orchestrator = orchestrator
+        self.media_incarnation = 0
+        """The incarnation of the media process that holds the request's media."""
+        self.crash_history: CrashHistory | None = None
+        """The deaths that the request has seen; ``None`` before the first."""
+        self.streamed_input: StreamedInput | None = None
+        """The request's streaming input; ``None`` before the first piece."""
+        self._owner = owner
+        self._max_waiting_bytes = max_waiting_bytes
         self._events: deque[Event] = deque()
         self._waiting_bytes = 0
         self._error: ErrorInfo | None = None
@@ -121,7 +106,7 @@ class RequestStream:
             raise RuntimeError("a request is entered once; open another one")
         observer = self._observer
         try:
-            await self._orchestrator._admit(self)
+            await self._owner.admit(self)
         except BaseException as error:
             if observer is not None:
                 if isinstance(error, Exception):
@@ -154,7 +139,7 @@ class RequestStream:
         if not self._events or self._received % _CHECKPOINT_EVERY == 0:
             await self._wait()
         event = self._events.popleft()
-        self._waiting_bytes -= _size(event)
+        self._waiting_bytes -= event_bytes(event)
         if self._observer is not None:
             self._observer.received(event)
         return event
@@ -192,32 +177,33 @@ class RequestStream:
             raise StopAsyncIteration from None
 
     async def feed(self, modality: str, kind: str, meta: dict[str, Any] | None, *, end: bool = False) -> None:
-        """More input of a modality whose entry is a port, to the request that is under way. Waits while
-        :data:`FEEDS_UNDER_WAY` pieces are not consumed. A request that is over drops it; after ``end`` it is the
-        caller's mistake (400)."""
+        """Give the running request more input of a modality whose entry is a port.
+
+        Waits while :data:`~omni_actors.orchestrator.streamed_input.MAX_UNCONSUMED` pieces are not consumed. A request
+        that is over drops the input. After ``end`` more input is the caller's mistake (400).
+        """
         assert self.subgraph is not None
         entry = self.subgraph.entries.get(modality)
         if entry is None or entry.port is None:
             raise invalid_request(f"Input '{modality}' of this request does not stream.", "input")
-        feeds = self.feeds
-        if feeds is None:
-            feeds = self.feeds = Feeds()
-        if modality in feeds.ended:
+        given = self.streamed_input
+        if given is None:
+            given = self.streamed_input = StreamedInput()
+        if modality in given.ended:
             raise invalid_request(f"Input '{modality}' of this request has ended.", "input")
         if end:
-            feeds.ended.add(modality)
-        while self.state.live and feeds.sent - feeds.consumed >= FEEDS_UNDER_WAY:
-            await feeds.moved.park()
+            given.ended.add(modality)
+        while self.state.live and given.full:
+            await given.moved.park()
         await trio.lowlevel.checkpoint()
         if not self.state.live:
             return
-        fed = Feed(self.key, entry.port, kind, meta, end)
+        piece = Feed(self.key, entry.port, kind, meta, end)
         try:
-            data = frame(fed)
+            data = frame(piece)
         except FrameTooLarge as error:
             raise too_large(f"The input is too large: {error}.", "input") from None
-        feeds.sent += 1
-        feeds.keep(entry.stage.name, fed, len(data))
+        given.keep(entry.stage.name, piece, len(data))
         if self.key != NO_ATTEMPT:
             self.replicas[entry.stage.name].send(data)
 
@@ -267,7 +253,7 @@ class RequestStream:
         if key != self.key or not self.state.live or replica.stage.name in self.usage:
             return
         if error.code in RECOVERABLE:
-            self._orchestrator.recovery.lost(self, replica, error)
+            self._owner.stage_lost(self, replica, error)
         else:
             self.fail(error)
 
@@ -275,15 +261,11 @@ class RequestStream:
         self._unreleased -= 1
         if not self._unreleased:
             self._settle()
-        elif key == self.key and self.seat is not None:
-            self._orchestrator.admission.leave_stage(self.seat, replica.stage.name)
-        if replica.reserved:
-            self._orchestrator.recovery.left(replica)
+        self._owner.stage_released(self, replica, current=self._unreleased > 0 and key == self.key)
 
     def on_fed(self, key: int, count: int) -> None:
-        if key == self.key and self.feeds is not None:
-            self.feeds.consumed = max(self.feeds.consumed, count)
-            self.feeds.moved.unpark_all()
+        if key == self.key and self.streamed_input is not None:
+            self.streamed_input.consume(count)
 
     def fail(self, error: ErrorInfo) -> None:
         """End the request with a typed failure, once; events that came before it are still received."""
@@ -318,23 +300,23 @@ class RequestStream:
         self.key = NO_ATTEMPT
         self.replicas = {}
         self.usage = {}
-        if self.feeds is not None:
-            self.feeds.consumed = 0
+        if self.streamed_input is not None:
+            self.streamed_input.begin_again()
 
     def feed_again(self) -> None:
         """Give a new attempt the input that came by :meth:`feed`."""
-        for stage, fed in () if self.feeds is None else self.feeds.kept:
-            self.replicas[stage].send(frame(msgspec.structs.replace(fed, key=self.key)))
+        for stage, piece in () if self.streamed_input is None else self.streamed_input.kept:
+            self.replicas[stage].send(frame(msgspec.structs.replace(piece, key=self.key)))
 
     @property
-    def obstacle(self) -> str | None:
+    def resume_obstacle(self) -> str | None:
         """The stage on account of which no other attempt can go on where this one was, if there is one."""
         assert self.subgraph is not None
         for part in self.subgraph.parts:
             ledger = self.ledgers.get(part.stage.name)
             if part.stage.recovery == "none" and ledger is not None and ledger.told:
                 return part.stage.name
-        return None if self.feeds is None else self.feeds.lost_for
+        return None if self.streamed_input is None else self.streamed_input.lost_for
 
     def _ledger(self, replica: StageReplica) -> StageLedger:
         stage = replica.stage
@@ -344,16 +326,16 @@ class RequestStream:
         return ledger
 
     def _progress(self, replica: StageReplica) -> None:
-        """A stage has got somewhere with it."""
-        if self.casualty is not None and self.casualty.watched:
-            self._orchestrator.recovery.progress(self, replica)
+        """Tell the owner of a report that is awaited since a death."""
+        if self.crash_history is not None and self.crash_history.awaited_since:
+            self._owner.stage_progressed(self, replica)
 
     def _push(self, replica: StageReplica, event: TextDelta | MediaChunk) -> None:
         if not self.state.live:
             return
         if self.state is RequestState.ADMITTED:
             self.state = advance(self.state, RequestState.RUNNING)
-        if self.casualty is not None:
+        if self.crash_history is not None:
             self._progress(replica)
         if (
             self._text_callback is not None
@@ -367,8 +349,8 @@ class RequestStream:
                 self._first_text_observer = None
             return
         self._events.append(event)
-        self._waiting_bytes += _size(event)
-        if self._waiting_bytes > self._orchestrator.plan.limits.sink_bytes:
+        self._waiting_bytes += event_bytes(event)
+        if self._waiting_bytes > self._max_waiting_bytes:
             self._events.clear()
             self.fail(
                 ErrorInfo(message="The client does not read its stream.", type="timeout_error", code="slow_client")
@@ -378,9 +360,9 @@ class RequestStream:
 
     def _end(self, state: RequestState) -> None:
         self.state = advance(self.state, state)
-        self._orchestrator._terminal(self)
-        if self.feeds is not None:
-            self.feeds.moved.unpark_all()
+        self._owner.ended(self)
+        if self.streamed_input is not None:
+            self.streamed_input.moved.unpark_all()
         self._wake()
         self._settle()
 
@@ -388,7 +370,7 @@ class RequestStream:
         """Once it is over and every stage of every attempt has let go or died, it is released."""
         if not self._unreleased and self.state.terminal:
             self.state = advance(self.state, RequestState.RELEASED)
-            self._orchestrator._released(self)
+            self._owner.released(self)
 
     def _abort(self) -> None:
         for replica in self.replicas.values():
@@ -421,14 +403,3 @@ class RequestStream:
     def _abort_wait(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._task = None
         return trio.lowlevel.Abort.SUCCEEDED
-
-
-def _size(event: Event) -> int:
-    if type(event) is MediaChunk:
-        return len(event.data)
-    if type(event) is TextDelta:
-        size = len(event.text) + 8 * len(event.token_ids) + _TEXT_OVERHEAD
-        if event.logprobs:
-            size += sum(_TEXT_OVERHEAD * (1 + len(logprob.top)) for logprob in event.logprobs)
-        return size
-    return 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from omni_actors.orchestrator.request import RequestStream
 from omni_actors.pipelines.declaration import Parameter
 from omni_actors.pipelines.parameters import SECTION, complete
 from omni_actors.pipelines.subgraph import Subgraph
@@ -17,9 +17,6 @@ from omni_actors.protocol.frames import Submit
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import Request
 from omni_actors.stages.replica import StageReplica
-
-if TYPE_CHECKING:
-    from omni_actors.orchestrator.request import RequestStream
 
 
 def sections_of(request: Request, declared: Sequence[Parameter] = ()) -> dict[str, msgspec.Raw]:

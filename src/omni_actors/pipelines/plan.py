@@ -147,6 +147,11 @@ class StagePlan:
         return self.declaration.recovery or ("prefix" if kind == "autoregressive" else "replay")
 
     @property
+    def is_media(self) -> bool:
+        """Whether this is the implicit stage that decodes and encodes media."""
+        return self.name == MEDIA_STAGE
+
+    @property
     def constrains(self) -> bool:
         """Whether its engine can hold an answer to a schema or a grammar."""
         return self.declaration.engine == VLLM

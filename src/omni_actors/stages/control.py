@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import trio
 
-from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
+from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.states import ReplicaState
 from omni_actors.protocol.status import ExitCause
@@ -218,7 +218,7 @@ class Control:
         if replica.live:
             replica.drain(True)
             with trio.move_on_after(grace_s):
-                if replica.stage.name == MEDIA_STAGE:
+                if replica.stage.is_media:
                     await _settled(replica)
                 await _until(replica, lambda: replica.empty or not replica.live)
             log.info("%s is replaced by command, with %d requests left in it", replica.name, len(replica.requests))

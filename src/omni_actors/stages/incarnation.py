@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Never, assert_never
+from typing import Never, assert_never
 
 import trio
 
@@ -18,10 +18,7 @@ from omni_actors.protocol.states import ReplicaState
 from omni_actors.protocol.status import ExitCause
 from omni_actors.stages.channel import Channel
 from omni_actors.stages.liveness import Page, Watch
-
-if TYPE_CHECKING:
-    from omni_actors.stages.replica import StageReplica
-
+from omni_actors.stages.replica import StageReplica
 
 LAST_WORDS_S = 1.0
 """What a worker that is killed gets to be gone: by then its socket is read to its end."""
@@ -54,7 +51,6 @@ class Incarnation(Actor[Never]):
     async def setup(self) -> None:
         replica = self._replica
         stage = replica.stage
-        replica.actor = self.ref
         try:
             self._page = Page()
         except OSError as error:  # no descriptor is free
@@ -168,3 +164,9 @@ class Incarnation(Actor[Never]):
         if death is not None:
             replica.tell_death(death)
         return death
+
+
+def begin_incarnation(replica: StageReplica) -> Incarnation:
+    """Begin the next incarnation of a replica, and return its actor: the factory that the pool's supervisor calls."""
+    replica.begin()
+    return Incarnation(replica)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import trio
 
+from omni_actors.actors.supervisor import Restarts, Supervisor
 from omni_actors.pipelines.plan import StagePlan
 from omni_actors.protocol.errors import OmniError, stage_unavailable
 from omni_actors.protocol.request import Request
 from omni_actors.protocol.status import EXIT_CAUSES, StageHealth
 from omni_actors.stages.balancers import balancer_for
+from omni_actors.stages.incarnation import begin_incarnation
 from omni_actors.stages.replica import StageReplica
 
 _MAX_AFFINITIES = 4096
@@ -27,6 +30,26 @@ class StagePool:
         self._turn = 0
         self._affinities: dict[str, StageReplica] = {}
         self.balancer = balancer_for(stage) if len(replicas) > 1 else None
+
+    def start(self, root: Supervisor, policy: Restarts) -> None:
+        """Start every replica under a supervisor of the pool's own, without waiting until one is ready."""
+        supervisor = root.supervisor(self.stage.name, restarts=policy)
+        for replica in self.replicas:
+            name = f"{self.stage.name}#{replica.index}"
+            replica.actor = supervisor.start(partial(begin_incarnation, replica), name=name)
+
+    async def stop(self) -> None:
+        """End every replica for good, side by side (:meth:`StageReplica.stop <omni_actors.stages.replica.StageReplica.
+        stop>`)."""
+
+        async def stop(replica: StageReplica) -> None:
+            await replica.stop()
+            if replica.actor is not None:
+                replica.actor.stop()
+
+        async with trio.open_nursery() as nursery:
+            for replica in self.replicas:
+                nursery.start_soon(stop, replica)
 
     @property
     def replacing(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from omni_actors.pipelines.plan import MEDIA_STAGE
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_found
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def unknown_replica(stage: str, index: int, count: int) -> OmniError:
 
 def unsupported(replica: StageReplica, action: str) -> OmniError:
     """400: the engine of the stage never does that."""
-    if replica.stage.name == MEDIA_STAGE:
+    if replica.stage.is_media:
         why = "the media process has no model that could sleep"
     else:
         why = f"its engine ({replica.stage.engine.rpartition(':')[2]}) cannot sleep; vLLM's engine can"

@@ -19,7 +19,7 @@ import trio
 
 from omni_actors.actors.process import ChildProcess, Death, Launcher
 from omni_actors.actors.ref import ActorRef
-from omni_actors.pipelines.plan import MEDIA_STAGE, Plan, StagePlan
+from omni_actors.pipelines.plan import Plan, StagePlan
 from omni_actors.protocol.codec import ProtocolError, frame
 from omni_actors.protocol.errors import (
     ErrorInfo,
@@ -46,7 +46,6 @@ from omni_actors.protocol.request import MediaChunk, StageDone, TextDelta
 from omni_actors.protocol.states import ReplicaState, advance
 from omni_actors.protocol.status import ExitCause
 from omni_actors.stages.channel import Channel
-from omni_actors.stages.incarnation import Incarnation
 from omni_actors.stages.liveness import Watch
 from omni_actors.stages.lives import Lives, restarts
 from omni_actors.stages.questions import Questions
@@ -96,10 +95,10 @@ class StageReplica:
         self.address: tuple[str, int] | None = None
         """Where its worker is called for links by TCP."""
         self.requests: dict[int, Participant] = {}
-        self.casualties = 0
-        """How many requests were in its last life when that ended."""
-        self.reserved = False
-        """Whether it takes only suspects of a worker's death (:mod:`omni_actors.orchestrator.recovery`)."""
+        self.requests_at_exit = 0
+        """Requests that were in the last worker when that worker ended."""
+        self.quarantined = False
+        """Whether the replica takes only suspects of a worker's death (:mod:`omni_actors.orchestrator.bisection`)."""
         self.pid: int | None = None
         self.lives = Lives()
         self.drained = False
@@ -151,9 +150,9 @@ class StageReplica:
     def takes(self) -> bool:
         """Whether new requests may be bound to it. None is new to the media process, which holds its media: that drains
         by beginning nothing (``Orchestrator.query_media``)."""
-        if self.state is not ReplicaState.READY or self.reserved:
+        if self.state is not ReplicaState.READY or self.quarantined:
             return False
-        return not self.drained or self.stage.name == MEDIA_STAGE
+        return not self.drained or self.stage.is_media
 
     @property
     def empty(self) -> bool:
@@ -241,15 +240,14 @@ class StageReplica:
 
     # ---- life
 
-    def begin(self) -> Incarnation:
-        """The actor of the next life: the factory that the supervisor calls."""
+    def begin(self) -> None:
+        """The next life begins."""
         self.incarnation += 1
         self.state = advance(self.state, ReplicaState.STARTING)
         self.progress = "starting"
         self.renewing, self.sentence, self.watch = False, None, None
         self.lives.begin()
         self._changed()
-        return Incarnation(self)
 
     async def stop(self) -> None:
         """End this life for good: by message, SIGTERM and SIGKILL, with ``stop_grace_s`` for each to take effect. If
@@ -314,7 +312,7 @@ class StageReplica:
         self.links.clear()
         requests, self.requests = self.requests, {}
         info = gone(self.stage.name, max(1.0, self.expected_s())).info
-        self.casualties = len(requests)
+        self.requests_at_exit = len(requests)
         for key, participant in requests.items():
             participant.on_failed(self, key, info)
         for key, participant in requests.items():  # once it is known what becomes of each

@@ -145,7 +145,7 @@ class Metrics:
 
 
 class RequestMetrics:
-    """The observer of one request (:class:`~omni_actors.orchestrator.request.RequestObserver`), with the request's
+    """The observer of one request (:class:`~omni_actors.orchestrator.owner.RequestObserver`), with the request's
     clock. The first text and the first audio count once."""
 
     __slots__ = ("_audio", "_completed", "_failed", "_metrics", "_started", "_task", "_text")
