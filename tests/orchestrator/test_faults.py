@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from omni_actors import Omni
-from omni_actors.entrypoints.offline.calls import RequestCall, Terms
+from omni_actors.entrypoints.offline.calls import Batch, RequestCall, Terms
 from omni_actors.orchestrator import RequestStream, open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import INLINE_LIMIT
-from omni_actors.protocol.request import StageDone, Usage
+from omni_actors.protocol.request import Request, StageDone, Usage
 from omni_actors.stages.replica import StageReplica
 
 from .spine import NO_RESUMES, collect, idle, kill, replicas, stub, stub_orchestrator, text_of, until
@@ -228,10 +231,23 @@ async def test_input_after_its_end_is_the_callers_mistake() -> None:
         assert text_of([event async for event in stream]) == "x"
 
 
+@dataclass(frozen=True)
+class StubBatch(Batch):
+    """A batch of requests to the stub pipeline, which has no chats."""
+
+    requests: Sequence[Request] = ()
+
+    def calls(self) -> list[Any]:
+        return [RequestCall(self.terms, request) for request in self.requests]
+
+
+def batch(requests: Sequence[Request], on_done: Callable[[int, object], None] | None = None) -> StubBatch:
+    return StubBatch(Terms(), [], None, ("text",), "default", False, on_done, requests)
+
+
 def test_omni_waits_for_room_within_its_own_deployment() -> None:
     with Omni("stub", overrides=["limits.max_inflight=2"]) as omni:
-        calls = [RequestCall(Terms(), stub(text=str(i), bytes=200_000)) for i in range(30)]
-        outputs = omni._portal.call(omni._omni._together, calls, False, None)
+        outputs = omni._ask_all(batch([stub(text=str(i), bytes=200_000) for i in range(30)]))
         assert [output.text.split()[0] for output in outputs] == [str(i) for i in range(30)]
 
 
@@ -240,8 +256,7 @@ def test_what_on_done_raises_comes_out_as_it_is() -> None:
         raise ZeroDivisionError
 
     with Omni("stub") as omni, pytest.raises(ZeroDivisionError):
-        calls = [RequestCall(Terms(), stub(text=text)) for text in "xy"]
-        omni._portal.call(omni._omni._together, calls, False, on_done)
+        omni._ask_all(batch([stub(text=text) for text in "xy"], on_done))
 
 
 async def test_a_stage_that_says_twice_that_it_is_done_is_done_once() -> None:
