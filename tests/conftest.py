@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from tests import durations
 
 DEFAULT_DEADLINE_S = 30.0
 STUCK_GRACE_S = 10.0
@@ -44,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # No test fetches from a hub beyond this machine; those with one of their own say so.
     os.environ["HF_HUB_OFFLINE"] = "1"
+    durations.register(config)
 
 
 # --- async tests -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -21,7 +22,8 @@ def run_pytest(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST.read_text())
     (folder / "test_inner.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-c", str(INI), "--rootdir", str(folder), "-p", "no:cacheprovider", "."]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    environment = {**os.environ, "PYTHONPATH": str(INI.parent)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
 async def test_async_function_runs_under_trio() -> None:
