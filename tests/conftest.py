@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from tests import durations
+from tests import durations, tiers
 
 DEFAULT_DEADLINE_S = 30.0
 STUCK_GRACE_S = 10.0
@@ -39,6 +39,10 @@ RUN_MARK = "OMNI_ACTORS_TEST_RUN"
 """Environment variable by which the descendants of this run are found, whoever their parent is now."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only tests that need no process, no torch and no weights")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[RUN_MARK] = uuid.uuid4().hex
     # Before anything imports torch: beside worker processes, a second thread spins for longer than it helps.
@@ -46,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # No test fetches from a hub beyond this machine; those with one of their own say so.
     os.environ["HF_HUB_OFFLINE"] = "1"
     durations.register(config)
+    tiers.register(config)
 
 
 # --- async tests -----------------------------------------------------------------------------------------------------

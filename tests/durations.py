@@ -1,9 +1,9 @@
 """A pytest plug-in that keeps how long each test takes, and shows the files that take the most CPU time.
 
-The file ``results/test_durations.json`` maps a test's id to ``[seconds, CPU seconds]``; a run replaces the entries of the tests that it
-runs and keeps the others. CPU seconds are user and system time of the test's process and of all its descendants that
-were waited for, set-up and tear-down of fixtures included. A fixture of a module or a session counts for the test that
-sets it up or tears it down.
+The file ``results/test_durations.json`` maps a test's id to ``[seconds, CPU seconds]``; a run replaces the entries of
+the tests that it runs and keeps the others. CPU seconds are user and system time of the test's process and of all its
+descendants that were waited for, set-up and tear-down of fixtures included. A fixture of a module or a session counts
+for the test that sets it up or tears it down.
 """
 
 from __future__ import annotations
