@@ -35,7 +35,7 @@ QWEN_TTS := $(shell grep -E '^qwen-tts-hf==' constraints.txt)
 FROM_TORCH_INDEX := --no-deps --force-reinstall --index-url
 TORCH_SOURCE := $(VENV)/.torch-index
 
-.PHONY: help setup weights demo test lint format docs reference bench simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
+.PHONY: help setup weights demo test test-fast lint format docs reference bench simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -92,6 +92,9 @@ reference: setup  ## write docs/reference/ anew, from the code
 test: lint docs weights  ## everything that has to hold: lint, types, import contract, documentation, tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
+test-fast: setup  ## the tests that need no process, no torch and no weights (minutes)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --fast
+
 bench: weights  ## the benchmarks, one after the other (minutes each), with JSON into results/
 	@mkdir -p results
 	@for file in $$(grep -l __main__ benchmarks/*.py); do \
@@ -116,7 +119,10 @@ vllm-setup: $(VLLM_STAMP)  ## make VLLM_VENV (.venv-vllm), with vLLM for the CPU
 vllm-test: weights vllm-setup  ## the tests of the vLLM engine, in its environment
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm
 
-vllm-bench: weights vllm-setup  ## the vLLM engine served, against vLLM's own server
+vllm-test-fast: setup  ## the tests that need no process, no torch and no weights (minutes)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --fast
+
+bench: weights vllm-setup  ## the vLLM engine served, against vLLM's own server
 	$(VLLM_VENV)/bin/python benchmarks/vllm_served.py $(if $(MODEL),--model $(MODEL))
 
 wheel: setup  ## build the wheel into dist/

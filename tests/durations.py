@@ -13,7 +13,7 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -32,16 +32,16 @@ def cpu_seconds() -> float:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Measure the test with its fixtures; :func:`pytest_runtest_makereport` hands the figures on."""
     item.stash[_BEGAN] = (time.perf_counter(), cpu_seconds())
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[pytest.TestReport]:  # type: ignore[misc]
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the figures to the report of the tear-down, which pytest-xdist sends to the controlling process."""
-    report: pytest.TestReport = yield
+    report = yield
     if report.when == "teardown":
         began, used = item.stash[_BEGAN]
         report.took = (round(time.perf_counter() - began, 3), round(cpu_seconds() - used, 3))  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -60,7 +60,7 @@ class ProcessInFastTestError(BaseException):
 # --- marks -----------------------------------------------------------------------------------------------------------
 
 
-class _Needs:
+class Needs:
     """Finds what code needs by the names that the code uses."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ _CACHED = type(functools.cache(len))
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Set the marks, and leave the fast tier alone if that is asked for."""
-    needs = _Needs()
+    needs = Needs()
     kept, gone = [], []
     for item in items:
         if isinstance(item, pytest.Function):
@@ -212,7 +212,7 @@ class FastTier:
             raise ProcessInFastTestError(f"a test of the fast tier starts a process: {self.started[-1]}")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[object]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self.running = item.nodeid
         try:
             return (yield)
@@ -221,7 +221,7 @@ class FastTier:
             self.started.clear()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(self) -> Iterator[object]:
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         done = yield
         if self.started:  # also where the code under test handled the error
             pytest.fail(f"a test of the fast tier started a process; mark it: {self.started}", pytrace=False)

@@ -189,6 +189,7 @@ def test_it_neither_imports_torch_nor_takes_long() -> None:
 
 
 @pytest.mark.deadline(200)
+@pytest.mark.process
 def test_deep_opens_a_device_in_another_process() -> None:
     report = examine("cpu", deep_within_s=180)
     assert report.exit_code == 0
@@ -197,6 +198,7 @@ def test_deep_opens_a_device_in_another_process() -> None:
     assert "opens in" in opened.found
 
 
+@pytest.mark.process
 def test_a_device_that_does_not_open_is_a_problem_of_what_is_asked_for(
     plugins: list[EntryPoint], tmp_path: Path
 ) -> None:
@@ -232,6 +234,7 @@ def test_the_variable_asks_too(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert call(capsys, "--platform", "cpu")[0] == 0
 
 
+@pytest.mark.process
 def test_a_sound_plugin_is_chosen_and_shown_with_its_devices(plugins: list[EntryPoint]) -> None:
     plugins.append(plugin("sound", "sound_plugin:Sound"))
     report = examine()
@@ -246,6 +249,7 @@ def test_a_sound_plugin_is_chosen_and_shown_with_its_devices(plugins: list[Entry
 
 
 @pytest.mark.deadline(90)
+@pytest.mark.process
 def test_broken_plugins_are_one_warning_each_and_a_problem_when_asked_for(plugins: list[EntryPoint]) -> None:
     plugins += [plugin(name, f"{name}_plugin:Platform") for name in BROKEN]
     plugins += [plugin("old", "sound_plugin:Old"), plugin("absent", "sound_plugin:Absent")]
@@ -272,6 +276,7 @@ def test_broken_plugins_are_one_warning_each_and_a_problem_when_asked_for(plugin
     assert findings(asked, "platforms")["plugin leaving"].verdict is Verdict.PROBLEM
 
 
+@pytest.mark.process
 def test_a_plugin_that_hangs_is_waited_for_so_long_and_no_longer(
     plugins: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +288,7 @@ def test_a_plugin_that_hangs_is_waited_for_so_long_and_no_longer(
 
 
 @pytest.mark.parametrize("said", ["raise OSError('no such file')", "return ('it works',)"])
+@pytest.mark.process
 def test_a_plugin_whose_own_diagnosis_fails_serves_all_the_same(
     plugins: list[EntryPoint], tmp_path: Path, said: str
 ) -> None:
@@ -299,6 +305,7 @@ def test_a_plugin_whose_own_diagnosis_fails_serves_all_the_same(
     assert (report.platform, report.exit_code) == (name, 0)
 
 
+@pytest.mark.process
 def test_two_that_claim_the_machine_are_a_problem_that_names_both(plugins: list[EntryPoint], tmp_path: Path) -> None:
     (tmp_path / "twin_plugin.py").write_text(f"{SOUND}\nclass Twin(Sound):\n    contract = 1\n    name = 'twin'\n")
     plugins += [plugin("sound", "sound_plugin:Sound"), plugin("twin", "twin_plugin:Twin")]

@@ -182,6 +182,7 @@ def test_a_machine_without_any_is_the_cpus(nothing: Path) -> None:
 
 
 @pytest.mark.deadline(200)
+@pytest.mark.process
 def test_deep_tells_what_a_worker_on_a_vendors_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUILTINS, "ascend", fakes.BUILTINS["ascend"])
     report = examine("ascend", deep_within_s=180)

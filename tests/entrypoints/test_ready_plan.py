@@ -36,6 +36,7 @@ def empty_cache_and_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("absent", NAMES)
+@pytest.mark.process
 def test_each_missing_part_of_the_demo_is_named_with_the_command(
     absent: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

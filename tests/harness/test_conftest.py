@@ -18,10 +18,11 @@ CONFTEST = Path(__file__).parents[1] / "conftest.py"
 INI = Path(__file__).parents[2] / "pyproject.toml"
 
 
-def run_pytest(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST.read_text())
     (folder / "test_inner.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-c", str(INI), "--rootdir", str(folder), "-p", "no:cacheprovider", "."]
+    command += options
     environment = {**os.environ, "PYTHONPATH": str(INI.parent)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 

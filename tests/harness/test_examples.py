@@ -42,6 +42,7 @@ def examples_of(name: str) -> list[doctest.DocTest]:
     return [found for found in finder.find(module, name) if found.examples]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_of_a_module_print_what_they_say(name: str) -> None:
     examples = examples_of(name)

@@ -149,6 +149,7 @@ async def test_a_class_for_another_contract_fails_the_stages_start(
         ("Echo", "is no subclass of Balancer"),
     ],
 )
+@pytest.mark.process
 def test_a_broken_balancer_is_refused_when_it_is_asked_for(site: Path, target: str, words: str) -> None:
     announce(site, ENGINES, "echo", "Echo")
     announce(site, CONNECTORS, "counting", "Counting")

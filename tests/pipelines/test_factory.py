@@ -325,6 +325,7 @@ def test_a_plan_cannot_be_changed() -> None:
             mapping["x"] = 1  # type: ignore[index]
 
 
+@pytest.mark.process
 def test_a_broken_plugin_is_one_warning_until_it_is_asked_for(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +341,7 @@ def test_a_broken_plugin_is_one_warning_until_it_is_asked_for(
         resolve("odd", platform="cpu", registry=registry)
 
 
+@pytest.mark.process
 def test_a_plugin_that_exits_is_broken_as_one_that_raises(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

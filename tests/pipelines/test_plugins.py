@@ -28,6 +28,8 @@ from omni_actors.plugins.inquiry import Answer, Inquiry, ask
 from omni_actors.plugins.probe import DEADLINE_VARIABLE
 from omni_actors.plugins.records import BROKEN_FOR_S
 
+pytestmark = pytest.mark.process
+
 PIPELINE = """
 from omni_actors.pipelines.declaration import Pipeline, Stage, Task
 

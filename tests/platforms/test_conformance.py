@@ -31,6 +31,8 @@ from omni_actors.platforms.testing.worker_half import WorkerHalf
 from omni_actors.platforms.testing.workload import PROMPTS
 from omni_actors.plugins.inquiry import Answer
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.deadline(600)
 class TestCpu(PlatformConformance):

@@ -104,6 +104,7 @@ def test_a_device_with_a_fault_is_not_run_on(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
+@pytest.mark.process
 def test_who_asks_for_devices_that_cannot_be_used_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

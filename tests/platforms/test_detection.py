@@ -316,6 +316,7 @@ def test_machines_without_nvml(
     assert reason in found.reason
 
 
+@pytest.mark.process
 def test_a_board_whose_gpu_shares_the_memory_has_the_boards(
     machine: Path, library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -329,6 +330,7 @@ def test_a_board_whose_gpu_shares_the_memory_has_the_boards(
         assert [device.memory for device in CudaPlatform().devices()] == [64 << 30]
 
 
+@pytest.mark.process
 def test_nodes_that_a_container_was_given_are_those_of_their_files(machine: Path) -> None:
     """The driver lists all devices of the machine; the second was given."""
     machines.nvidia(machine, nodes=(1,), listed=(0, 1))
@@ -611,6 +613,7 @@ def test_machines_of_moore_threads(
     assert reason in found.reason
 
 
+@pytest.mark.process
 def test_older_drivers_of_moore_threads_call_nodes_otherwise(machine: Path) -> None:
     machines.write(machine, "dev/mtgpu0")
     machines.write(machine, "dev/mtgpu_mgr")
@@ -702,6 +705,7 @@ def test_sizes_that_no_file_gives_sensibly_are_unknown(machine: Path, caplog: py
     assert [device.memory for device in XpuPlatform().devices()] == [None]
 
 
+@pytest.mark.process
 def test_detection_changes_nothing_of_the_process(machine: Path, library: Library) -> None:
     machines.nvidia(machine)
     machines.amd(machine)

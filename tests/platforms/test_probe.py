@@ -23,6 +23,8 @@ from omni_actors.platforms.probe import DEADLINE_VARIABLE, PluginReport, deadlin
 from omni_actors.plugins.inquiry import Inquiry, ask
 from omni_actors.protocol.errors import OmniError
 
+pytestmark = pytest.mark.process
+
 DETECTS = '        return Detection(True, True, "one of odd")\n'
 DEVICES = '        return (Device("odd:0", 1 << 30),)\n'
 HEAD = "from omni_actors.platforms.platform import Detection, Device, OmniPlatform\n"

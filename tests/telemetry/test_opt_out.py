@@ -33,6 +33,7 @@ def test_every_stage_has_them_and_a_deploy_file_overrules_them() -> None:
             assert wanted.items() <= stage.environment_of(replica).items()
 
 
+@pytest.mark.process
 def test_a_probe_has_them(tmp_path: Path) -> None:
     """Probes of platforms and plug-ins import vendors' packages."""
     script = tmp_path / "look.py"

@@ -37,6 +37,7 @@ def suite(name: str) -> PipelineConformance:
 
 
 @pytest.mark.parametrize("name", ["SOUND", "SOUND_ENGINE"])
+@pytest.mark.process
 def test_a_sound_pipeline_passes(name: str) -> None:
     for test in TESTS:
         getattr(suite(name), test)()
@@ -55,6 +56,7 @@ def test_a_sound_pipeline_passes(name: str) -> None:
         ("TWICE", "test_declaration", "two stages are called 'first'"),
     ],
 )
+@pytest.mark.process
 def test_what_is_planted_is_found(name: str, test: str, words: str) -> None:
     with pytest.raises(AssertionError) as found:
         getattr(suite(name), test)()

@@ -15,6 +15,8 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello, RankPlace
 from omni_actors.worker.ranks import Followers, RankLost, RanksDesynchronized
 
+pytestmark = pytest.mark.process
+
 WAITING = "tests.worker.rank_engines:WaitingEngine"
 LEADER = """
 import sys, time

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from omni_actors.connectors import measure
 from omni_actors.entrypoints.cli import cli
 
+pytestmark = pytest.mark.process
+
 
 def test_it_measures_every_size_and_writes_the_numbers(tmp_path: Path) -> None:
     path = tmp_path / "numbers.json"

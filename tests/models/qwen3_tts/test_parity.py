@@ -45,6 +45,7 @@ def test_codes_survive_preemption_and_chunked_prompts() -> None:
     assert engine.counters()["preemptions_total"] > 0
 
 
+@pytest.mark.torch
 def test_the_reference_does_not_repeat_itself() -> None:
     """Else the comparison would say little."""
     codes = [wanted(case) for case in CASES]

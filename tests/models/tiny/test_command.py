@@ -14,6 +14,7 @@ from omni_actors.models.tiny.cache import cached
 from omni_actors.models.weights.cli import models_group
 
 
+@pytest.mark.process
 def test_the_command_writes_a_folder_once(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "model"
     done = CliRunner().invoke(models_group, ["tiny", "qwen3-asr", str(folder)], catch_exceptions=False)

@@ -65,6 +65,7 @@ def silently(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, touch_a_byte, Path.unlink])
+@pytest.mark.process
 def test_damage_is_found_and_made_anew(shelf: Weights, damage: Callable[[Path], None]) -> None:
     assert cache.state(shelf) == "ready"
     damage(net(shelf))
@@ -80,6 +81,7 @@ def test_damage_is_found_and_made_anew(shelf: Weights, damage: Callable[[Path], 
     assert any(str(net(shelf)) in text for text in said)
 
 
+@pytest.mark.process
 def test_what_only_each_byte_tells_is_found_by_a_check(shelf: Weights) -> None:
     silently(net(shelf))
     assert cache.state(shelf) == "ready"
@@ -93,6 +95,7 @@ def test_what_only_each_byte_tells_is_found_by_a_check(shelf: Weights) -> None:
     assert "damaged" not in again.output
 
 
+@pytest.mark.process
 def test_what_is_whole_is_left_alone(shelf: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(put_on_shelf(tmp_path / "shelf", "other-weights", CONTENT), name="demo/other", folder="other")
     for module in (cache, pull, commands):
@@ -140,6 +143,7 @@ def test_too_little_room_is_said_before_anything_is_fetched(shelf: Weights, monk
 
 
 @pytest.mark.parametrize("step", ["fetch", "_convert", "install"])
+@pytest.mark.process
 def test_a_disk_that_fills_up_on_the_way_is_said_and_cleaned(
     shelf: Weights, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -27,6 +27,8 @@ from omni_actors.pipelines.plan import PlanError
 from omni_actors.pipelines.weights.hub import repository_folder, snapshot_folder
 from omni_actors.protocol.errors import OmniError
 
+pytestmark = pytest.mark.process
+
 NAME = "someone/small-llm"
 
 

@@ -22,6 +22,8 @@ from omni_actors.models.weights.hub.records import is_whole
 from omni_actors.pipelines.weights.hub import cache_folder, repository_folder, snapshot_folder
 from omni_actors.protocol.errors import OmniError
 
+pytestmark = pytest.mark.process
+
 __all__ = ["hub"]
 
 

@@ -22,6 +22,8 @@ from omni_actors.models.weights.pull import bring, ensure_demo, missing, select
 from omni_actors.pipelines.weights.intact import MARKER, RECORD
 from omni_actors.protocol.errors import OmniError
 
+pytestmark = pytest.mark.process
+
 pull = import_module("omni_actors.models.weights.pull")  # the package has a function of that name
 
 
