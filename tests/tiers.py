@@ -172,7 +172,8 @@ _CACHED = type(functools.cache(len))
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Set the marks, and leave the fast tier alone if that is asked for."""
     needs = Needs()
-    kept, gone = [], []
+    kept: list[pytest.Item] = []
+    gone: list[pytest.Item] = []
     for item in items:
         if isinstance(item, pytest.Function):
             marks = needs.of(item.function)

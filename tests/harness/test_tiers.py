@@ -60,7 +60,7 @@ def test_the_fast_tier_starts_no_process_and_names_slow_tests(tmp_path: Path) ->
         assert f"ERROR test_inner.py::{name} - " in done.stdout
     assert "1 failed, 3 passed, 4 deselected, 2 errors" in done.stdout
     slow = done.stdout.partition("fast tests that took more than 2 s")[2]
-    assert "test_inner.py::test_takes_long" in slow.partition("====")[2].partition("====")[0]
+    assert "test_inner.py::test_takes_long" in slow.partition("\n")[2].partition("====")[0]
 
 
 def test_durations_are_kept_from_run_to_run(tmp_path: Path) -> None:
