@@ -86,8 +86,9 @@ format: setup  ## let ruff fix and format
 docs: setup  ## build the documentation site into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
-reference: setup  ## write docs/reference/ anew, from the code
+reference: setup  ## write docs/reference/ and the tables of docs/platforms/ anew, from the code
 	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tests.harness.platform_pages
 
 test: lint docs weights  ## everything that has to hold: lint, types, import contract, documentation, tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal

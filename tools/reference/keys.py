@@ -18,6 +18,7 @@ from omni_actors.platforms.platform import OmniPlatform, platform_options
 from omni_actors.platforms.probe import BUILTINS
 from omni_actors.platforms.select import load
 from omni_actors.protocol.options import Option
+from omni_actors.worker.engines.oneshot.options import CODEC_OPTIONS
 
 OF_TESTS = {"stub", "stub-voice"}
 """Pipelines that exist for tests and examples."""
@@ -74,7 +75,7 @@ def make() -> str:
         "A stage that [vLLM computes](../vllm.md) has these options under `stages.STAGE.options`.",
         table(("name", "default", "meaning"), option_rows(options_of("vllm"))),
         "## Options of models",
-        "Stages have these options under `stages.STAGE.options`, beside those of [their engine](limits.md). "
+        "Stages have these options under `stages.STAGE.options`, beside those of [their engine](limits.md) or codec. "
         "An option of the engine is listed where the model has another default.",
         *_families(),
         "## An edge",
@@ -103,8 +104,10 @@ def _families() -> Iterator[str]:
 
 
 def _own(stage: Stage) -> dict[str, Option]:
-    """Return the options that a stage has beside its engine's, and those with another default."""
-    usual = {**options_of(stage.engine)}
+    """Return the options that a stage has beside its engine's and a codec's, and those with another default."""
+    usual = {**options_of(stage.engine), **CODEC_OPTIONS}
+    for kind in stage.runs:
+        usual |= options_of(kind)
     return {name: it for name, it in stage.options.items() if name not in usual or usual[name].default != it.default}
 
 

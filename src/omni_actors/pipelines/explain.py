@@ -117,7 +117,7 @@ def _leaves(group: Group, above: str) -> Iterator[tuple[str, Leaf]]:
 def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
     yield "pipeline", plan.name, ""
     yield "model", plan.model, "Folder of the weights."
-    yield "served_model_name", plan.served_model_name, "The name clients know the model by."
+    yield "served_model_name", plan.served_model_name, "Name of the model for clients."
     yield "platform", plan.platform, ""
     yield "sample_rate", plan.sample_rate, "Hz of the audio that comes out."
     yield "voices", list(plan.voices), ""

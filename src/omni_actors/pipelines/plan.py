@@ -54,31 +54,49 @@ def limit(default: Any, doc: str, least: int = 1) -> Any:
 class DeploymentLimits:
     """Every capacity and deadline of the deployment as a whole. Bytes are bytes, ``_s`` are seconds."""
 
-    max_inflight: int = limit(1024, "Requests admitted and not yet released; others wait.")
-    max_queued: int = limit(1024, "Requests that wait to be admitted; over it the answer is 429. 0: none waits.", 0)
-    max_queued_bytes: int = limit(64 << 20, "What the waiting requests hold in texts and numbers; over it, 429.")
-    max_per_key: int | None = limit(None, "Requests of one API key, waiting ones included; over it, 429.")
-    priority_ageing_s: float = limit(10.0, "Each time it has waited so long, a request gains one level of priority.")
-    deadline_s: float = limit(600.0, "Budget of a request that brings none, from its head to its terminal event.")
-    max_body_bytes: int = limit(64 << 20, "Largest HTTP body, media included; over it the answer is 413.")
-    inline_body_bytes: int = limit(256 << 10, "JSON bodies over this are parsed in the media process.")
-    sink_bytes: int = limit(16 << 20, "Output that may wait for one slow client; over it its request is cancelled.")
+    max_inflight: int = limit(1024, "Most requests that are admitted and not yet released; further requests wait.")
+    max_queued: int = limit(
+        1024, "Most requests that wait to be admitted; beyond that the answer is 429. With 0 no request waits.", 0
+    )
+    max_queued_bytes: int = limit(
+        64 << 20, "Most bytes of texts and numbers in the waiting requests; beyond that the answer is 429."
+    )
+    max_per_key: int | None = limit(
+        None, "Most requests of one API key, waiting requests included; beyond that the answer is 429."
+    )
+    priority_ageing_s: float = limit(
+        10.0, "A waiting request gains one level of priority each time this period passes."
+    )
+    deadline_s: float = limit(
+        600.0, "Deadline of a request, from its head to its terminal event; a request may name an earlier one."
+    )
+    max_body_bytes: int = limit(64 << 20, "Largest HTTP body, media included; beyond that the answer is 413.")
+    inline_body_bytes: int = limit(256 << 10, "Larger JSON bodies are parsed in the media process.")
+    sink_bytes: int = limit(
+        16 << 20, "Most output that waits for one slow client; beyond that the client's request is cancelled."
+    )
     query_timeout_s: float = limit(
         10.0,
-        "Longest wait for a worker's answer to a question without a time of its own (counters: 1 s; media: by kind).",
+        "Longest wait for a worker's answer to a query that has no time limit of its own (counters have 1 s).",
     )
-    stop_grace_s: float = limit(1.5, "What a worker gets to finish after a stop message, and again after SIGTERM.")
-    drain_s: float = limit(30.0, "What requests in flight get to finish when the server is asked to stop.")
+    stop_grace_s: float = limit(1.5, "Time that a worker has to end after a stop message, and again after SIGTERM.")
+    drain_s: float = limit(30.0, "Time that requests in flight have to finish when the server is told to stop.")
     release_timeout_s: float = limit(
-        60.0, "What a worker gets to let go of a request that is over; one that does not is replaced."
+        60.0, "Time that a worker has to release a request that is over; a worker that does not is replaced."
     )
     max_resumes: int = limit(
-        3, "How often a request is resumed after the death of a worker; 0 fails it at once, 1 at the next death.", 0
+        3,
+        "How often a request is resumed after a worker's death; with 0 it fails at once, with 1 at the next death.",
+        0,
     )
-    resume_wait_s: float = limit(60.0, "What a request waits for a live replica to be resumed on; then 503.")
-    restart_delay_s: float = limit(0.1, "Pause before a dead worker's first restart; doubles with each failure.")
+    resume_wait_s: float = limit(
+        60.0, "Longest time that a request waits for a live replica to be resumed on; then the answer is 503."
+    )
+    restart_delay_s: float = limit(
+        0.1, "Pause before the first restart of a worker; the pause doubles with each failure."
+    )
     restart_delay_max_s: float = limit(10.0, "Longest pause between two restarts of a worker.")
-    restart_reset_s: float = limit(60.0, "After a life that was ready for so long, failures are counted anew.")
+    restart_reset_s: float = limit(60.0, "A worker that was ready for this long resets the count of failures.")
 
     @classmethod
     def docs(cls) -> dict[str, str]:

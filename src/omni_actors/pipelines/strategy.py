@@ -31,12 +31,12 @@ class Strategy:
 
 
 STRATEGY_DOC = {
-    "tensor": "Ways each layer's weights are split.",
-    "data": "Copies of the weights inside one replica that split its batch.",
-    "pipeline": "Groups of layers, one after the other.",
-    "expert": "Ways the experts of a mixture are shared out, among the ranks of data and tensor.",
-    "sequence": "Ways a long sequence is split.",
-    "cfg": "Branches of classifier-free guidance that run side by side.",
+    "tensor": "Number of ranks that each layer's weights are split over.",
+    "data": "Number of copies of the weights inside one replica, which share its batch.",
+    "pipeline": "Number of groups of layers that run one after the other.",
+    "expert": "Number of ranks, among those of data and tensor, that the experts of a mixture are shared out to.",
+    "sequence": "Number of ranks that a long sequence is split over.",
+    "cfg": "Number of branches of classifier-free guidance that run side by side.",
 }
 
 VLLM = "vllm"

@@ -19,53 +19,77 @@ class Limits:
     How large a body may be is the middleware's business: it knows who asks for what.
     """
 
-    request_line_bytes: int = _limit(16 << 10, "Longest target of a request; then 414.")
+    request_line_bytes: int = _limit(16 << 10, "Longest target of a request; for a longer one the answer is 414.")
     head_bytes: int = _limit(
-        64 << 10, "Largest head of a request, or extensions and trailers of chunks beyond its data; then 431."
+        64 << 10,
+        "Largest head of a request, and most bytes of chunk extensions and trailers; beyond that the answer is 431.",
     )
-    headers: int = _limit(128, "Most header lines of a request; then 431.")
-    head_s: float = _limit(10.0, "From a request's first byte (or a connection's begin) to its head's end; then 408.")
-    keep_alive_s: float = _limit(75.0, "How long a connection is kept for its client's next request.")
+    headers: int = _limit(128, "Most header lines of a request; beyond that the answer is 431.")
+    head_s: float = _limit(
+        10.0,
+        "Longest time from a request's first byte (or the beginning of a connection) to the end of its "
+        "head; then the answer is 408.",
+    )
+    keep_alive_s: float = _limit(75.0, "How long a connection is kept for the client's next request.")
     write_s: float = _limit(
-        30.0, "A client that takes nothing (less than 128 KiB) of what waits for it for so long is cut off."
+        30.0,
+        "Longest time that a client takes nothing (less than 128 KiB) of the output that waits for "
+        "it; then the connection is cut.",
     )
     linger_s: float = _limit(
-        5.0, "How long the rest of a refused body is read and thrown away, so that its sender sees the answer."
+        5.0, "How long the rest of a refused body is read and discarded, so that the client sees the answer."
     )
-    body_s: float = _limit(600.0, "What a client gets to send a whole body; then 408.")
-    body_idle_s: float = _limit(30.0, "How long nothing may come of a body, or less than its least rate; then 408.")
-    body_rate: int = _limit(500, "Least bytes per second of a body; 0: any, as long as something comes.", none=True)
+    body_s: float = _limit(600.0, "Longest time for a whole body; then the answer is 408.")
+    body_idle_s: float = _limit(
+        30.0, "Longest time in which nothing comes of a body, or less than its lowest rate; then the answer is 408."
+    )
+    body_rate: int = _limit(
+        500,
+        "Lowest rate of a body in bytes per second; with 0 any rate suffices, as long as something comes.",
+        none=True,
+    )
     crowded_body_rate: int = _limit(
-        8000, "The same over 5 s while all connections are taken: the slowest body makes way (408) for who waits."
+        8000,
+        "The same, over 5 s, while all connections are taken; the slowest body then makes way (408) "
+        "for a client that waits.",
     )
     connections: int = _limit(
         4096,
-        "Most connections at once. Beyond, the one longest idle or busy with its head makes way, or a slow body does.",
+        "Most connections at once. Beyond that, the connection that was idle or busy with its head for "
+        "longest makes way, or one with a slow body.",
     )
     connections_reserved: int = _limit(
         16,
-        "Further connections, for `/live`, `/ready` and `/health`. Other requests wait there for a place (at most "
-        "`head_s`), the longest is answered 503 when more come; 0: the next one waits.",
+        "Further connections, for `/live`, `/ready` and `/health`. Other requests on them wait for a "
+        "place, at most `head_s`; the one that has waited longest is answered 503 when more come. With 0 "
+        "the next connection waits to be accepted.",
         none=True,
     )
     connections_per_client: int = _limit(
         0,
-        "Most connections of one IPv4 address or IPv6 network (/64). 0: a quarter of `connections` (at least 16), "
-        "and any number of this machine's own, as of a proxy on it. A proxy elsewhere needs more.",
+        "Most connections of one IPv4 address or IPv6 network (/64). 0 means a quarter of `connections` "
+        "(at least 16), and no limit for this machine's own addresses, for a proxy on it. A proxy on "
+        "another machine needs more.",
         none=True,
     )
-    handshakes: int = _limit(16, "TLS handshakes that are computed at once; who waits for its client is not counted.")
-    handshake_s: float = _limit(10.0, "What a TLS handshake gets, waiting included.")
-    message_bytes: int = _limit(16 << 20, "Largest WebSocket message, in however many fragments; then 1009.")
+    handshakes: int = _limit(
+        16, "Most TLS handshakes that are computed at once; a handshake that waits for its client does not count."
+    )
+    handshake_s: float = _limit(10.0, "Longest time for a TLS handshake, waiting included.")
+    message_bytes: int = _limit(
+        16 << 20, "Largest WebSocket message, in any number of fragments; a larger one closes the WebSocket (1009)."
+    )
     unfinished_bytes: int = _limit(
-        256 << 20, "WebSocket messages that have come in part, of all clients; over it the largest is closed (1013)."
+        256 << 20,
+        "Most bytes of unfinished WebSocket messages of all clients; beyond that the WebSocket with "
+        "the largest message is closed (1013).",
     )
     ping_s: float = _limit(
         20.0,
-        "A WebSocket that is silent for so long is pinged, and closed (1011) after as long again; 0: never.",
+        "Silence after which a WebSocket is pinged, and closed (1011) after as long again; 0 means never.",
         none=True,
     )
-    close_s: float = _limit(5.0, "What a WebSocket's client gets to answer a close.")
+    close_s: float = _limit(5.0, "Longest time for a WebSocket's client to answer a close.")
 
     def __post_init__(self) -> None:
         for limit in fields(self):

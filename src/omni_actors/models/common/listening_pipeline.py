@@ -31,7 +31,7 @@ def listening_pipeline(
             "max_seconds": Option(max_seconds, "Longest clip, in seconds; longer ones are refused.", least=1),
             "cache_bytes": Option(
                 64 << 20,
-                "Memory for the features of clips that were encoded last: the same one again costs nothing.",
+                "Memory for the features of the clips encoded last; a clip that comes again is not encoded again.",
                 least=0,
             ),
         },

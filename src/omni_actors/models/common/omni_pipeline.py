@@ -32,17 +32,18 @@ def omni_pipeline(
         ports=(Port("media", "media", mode="chunk", doc="The request's images, clips and videos, in order."),),
         options={
             "cache_bytes": Option(
-                64 << 20, "Memory for the features of media that were encoded last: the same one again costs nothing."
+                64 << 20,
+                "Memory for the features of the media encoded last; a medium that comes again is not encoded again.",
             ),
             "image_max_pixels": Option(
                 None,
-                "Most pixels of an image after resizing; the checkpoint's own bound, if not set.",
+                "Most pixels of an image after resizing; by default the checkpoint's own limit.",
                 type=int,
                 least=1024,
             ),
             "video_max_pixels": Option(
                 None,
-                "Most pixels of a video's frame after resizing; the processor's own bound, if not set.",
+                "Most pixels of a video's frame after resizing; by default the processor's own limit.",
                 type=int,
                 least=1024,
             ),

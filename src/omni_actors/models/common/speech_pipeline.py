@@ -12,24 +12,29 @@ _TALKER: dict[str, Option] = {
     "max_characters": Option(4096, "Longest text of one request, in characters; longer ones are refused.", least=1),
     "max_frames": Option(
         None,
-        "Most frames of one utterance; as many as the model's makers recommend, if not set.",
+        "Most frames of one utterance; by default what the model's authors recommend.",
         type=int,
         least=1,
     ),
 }
 _CLONING: dict[str, Option] = {
-    "max_reference_s": Option(60.0, "Longest clip of a voice to speak with, in seconds.", least=1),
+    "max_reference_s": Option(60.0, "Longest reference clip of a voice, in seconds.", least=1),
     "clip_cache_mib": Option(
-        64, "What is kept of clips, so that one that comes again is not encoded again, in MiB.", least=0
+        64, "Memory in MiB for encoded clips; a clip that comes again is not encoded again.", least=0
     ),
 }
 _SAMPLING: dict[str, Option] = {
     "temperature": Option(
-        None, "Of the draws: 0 takes what is likeliest. The model's own, if not set.", type=float, least=0
+        None, "Sampling temperature; 0 takes the likeliest code. By default the model's own.", type=float, least=0
     ),
-    "top_k": Option(None, "Draw among so many best codes. The model's own, if not set.", type=int, least=0),
+    "top_k": Option(
+        None, "Sample among this many of the likeliest codes. By default the model's own.", type=int, least=0
+    ),
     "top_p": Option(
-        None, "Draw among the best codes with so much probability. The model's own, if not set.", type=float, least=0
+        None,
+        "Sample among the likeliest codes that together have this probability. By default the model's own.",
+        type=float,
+        least=0,
     ),
 }
 

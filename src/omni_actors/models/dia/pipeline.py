@@ -19,7 +19,7 @@ PIPELINE = speech_pipeline(
     talker={
         "guidance_scale": Option(
             None,
-            "How much more the text counts than without it; 1 is off. The model's own, if unset.",
+            "Scale of classifier-free guidance; 1 is off. By default the model's own.",
             type=float,
             least=1,
         ),

@@ -13,11 +13,9 @@ PIPELINE = speech_pipeline(
     speech_fields=("instructions", "ref_text"),
     talker={
         "system": Option(
-            "Generate audio following instruction.", "What every conversation with the model begins with."
+            "Generate audio following instruction.", "System message of every conversation with the model."
         ),
-        "scene": Option(
-            "Audio is recorded from a quiet room.", "The scene where a request's instructions describe none."
-        ),
+        "scene": Option("Audio is recorded from a quiet room.", "Scene of a request whose instructions describe none."),
     },
     windows=True,
     doc="Boson AI's speech language model. Instructions describe the scene; a clip and its text set the voice.",

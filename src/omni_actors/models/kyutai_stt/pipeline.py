@@ -14,7 +14,7 @@ ENCODER = Stage(
     options={
         "max_seconds": Option(1800.0, "Longest clip, in seconds; longer ones are refused.", least=1),
         "window_frames": Option(
-            250, "Frames (of 80 ms) that the codec encodes at a time; what came before is remembered.", least=1
+            250, "Frames (of 80 ms) that the codec encodes at a time; the codec keeps its state in between.", least=1
         ),
     },
     input_limits={"audio": "max_seconds"},

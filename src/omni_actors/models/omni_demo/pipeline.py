@@ -25,15 +25,15 @@ ASR = Stage(
     options={
         "vad": Option(
             "../vad",
-            "Folder of the voice activity model, relative to this stage's; without it only loudness is looked at.",
+            "Folder of the voice activity model, relative to the stage's folder; without it only loudness decides.",
         ),
         "speech_threshold": Option(
             0.3, "Probability of voice below which sound counts as silence and is not transcribed.", least=0
         ),
         "padding_s": Option(
             5.0,
-            "Silence that is heard behind a short clip when its words alone are wanted, in seconds; 30 is how Whisper "
-            "was trained, and twice the work.",
+            "Seconds of silence that are added to a short clip whose words alone are wanted; Whisper was "
+            "trained with 30, which is twice the work.",
             least=0,
         ),
         "max_seconds": Option(1800.0, "Longest clip, in seconds; longer ones are refused.", least=1),
@@ -94,7 +94,7 @@ VOCODER = Stage(
     dtypes=("float32",),
     options={
         "first_piece_s": Option(0.1, "Length of an answer's first piece of audio, in seconds.", least=0.01),
-        "piece_s": Option(0.5, "Longest of the pieces after it, in seconds.", least=0.01),
+        "piece_s": Option(0.5, "Longest piece of audio after the first one, in seconds.", least=0.01),
     },
     doc="hibari's vocoder: spectra to sound.",
 )

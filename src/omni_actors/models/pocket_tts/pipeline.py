@@ -27,10 +27,10 @@ PIPELINE = speech_pipeline(
     clones=True,
     talker={
         "flow_steps": Option(
-            None, "Steps of the flow head for each frame. The model's own, if not set.", type=int, least=1
+            None, "Steps of the flow head for each frame. By default the model's own.", type=int, least=1
         ),
         "sentence_tokens": Option(
-            50, "Longest part of a text that is spoken in one go, in tokens; it is cut at sentences.", least=1
+            50, "Most tokens of a text that is spoken in one go; a longer text is cut at sentences.", least=1
         ),
     },
     describe=f"{__name__}:describe",

@@ -36,13 +36,13 @@ TOKEN2WAV_OPTIONS: dict[str, Option] = {
     ),
     "ramp": Option(
         True,
-        "Let pieces grow while the listener has enough to play and shrink when it has not; otherwise each has "
-        "chunk_frames.",
+        "Whether pieces grow while the listener has enough to play, and shrink otherwise; if false, each "
+        "piece has chunk_frames.",
     ),
     "window_blocks": Option(
         4,
-        "Most blocks (12 codes each in the published checkpoints) of a group that is solved at once. Groups grow "
-        "up to this, and each costs look_ahead_blocks beside its own.",
+        "Most blocks (of 12 codes in the published checkpoints) in a group that is computed at once. "
+        "Groups grow up to this number, and each group also computes look_ahead_blocks.",
         least=1,
     ),
     "pace": Option(
@@ -54,22 +54,22 @@ TOKEN2WAV_OPTIONS: dict[str, Option] = {
     ),
     "left_context_blocks": Option(
         None,
-        "Blocks before a group that are solved anew with it; null remembers them (27 MiB a request, in the "
-        "published checkpoints): the group is then what it is behind all that came before.",
+        "Earlier blocks that are computed again with each group. null keeps their state instead (27 MiB "
+        "per request in the published checkpoints), as if all earlier blocks were computed again.",
         type=int,
         least=0,
     ),
     "look_ahead_blocks": Option(
         1,
-        "Blocks behind a group that are solved with it: the first sound waits for them. Null for as many as keep "
-        "it as it would be in the whole.",
+        "Later blocks that are computed with each group; the first sound waits for them. null takes as "
+        "many as the sound of the whole needs.",
         type=int,
         least=0,
     ),
     "vocoder_context_frames": Option(
         None,
-        "Frames of spectrogram on either side of a piece that its sound is made with; null for as many as the "
-        "convolutions reach.",
+        "Frames of spectrogram on either side of a piece that its sound is made with; null takes as many "
+        "as the convolutions reach.",
         type=int,
         least=0,
     ),
@@ -84,7 +84,7 @@ TOKEN2WAV_OPTIONS: dict[str, Option] = {
     ),
     "sway": Option(
         -1.0,
-        "How much the time points are drawn to the begin (negative) or the end.",
+        "How much the time points are shifted towards the beginning (negative) or the end.",
     ),
 }
 

@@ -18,22 +18,24 @@ SAMPLE_RATE = 24_000
 TALKER_OPTIONS: dict[str, Option] = {
     "max_tokens": Option(
         8192,
-        "Most frames of an answer whose request names no limit, 12.5 of them a second; what the checkpoint's "
-        "generation config says.",
+        "Most frames (12.5 a second) of an answer whose request names no limit; by default what the "
+        "checkpoint's generation config says.",
         least=1,
     ),
     "non_streaming_mode": Option(
         None,
-        "Whether the talker reads the whole text before its first frame, or a piece with each; null for what the "
-        "model's own code does: the whole, but for clones.",
+        "Whether the talker reads the whole text before its first frame, or a piece with each frame. null "
+        "is as in the model's own code: the whole text, except for clones.",
         type=bool,
     ),
 }
 """Options of the talker, beside those of its engine."""
 
 VOICE_OPTIONS: dict[str, Option] = {
-    "max_reference_s": Option(30.0, "Longest clip of a voice to clone, in seconds.", least=1),
-    "clip_cache_mib": Option(256.0, "Memory for clips that were heard, with what was made of them, in MiB.", least=0),
+    "max_reference_s": Option(30.0, "Longest reference clip of a voice, in seconds.", least=1),
+    "clip_cache_mib": Option(
+        256.0, "Memory in MiB for clips and their encodings; a clip that comes again is not encoded again.", least=0
+    ),
 }
 
 VOICE = Stage(

@@ -27,12 +27,12 @@ PIPELINE = speech_pipeline(
         ),
         "guidance_scale": Option(
             None,
-            "How much more the text counts than without it; 1 is off. Else the model's own.",
+            "Scale of classifier-free guidance; 1 is off. By default the model's own.",
             type=float,
             least=1,
         ),
         "diffusion_steps": Option(
-            None, "Steps of the diffusion head for each frame. The model's own, if not set.", type=int, least=1
+            None, "Steps of the diffusion head for each frame. By default the model's own.", type=int, least=1
         ),
     },
     doc="Microsoft's long-form speech model: 7.5 frames a second, each by diffusion. A clip sets the voice.",

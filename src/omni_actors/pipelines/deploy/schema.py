@@ -23,19 +23,19 @@ from omni_actors.platforms.platform import OmniPlatform, platform_options
 from omni_actors.protocol.options import Option
 
 SAMPLING_DEFAULTS = {
-    "temperature": (0.0, 2.0, "Randomness of the choice; 0 takes the likeliest token."),
-    "top_p": (0.0, 1.0, "Keep the likeliest tokens up to this much probability."),
-    "top_k": (-1, None, "Keep so many of the likeliest tokens; 0 or -1 keeps all."),
-    "min_p": (0.0, 1.0, "Drop tokens less likely than this share of the likeliest."),
-    "repetition_penalty": (0.01, None, "Over 1 makes tokens that were there already less likely."),
+    "temperature": (0.0, 2.0, "Sampling temperature; 0 takes the likeliest token."),
+    "top_p": (0.0, 1.0, "Sample among the likeliest tokens that together have this probability."),
+    "top_k": (-1, None, "Sample among this many of the likeliest tokens; 0 or -1 takes all."),
+    "min_p": (0.0, 1.0, "Drop tokens whose probability is below this share of the likeliest token's."),
+    "repetition_penalty": (0.01, None, "Over 1 makes tokens less likely that occurred before."),
 }
 """What a request leaves to the deployment when it says nothing: name → (least, most, meaning)."""
 
 
 BUDGETS_DOC = {
-    "start_timeout_s": "From process start to ready.",
-    "step_budget_s": "A worker that has work and shows no life for so long is killed.",
-    "compile_budget_s": "Longest of the first steps of a life, which may compile.",
+    "start_timeout_s": "Longest time from the start of a worker to its being ready.",
+    "step_budget_s": "Longest time without progress of a worker that has work; a slower worker is killed.",
+    "compile_budget_s": "The same for the first steps of a worker, which may compile.",
 }
 """What a worker may take: name → meaning."""
 
@@ -97,10 +97,12 @@ def settings_schema(
     edges: dict[str, Leaf | Group] = {stage: Group(keys) for stage, keys in ports.items()}
     return Group(
         {
-            "pipeline": Leaf(one_of(pipeline.name), "Name of the pipeline that this file is for; checked."),
-            "model": Leaf(text, "Folder of the weights, when the command line names none."),
-            "platform": Leaf(text, "Platform of every stage that names no other."),
-            "served_model_name": Leaf(text, "The name clients know the model by."),
+            "pipeline": Leaf(
+                one_of(pipeline.name), "Name of the pipeline that the file is for; another pipeline is refused."
+            ),
+            "model": Leaf(text, "Folder or public name of the model, if the command line names none."),
+            "platform": Leaf(text, "Platform of every stage that names no platform."),
+            "served_model_name": Leaf(text, "Name of the model for clients."),
             "limits": Group(deployment_limits(), "Capacities and deadlines of the whole deployment."),
             "stages": Group({stage.name: _stage(stage) for stage in stages}, "One key per stage."),
             "edges": Group(edges, "One key per edge: the stage.port where it ends."),
@@ -131,22 +133,32 @@ def deployment_limits() -> dict[str, Leaf | Group]:
 
 def _stage(stage: Stage) -> Group:
     keys: dict[str, Leaf | Group] = {
-        "engine": Leaf(text, "Engine kind, or module:Class; torch or vllm where either computes it, auto to choose."),
-        "model": Leaf(text, "Folder or file of this stage's weights, instead of its place in the model's folder."),
-        "platform": Leaf(text, "Platform of this stage."),
+        "engine": Leaf(
+            text,
+            "Engine kind, or module:Class. A stage that reads a prompt and writes text also takes torch, "
+            "vllm and auto.",
+        ),
+        "model": Leaf(text, "Folder or file of the stage's weights, instead of its place in the model's folder."),
+        "platform": Leaf(text, "Platform of the stage."),
         "device": Leaf(text, "Device of every replica."),
         "devices": Leaf(
-            strings, "Devices, in the order of replicas and their ranks; replicas of one rank are counted around."
+            strings,
+            "Devices, in the order of replicas and their ranks; with fewer devices than replicas of "
+            "one rank, the list repeats.",
         ),
-        "dtype": Leaf(text, "What the engine computes in."),
+        "dtype": Leaf(text, "Data type that the engine computes in."),
         "threads": Leaf(integer(1, 1024), "CPU threads of each replica."),
-        "replicas": Leaf(integer(1, 256), "Worker processes of this stage."),
+        "replicas": Leaf(integer(1, 256), "Number of replicas; a replica of one rank is one worker process."),
         "balancer": Leaf(
-            one_named(BALANCERS), "How requests are spread over replicas: by one of these, or a plug-in's balancer."
+            one_named(BALANCERS),
+            "How requests are spread over replicas: least_queue, round_robin, prefix_cache, or a plug-in's balancer.",
         ),
         **{name: Leaf(number(0.1), doc) for name, doc in BUDGETS_DOC.items()},
         "environment": Leaf(environment, "Environment variables of the workers."),
-        "host": Leaf(address, "Address at which edges by TCP reach the workers; nobody else is let in."),
+        "host": Leaf(
+            address,
+            "Address at which the stage's workers listen for TCP edges; only the workers at the other end are let in.",
+        ),
         "strategy": Group(
             {name: Leaf(integer(1), doc) for name, doc in STRATEGY_DOC.items()}, "Parallel degrees inside a replica."
         ),
@@ -193,8 +205,8 @@ def _edge(edge: Edge, takes: Mode) -> Group:
     modes = ("chunk", "full") if takes == "chunk" else ("full",)
     return Group(
         {
-            "mode": Leaf(one_of(*modes), "Hand on pieces as they come (chunk), or the whole at the end (full)."),
-            "capacity": Leaf(integer(1), "Chunks of one request that may be under way."),
+            "mode": Leaf(one_of(*modes), "chunk hands each piece on as it comes; full hands on all pieces at the end."),
+            "capacity": Leaf(integer(1), "Most chunks of one request that may be under way."),
             "connector": _CONNECTOR,
         },
         f"From stage {edge.source}.",

@@ -54,7 +54,7 @@ class AscendPlatform(Accelerator):
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")
     options: ClassVar[Mapping[str, Option]] = {
-        "nz": Option(False, "Lay weights out as NZ, the format of the matrix units.")
+        "nz": Option(False, "Store weights in the NZ format of the matrix units.")
     }
 
     def survey(self) -> Inventory:

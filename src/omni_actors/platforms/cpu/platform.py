@@ -35,10 +35,13 @@ class CpuPlatform(OmniPlatform):
     options: ClassVar[Mapping[str, Option]] = {
         "dtype": Option(
             "float32",
-            "Of stages that name none: float32, bfloat16, or auto: bfloat16 where the processor multiplies it.",
+            "Data type of stages that name none: float32, bfloat16, or auto, which is bfloat16 where the "
+            "processor has instructions for it.",
             choices=DTYPES,
         ),
-        "numa": Option(True, "Keep each worker on one NUMA node, where there are several and its threads fit one."),
+        "numa": Option(
+            True, "Keep each worker on one NUMA node, if there are several and the worker's threads fit on one."
+        ),
     }
     root: ClassVar[Path] = Path("/")
 

@@ -54,12 +54,13 @@ class CudaPlatform(Accelerator):
     options: ClassVar[Mapping[str, Option]] = {
         "tf32": Option(
             False,
-            "Let float32 stages use TF32 where torch does by itself: convolutions are faster, with errors of 1e-3.",
+            "Let float32 stages use TF32 where torch does by default: convolutions are faster, with errors of 1e-3.",
         ),
         "graphs": Option(True, "Record decode steps as CUDA graphs when a worker starts, and replay them."),
         "attention": Option(
             "auto",
-            "auto, flash (blocks that FlashAttention reads in place), triton, or torch (no other package).",
+            "Attention kernels: auto, flash (FlashAttention on the blocks in place), triton, or torch (no "
+            "other package).",
             choices=ATTENTION,
         ),
     }

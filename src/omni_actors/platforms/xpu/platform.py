@@ -48,7 +48,7 @@ class XpuPlatform(Accelerator):
     options: ClassVar[Mapping[str, Option]] = {
         "graphs": Option(False, "Record steps as XPU graphs and replay them."),
         "allocation_mib": Option(
-            None, "Largest single allocation of the KV cache; null: as large as it is needed.", type=int
+            None, "Largest single allocation of the KV cache in MiB; null for no limit.", type=int
         ),
     }
 

@@ -14,36 +14,35 @@ from omni_actors.worker.device import kernels_of
 OPTIONS: dict[str, Option] = {
     "max_model_len": Option(
         None,
-        "Longest prompt and answer together, in tokens; by default what the model was made for.",
+        "Most tokens of prompt and answer together; by default the model's own context length.",
         type=int,
         least=1,
     ),
     "max_tokens": Option(
         None,
-        "Most tokens of an answer whose request names no limit; by default what the context leaves.",
+        "Most tokens of an answer whose request names no limit; by default what the context length leaves.",
         type=int,
         least=1,
     ),
     "block_size": Option(
         None,
-        "Tokens per block of the KV cache; by default what the device's attention reads best, mostly 16.",
+        "Tokens per block of the KV cache; by default what suits the device's attention kernels, mostly 16.",
         type=int,
         least=1,
     ),
     "kv_blocks": Option(None, "Blocks of the KV cache; by default as many as kv_memory_mib holds.", type=int, least=1),
-    "kv_memory_mib": Option(1024, "Memory for the KV cache, in MiB; taken as it is used.", least=1),
-    "max_batch": Option(64, "Most answers that are written at the same time.", least=1),
+    "kv_memory_mib": Option(1024, "Memory for the KV cache in MiB; it is allocated as it is used.", least=1),
+    "max_batch": Option(64, "Most sequences that are computed at the same time.", least=1),
     "step_tokens": Option(
         512,
-        "Most tokens that one step computes: a long prompt is cut into pieces, between which others go on.",
+        "Most tokens that one step computes; a long prompt is computed in pieces, between which other "
+        "requests continue.",
         least=1,
     ),
-    "prefix_cache": Option(
-        True, "Whether a prompt that begins like an earlier one takes over what was computed for that."
-    ),
+    "prefix_cache": Option(True, "Whether a prompt reuses the KV cache of an earlier prompt with the same beginning."),
     "sampling": Option({}, "Defaults for temperature, top_p, top_k, min_p and repetition_penalty."),
     "fused": Option(
-        True, "Whether a known architecture runs by its written-out layers; otherwise by transformers' own."
+        True, "Whether a known architecture runs by this project's own layers; otherwise transformers' modules run."
     ),
 }
 """The options of every autoregressive stage. A count has a least value of 1: with less, nothing would ever run."""

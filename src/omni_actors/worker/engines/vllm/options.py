@@ -13,37 +13,34 @@ from omni_actors.protocol.options import Option, filled
 OPTIONS: dict[str, Option] = {
     "max_model_len": Option(
         None,
-        "Longest prompt and answer together, in tokens; by default what the model was made for, as far as the KV cache "
-        "holds it.",
+        "Most tokens of prompt and answer together; by default the model's own context length, as far as "
+        "the KV cache holds it.",
         type=int,
         least=1,
     ),
     "max_tokens": Option(
         None,
-        "Most tokens of an answer whose request names no limit; by default what the context leaves.",
+        "Most tokens of an answer whose request names no limit; by default what the context length leaves.",
         type=int,
         least=1,
     ),
     "block_size": Option(
-        None, "Tokens per block of the KV cache; by default what vLLM takes on this platform.", type=int, least=1
+        None, "Tokens per block of the KV cache; by default what vLLM chooses on this platform.", type=int, least=1
     ),
     "kv_blocks": Option(None, "Blocks of the KV cache; by default as many as kv_memory_mib holds.", type=int, least=1),
     "kv_memory_mib": Option(
-        1024, "Memory for the KV cache, in MiB; null for what vLLM measures to be free.", type=int, least=1
+        1024, "Memory for the KV cache in MiB; null for the free memory that vLLM measures.", type=int, least=1
     ),
-    "max_batch": Option(128, "Most answers that are written at the same time.", least=1),
+    "max_batch": Option(128, "Most sequences that are computed at the same time.", least=1),
     "step_tokens": Option(
-        None, "Most tokens that one step computes; by default what vLLM takes on this platform.", type=int, least=1
+        None, "Most tokens that one step computes; by default what vLLM chooses on this platform.", type=int, least=1
     ),
-    "prefix_cache": Option(
-        True, "Whether a prompt that begins like an earlier one takes over what was computed for that."
-    ),
+    "prefix_cache": Option(True, "Whether a prompt reuses the KV cache of an earlier prompt with the same beginning."),
     "sampling": Option({}, "Defaults for temperature, top_p, top_k, min_p and repetition_penalty."),
-    "loras": Option({}, "LoRA adapters, as name: folder. A request that names one as its model gets it."),
+    "loras": Option({}, "LoRA adapters, as name: folder. A request uses an adapter by naming it as its model."),
     "kv_events": Option(
         False,
-        "Whether the worker keeps account of which blocks of prompts are cached (counters, and the question "
-        "kv_blocks).",
+        "Whether the worker tracks which blocks of prompts are cached (counters, and the query kv_blocks).",
     ),
     "arguments": Option({}, "Further arguments of vLLM's engine, by their own names (enforce_eager, quantization, …)."),
 }
