@@ -19,7 +19,7 @@ Memory and devices:
 
 - ``cache.py``, ``attention.py``: the paged KV cache: which block is whose, and attention that reads it.
 - ``graphs.py``: steps recorded once and replayed (CUDA graphs).
-- ``ranks.py``: one network shared out among several processes.
+- ``ranks.py``, ``rank_messages.py``: one network shared out among several processes.
 - ``disaggregation.py``: prefill in one worker and decode in another.
 
 ``options.py`` are the stage options, and ``checks.py`` checks what an adapter returns.

@@ -10,7 +10,7 @@ places.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,68 +26,10 @@ from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdap
 from omni_actors.worker.engines.autoregressive.attention import Extent
 from omni_actors.worker.engines.autoregressive.checks import load_facts
 from omni_actors.worker.engines.autoregressive.decoder import Decoder, Span
+from omni_actors.worker.engines.autoregressive.rank_messages import Attach, Copy, Order, Pass, Scrub
+from omni_actors.worker.engines.autoregressive.runner import ModelRunner
 from omni_actors.worker.named import class_named
 from omni_actors.worker.ranks import Followers, receive
-
-
-class Attach(msgspec.Struct, tag="attach", array_like=True):
-    """Make a cache of so many blocks."""
-
-    blocks: int
-    block_size: int
-
-
-class Pass(msgspec.Struct, tag="pass", array_like=True):
-    """One pass: its tokens, the rows whose logits are wanted, (start, count, blocks) and (key, at, start, count) of its
-    :class:`Extent` and :class:`Span` values, and (name, dtype, shape, bytes) of what the leader alone knows of it."""
-
-    tokens: list[int]
-    rows: list[int]
-    extents: list[tuple[int, int, list[int]]]
-    spans: list[tuple[int, int, int, int]]
-    known: list[tuple[str, str, tuple[int, ...], bytes]] | None
-
-    @classmethod
-    def of(
-        cls,
-        tokens: list[int],
-        rows: list[int],
-        extents: Sequence[Extent],
-        spans: Sequence[Span],
-        known: Mapping[str, torch.Tensor] | None,
-    ) -> Pass:
-        return cls(
-            tokens,
-            rows,
-            [(it.start, it.count, list(it.blocks)) for it in extents],
-            [(it.key, it.at, it.start, it.count) for it in spans],
-            None if known is None else [_packed(name, tensor) for name, tensor in known.items()],
-        )
-
-
-class Copy(msgspec.Struct, tag="copy", array_like=True):
-    """Give block ``target`` the content of ``source``."""
-
-    source: int
-    target: int
-
-
-class Scrub(msgspec.Struct, tag="scrub", array_like=True):
-    """Make blocks zero."""
-
-    blocks: list[int]
-
-
-Order = Attach | Pass | Copy | Scrub
-
-
-def _packed(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...], bytes]:
-    raw = tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes()
-    return name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw
-
-
-def _unpacked(dtype: str, shape: tuple[int, ...], raw: bytes, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(raw), dtype=getattr(torch, dtype)).view(shape).to(device)
 
 
 def lead(
@@ -132,8 +74,6 @@ def _adapter(hello: Hello) -> AutoregressiveAdapter:
 def execute(decoder: Decoder, kernels: Kernels, control: socket.socket) -> None:
     """Do as the leader does until it lets go. Raises what the network raises: then the leader has raised it too, or
     waits for this rank, whose end it sees."""
-    from omni_actors.worker.engines.autoregressive.runner import ModelRunner  # which speaks to followers
-
     orders = msgspec.msgpack.Decoder(Order)
     runner: ModelRunner | None = None
     while (body := receive(control)) is not None:
@@ -146,8 +86,7 @@ def execute(decoder: Decoder, kernels: Kernels, control: socket.socket) -> None:
             case Pass():
                 extents = [Extent(*it) for it in order.extents]
                 inputs = runner.inputs(order.tokens, order.rows, extents, [Span(*it) for it in order.spans])
-                if order.known is not None:
-                    known = {it[0]: _unpacked(*it[1:], decoder.device) for it in order.known}
+                if (known := order.known_on(decoder.device)) is not None:
                     inputs = replace(inputs, known=known)
                 runner.compute(inputs, extents, whole=False)
             case Copy():

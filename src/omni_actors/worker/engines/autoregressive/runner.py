@@ -23,7 +23,7 @@ from omni_actors.worker.engines.autoregressive.decoder import (
     StepOutput,
 )
 from omni_actors.worker.engines.autoregressive.graphs import RecordedSteps
-from omni_actors.worker.engines.autoregressive.ranks import Attach, Copy, Pass, Scrub
+from omni_actors.worker.engines.autoregressive.rank_messages import Attach, Copy, Pass, Scrub
 from omni_actors.worker.engines.autoregressive.sequence import Chunk
 from omni_actors.worker.engines.autoregressive.sequence import Sequence as TokenSequence
 from omni_actors.worker.ranks import Followers
