@@ -33,7 +33,7 @@ class Typed(Actor[Add | Fail]):
 
 
 class Recorder(Actor[Any]):
-    """Answers ``log`` with everything that happened in this life; obeys other words; records the rest."""
+    """An actor that records messages, answers ``log`` with its records, and obeys some other words."""
 
     def __init__(self, marker: str | None = None, fail: bool = False, slow_s: float = 0) -> None:
         self.log: list[Any] = []

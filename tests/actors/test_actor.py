@@ -1,4 +1,4 @@
-"""Actors and their refs: what tell and ask promise, under crashes and cancellation too. In virtual time."""
+"""The promises of tell and ask, under crashes and cancellation too, in virtual time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Clock = trio.testing.MockClock
 
 
 class Scripted(Actor[Any]):
-    """Appends what happens to ``log``. A message that is a function is called with the actor and awaited."""
+    """An actor that logs its events. A message that is a function is called with the actor and awaited."""
 
     def __init__(self, log: list[Any] | None = None) -> None:
         self.log = [] if log is None else log
@@ -143,7 +143,7 @@ async def test_a_refusal_is_an_answer_and_no_crash(autojump_clock: Clock) -> Non
     assert log == ["setup", "on", "teardown"]
 
 
-async def test_ask_of_a_message_that_crashes_the_actor(autojump_clock: Clock) -> None:
+async def test_an_ask_that_crashes_the_actor_raises_actor_crashed(autojump_clock: Clock) -> None:
     async with one() as ref:
         with pytest.raises(ActorCrashed, match="ValueError: boom") as caught:
             await ref.ask(crash, within=1)
@@ -151,7 +151,7 @@ async def test_ask_of_a_message_that_crashes_the_actor(autojump_clock: Clock) ->
         assert await ref.ask("again", within=1) == "again"
 
 
-async def test_messages_behind_the_one_that_crashes_are_kept(autojump_clock: Clock) -> None:
+async def test_messages_behind_a_crashing_message_are_kept(autojump_clock: Clock) -> None:
     log: list[Any] = []
     async with one(log) as ref:
         ref.tell(1)
@@ -195,7 +195,7 @@ async def test_a_cancelled_ask_sends_nothing(autojump_clock: Clock) -> None:
 
 
 async def test_an_interrupt_that_comes_too_late_hits_no_other_message(autojump_clock: Clock) -> None:
-    """The asker is cancelled in the same turn in which what the handler waits for happens."""
+    """The asker is cancelled in the same turn in which the handler's event is set."""
     log: list[Any] = []
     async with one(log) as ref:
         happened = trio.Event()
@@ -239,7 +239,7 @@ async def test_a_shielded_handler_is_not_interrupted(autojump_clock: Clock) -> N
     assert log == ["setup", "whole", "next", "teardown"]
 
 
-async def test_asking_oneself_or_in_a_circle_fails_at_once(autojump_clock: Clock) -> None:
+async def test_an_ask_of_itself_or_in_a_circle_fails_at_once(autojump_clock: Clock) -> None:
     async with open_supervisor() as root:
         a = root.start(Scripted, name="a")
         b = root.start(Scripted, name="b")
@@ -335,8 +335,8 @@ async def test_a_deferred_ask_that_is_withdrawn_tells_the_actor(autojump_clock: 
 
 
 @pytest.mark.parametrize("way", ["crash", "stop", "leave"])
-async def test_no_ask_is_left_without_an_end(way: str, autojump_clock: Clock) -> None:
-    """Held, deferred, or in the mailbox: each ends when the actor does, before the ask's own deadline."""
+async def test_every_ask_ends_when_the_actor_ends(way: str, autojump_clock: Clock) -> None:
+    """A held, a deferred and a waiting ask end with the actor, before their own deadlines."""
     ends: dict[str, Any] = {}
 
     async def ask(ref: ActorRef[Any], name: str, message: Any) -> None:
@@ -377,7 +377,7 @@ async def test_no_ask_is_left_without_an_end(way: str, autojump_clock: Clock) ->
 # --- signals, stop, watch --------------------------------------------------------------------------------------------
 
 
-async def test_signals_come_first_merged_and_survive_a_crash(autojump_clock: Clock) -> None:
+async def test_signals_are_merged_handled_first_and_survive_a_crash(autojump_clock: Clock) -> None:
     log: list[Any] = []
     async with one(log, capacity=2) as ref:
         release = trio.Event()
@@ -409,7 +409,7 @@ async def test_signals_come_first_merged_and_survive_a_crash(autojump_clock: Clo
     ]
 
 
-async def test_stop_passes_a_full_mailbox_and_ends_after_the_message_at_hand(autojump_clock: Clock) -> None:
+async def test_stop_passes_a_full_mailbox_and_ends_after_the_current_message(autojump_clock: Clock) -> None:
     log: list[Any] = []
     async with open_supervisor() as root:
         ref = root.start(lambda: Scripted(log), name="one", capacity=1)
@@ -446,7 +446,7 @@ async def test_an_actor_can_stop_itself(autojump_clock: Clock) -> None:
         await ref.wait_stopped()
 
 
-async def test_watchers_hear_of_every_end(autojump_clock: Clock) -> None:
+async def test_watchers_are_told_of_the_end_of_each_incarnation(autojump_clock: Clock) -> None:
     log: list[Any] = []
     async with open_supervisor() as root:
         ref = root.start(Scripted, name="one")
@@ -538,14 +538,14 @@ async def fail_when_cancelled() -> None:
 
 
 async def with_a_nursery() -> None:
-    """Cancelled, it raises a group of the cancellation and a failure."""
+    """Raise a group of the cancellation and a failure when cancelled."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fail_when_cancelled)
         await trio.sleep_forever()
 
 
 class Grouping(Scripted):
-    """Somewhere (``where``) it runs a nursery of its own that fails when it is cancelled."""
+    """An actor that runs, in the method ``where``, a nursery of its own that fails when cancelled."""
 
     def __init__(self, log: list[Any], where: str) -> None:
         super().__init__(log)
@@ -625,7 +625,7 @@ async def test_teardown_is_bounded_and_shielded(autojump_clock: Clock, caplog: p
         done = False
 
         async def receive(self, message: Any) -> None:
-            """Nothing is sent to it."""
+            """Never called: no message is sent."""
 
         async def teardown(self) -> None:
             await trio.sleep(1)

@@ -1,4 +1,4 @@
-"""Random lives of an actor in virtual time: every ask ends once, no message is begun twice, nothing is left."""
+"""Random incarnations of an actor, in virtual time: every ask ends once, no message is begun twice, nothing is left."""
 
 from __future__ import annotations
 

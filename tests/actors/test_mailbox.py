@@ -1,4 +1,4 @@
-"""Mailboxes: order, the bound, and what the bound does not hold back."""
+"""Mailboxes: order, the bound, and the signals and stops outside the bound."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_order_bound_and_merging_against_a_model(capacity: int, steps: lis
         assert len(mailbox.signals) <= 3
 
 
-async def test_wait_wakes_for_each_kind_of_news(autojump_clock: trio.testing.MockClock) -> None:
+async def test_wait_wakes_for_a_message_a_signal_and_a_stop(autojump_clock: trio.testing.MockClock) -> None:
     every: list[Callable[[Mailbox], None]] = [lambda m: m.put(1), lambda m: m.signal("k", 1), lambda m: m.stop()]
     for news in every:
         mailbox = Mailbox("m", 1)
@@ -110,6 +110,6 @@ def test_a_closed_mailbox_refuses_messages_and_ignores_signals() -> None:
     assert not mailbox.signals
 
 
-def test_a_mailbox_without_room_is_refused() -> None:
+def test_a_mailbox_of_no_capacity_is_refused() -> None:
     with pytest.raises(ValueError):
         Mailbox("m", 0)

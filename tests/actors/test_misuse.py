@@ -1,4 +1,4 @@
-"""What cannot work is refused where it is written, with the reason: factories, strategies, threads."""
+"""Wrong factories, strategies and threads are refused at the call, with the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Echo(Actor[Any]):
 
 class Silent(Actor[Any]):
     async def setup(self) -> None:
-        """It has one, and no ``receive``."""
+        """An actor without ``receive``."""
 
 
 async def test_an_unknown_strategy_is_refused() -> None:
@@ -86,7 +86,7 @@ async def test_a_factory_that_makes_no_new_actor_crashes_with_the_reason(kind: s
     assert wanted in str(caught.value.__cause__)
 
 
-async def test_another_thread_is_told_what_to_use_instead() -> None:
+async def test_a_call_from_another_thread_names_the_function_to_use() -> None:
     async with open_supervisor() as root:
         ref: ActorRef[Any] = root.start(Echo, name="echo")
         token = trio.lowlevel.current_trio_token()
@@ -114,7 +114,7 @@ async def test_another_thread_is_told_what_to_use_instead() -> None:
         assert ref.depth == 0
 
 
-async def test_a_process_that_is_told_to_run_no_actor_says_so() -> None:
+async def test_a_class_that_is_not_an_actor_is_refused_in_its_process() -> None:
     async with open_launcher() as launcher:
         with pytest.raises(Escalation, match="collections:OrderedDict is not a class of actors"):
             async with open_supervisor(restarts=Restarts(limit=0)) as root:

@@ -1,4 +1,4 @@
-"""Child processes: nothing survives its owner, whoever is killed, and nothing leaks."""
+"""Child processes: no process survives its owner, whichever process is killed, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ control = adopt()
 """
 
 IDLE = ADOPT + "control.recv(1)"
-"""Ends by itself when its control socket does (or anything is sent)."""
+"""A child that ends when its control socket is closed or readable."""
 
 DEAF = ADOPT + "signal.signal(signal.SIGTERM, signal.SIG_IGN); control.send(b'!'); time.sleep(600)"
-"""Answers neither messages nor SIGTERM."""
+"""A child that ignores messages and SIGTERM."""
 
 GRANDCHILD = "import os, signal, time; [signal.signal(n, signal.SIG_IGN) for n in (signal.SIGTERM, signal.SIGHUP)]"
 WITH_GRANDCHILDREN = f"""{ADOPT}
@@ -78,7 +78,7 @@ def alive(pid: int) -> bool:
 
 
 def gone_within(seconds: float, pids: list[int]) -> bool:
-    """Wait on pidfds, all at once, so that the test ends when the last one does."""
+    """Wait for all processes at once, by their pidfds."""
     deadline = time.monotonic() + seconds
     for pid in pids:
         try:
@@ -116,13 +116,13 @@ async def receive_lines(child: ChildProcess, count: int) -> list[int]:
 
 
 async def running(child: ChildProcess) -> None:
-    """Wait until the child's own code has run (it sends a byte)."""
+    """Wait until the child's own code runs and sends a byte."""
     with trio.fail_after(20):
         await trio.lowlevel.wait_readable(child.sock)
         assert child.sock.recv(1) == b"!"
 
 
-async def test_exit_status_and_signal_are_told() -> None:
+async def test_a_death_has_the_exit_status_or_the_signal() -> None:
     async with open_launcher() as launcher:
         exits = launcher.spawn(python(ADOPT + "sys.exit(3)"), name="three")
         killed = launcher.spawn(python(ADOPT + "os.kill(os.getpid(), signal.SIGUSR1)"))
@@ -135,7 +135,7 @@ async def test_exit_status_and_signal_are_told() -> None:
         assert not launcher.children
 
 
-async def test_the_control_socket_is_a_channel_both_ways_and_outlives_the_child() -> None:
+async def test_the_control_socket_works_both_ways_and_outlives_the_child() -> None:
     echo = ADOPT + "assert control.getblocking(); control.sendall(control.recv(5)[::-1] + b'last words')"
     async with open_launcher() as launcher, launcher.spawn(python(echo)) as child:
         child.sock.send(b"hello")
@@ -195,14 +195,14 @@ async def test_death_right_after_the_fork_is_a_value() -> None:
             assert state(child.pid) is None
 
 
-def test_adopt_refuses_a_process_that_no_launcher_made() -> None:
+def test_adopt_refuses_a_process_that_no_launcher_spawned() -> None:
     done = subprocess.run(python(ADOPT), capture_output=True, text=True)
     assert done.returncode == 1
     assert "NotAdopted" in done.stderr
 
 
 def run_adopting(*, parent: int, go: bool) -> tuple[int, bytes]:
-    """A child with its ends of the channel and the gate, as a launcher makes it. Returns its status and output."""
+    """Run a child with its ends of the channel and the gate, as a launcher does. Return its status and output."""
     ours, theirs = socket.socketpair()
     gate, opener = os.pipe()
     if go:
@@ -220,16 +220,16 @@ def run_adopting(*, parent: int, go: bool) -> tuple[int, bytes]:
     return child.returncode, output
 
 
-def test_a_child_that_gets_its_go_from_its_parent_goes_on() -> None:
+def test_a_child_continues_after_its_parents_go() -> None:
     assert run_adopting(parent=os.getpid(), go=True) == (0, b"went on\n")
 
 
-def test_a_child_whose_parent_was_gone_before_it_adopted_ends() -> None:
+def test_a_child_whose_parent_ended_before_the_adoption_ends() -> None:
     assert run_adopting(parent=1, go=True) == (1, b"")
 
 
 def test_a_child_that_never_gets_its_go_ends() -> None:
-    """The kernel closes the gate when the parent dies between the fork and the warden's knowing."""
+    """The kernel closes the gate when the parent dies after the fork, before the warden knows the group."""
     assert run_adopting(parent=os.getpid(), go=False) == (1, b"")
 
 
@@ -240,7 +240,7 @@ def test_adopting_loads_nothing_heavy() -> None:
     assert subprocess.run(python(code)).returncode == 0
 
 
-async def test_kill_minus_nine_of_the_child_takes_its_grandchildren_along() -> None:
+async def test_kill_9_of_the_child_ends_its_grandchildren() -> None:
     async with open_launcher() as launcher:
         child = launcher.spawn(python(WITH_GRANDCHILDREN + "time.sleep(600)"))
         grandchildren = await receive_lines(child, 2)
@@ -251,7 +251,7 @@ async def test_kill_minus_nine_of_the_child_takes_its_grandchildren_along() -> N
         assert not any(map(alive, grandchildren))
 
 
-async def test_a_clean_exit_takes_the_grandchildren_along() -> None:
+async def test_a_clean_exit_ends_the_grandchildren() -> None:
     async with open_launcher() as launcher:
         child = launcher.spawn(python(WITH_GRANDCHILDREN))
         grandchildren = await receive_lines(child, 2)
@@ -293,7 +293,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("way", ["end of the line", "death of the owner"])
-def test_the_warden_kills_what_is_in_its_care_and_nothing_else(way: str) -> None:
+def test_the_warden_kills_the_groups_in_its_care_and_no_other(way: str) -> None:
     ours, theirs = socket.socketpair()
     with sleeper() as owner, sleeper() as kept, sleeper() as released, sleeper() as stranger:
         holder = os.getpid() if way == "end of the line" else owner.pid
@@ -312,7 +312,7 @@ def test_the_warden_kills_what_is_in_its_care_and_nothing_else(way: str) -> None
         assert [p.poll() for p in (owner, released, stranger)] == [None] * 3
 
 
-async def test_the_children_of_a_warden_that_cannot_be_replaced_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_children_wait_while_the_warden_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "WARDEN_BACKOFF_S", 0.01)
     async with open_launcher() as launcher:
         lost = launcher.warden_pid
@@ -329,7 +329,7 @@ async def test_the_children_of_a_warden_that_cannot_be_replaced_wait(monkeypatch
         assert launcher.warden_pid != lost
 
 
-async def test_a_process_that_outlasts_everything_is_left_to_the_warden(
+async def test_a_process_that_outlasts_sigkill_is_left_to_the_warden(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process, "KILL_PATIENCE_S", 0.1)
@@ -343,8 +343,8 @@ async def test_a_process_that_outlasts_everything_is_left_to_the_warden(
     assert os.waitpid(child.pid, 0) == (child.pid, signal.SIGKILL)
 
 
-def test_orphans_that_fall_to_the_owner_are_reaped() -> None:
-    """As when the owner is a container's first process."""
+def test_orphans_that_the_owner_inherits_are_reaped() -> None:
+    """The owner inherits orphans, like a container's first process."""
     code = OWNER.replace("import trio", "import ctypes, os, pathlib, trio; ctypes.CDLL(None).prctl(36, 1)", 1).replace(
         "await trio.sleep_forever()",
         """os.kill(child.pid, 9)
@@ -376,7 +376,7 @@ def test_the_kernel_kills_the_child_even_when_the_warden_cannot() -> None:
     assert gone_within(2, [warden, *grandchildren])
 
 
-def test_a_fork_that_holds_the_life_line_open_does_not_deceive_the_warden() -> None:
+def test_a_fork_that_holds_the_wardens_socket_open_does_not_deceive_the_warden() -> None:
     code = OWNER.replace("print(", "import os, time; fork = os.fork() or time.sleep(600); print(fork,")
     owner = subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -389,7 +389,7 @@ def test_a_fork_that_holds_the_life_line_open_does_not_deceive_the_warden() -> N
         os.kill(fork, signal.SIGKILL)
 
 
-def test_a_lost_warden_is_replaced_and_told_everything() -> None:
+def test_a_dead_warden_is_replaced_and_told_every_group() -> None:
     code = OWNER.replace(
         "print(launcher.warden_pid,",
         """import os
@@ -410,7 +410,7 @@ def test_a_lost_warden_is_replaced_and_told_everything() -> None:
     owner.stderr.close()
 
 
-async def test_children_can_be_spawned_and_stopped_after_a_warden_was_lost() -> None:
+async def test_children_are_spawned_and_stopped_after_the_death_of_a_warden() -> None:
     async with open_launcher() as launcher:
         early = launcher.spawn(python(IDLE))
         os.kill(lost := launcher.warden_pid, signal.SIGKILL)
@@ -502,7 +502,7 @@ async def test_leaving_the_launcher_by_cancellation_ends_everything() -> None:
     assert all(child.death and child.sock.fileno() == -1 for child in children)
 
 
-async def test_an_exception_of_the_block_comes_out_as_it_is() -> None:
+async def test_an_exception_of_the_block_comes_out_unchanged() -> None:
     with pytest.raises(ZeroDivisionError):
         async with open_launcher() as launcher:
             child = launcher.spawn(python(DEAF))

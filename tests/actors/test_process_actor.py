@@ -71,7 +71,7 @@ async def remote(
 
 @asynccontextmanager
 async def busy(ref: ActorRef[Any]) -> AsyncIterator[None]:
-    """Within the block the actor there handles one message."""
+    """Keep the actor in its process busy with one message during the block."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(ref.ask, ["sleep", 600], within=600))
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -115,7 +115,7 @@ def deep() -> list[Any]:
     return value
 
 
-async def test_what_cannot_be_encoded_is_refused_on_either_side() -> None:
+async def test_a_value_that_cannot_be_encoded_is_refused_on_either_side() -> None:
     async with remote() as ref:
         for message in (object(), 1 << 64, "\ud800", deep()):
             with pytest.raises(Refusal, match="the message cannot be sent"):
@@ -131,13 +131,13 @@ async def test_what_cannot_be_encoded_is_refused_on_either_side() -> None:
         assert await ref.ask("pid", within=20) == pid  # nothing of this was a crash
 
 
-async def test_a_big_message_passes_in_both_directions() -> None:
+async def test_a_large_message_passes_in_both_directions() -> None:
     async with remote() as ref:
         big = os.urandom(3 << 20)
         assert await ref.ask(big, within=20) == big
 
 
-async def test_signals_pass_merged() -> None:
+async def test_signals_are_merged_on_their_way() -> None:
     async with remote() as ref:
         for number in range(1000):
             ref.signal("ack", number)
@@ -150,7 +150,7 @@ async def test_signals_pass_merged() -> None:
         assert log == [["ack", 999], "begun", "cancelled", ["ack", 1001], "message"]
 
 
-async def test_deferred_answers_pass() -> None:
+async def test_deferred_answers_reach_the_asker() -> None:
     async with remote() as ref:
         answers: dict[int, int] = {}
 
@@ -185,14 +185,14 @@ async def test_a_full_mailbox_refuses_and_nothing_taken_is_lost() -> None:
 # --- cancellation ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_ask_cancels_the_work_there() -> None:
+async def test_a_cancelled_ask_cancels_the_work_in_the_process() -> None:
     async with remote() as ref:
         with pytest.raises(trio.TooSlowError):
             await ref.ask(["sleep", 600], within=0.2)
         assert await ref.ask("log", within=5) == ["begun", "cancelled"]
 
 
-async def test_a_cancelled_ask_that_waits_there_is_not_begun() -> None:
+async def test_a_cancelled_ask_that_waits_in_the_process_is_not_begun() -> None:
     async with remote() as ref:
         async with busy(ref):
             with pytest.raises(trio.TooSlowError):
@@ -200,7 +200,7 @@ async def test_a_cancelled_ask_that_waits_there_is_not_begun() -> None:
         assert await ref.ask("log", within=20) == ["begun", "cancelled"]
 
 
-async def test_withdrawn_asks_use_up_no_window() -> None:
+async def test_withdrawn_asks_leave_the_window_free() -> None:
     async with remote(capacity=WINDOW) as ref:
         async with busy(ref):
             for _ in range(4):
@@ -215,7 +215,7 @@ async def test_withdrawn_asks_use_up_no_window() -> None:
         assert await ref.ask("log", within=20) == ["begun", "cancelled", "late"]
 
 
-async def test_an_ask_withdrawn_before_there_was_room_is_not_sent() -> None:
+async def test_an_ask_withdrawn_while_the_window_is_full_is_not_sent() -> None:
     async with remote() as ref:
         async with busy(ref):
             for number in range(WINDOW - 1):
@@ -225,7 +225,7 @@ async def test_an_ask_withdrawn_before_there_was_room_is_not_sent() -> None:
         assert await ref.ask("log", within=20) == ["begun", "cancelled", *range(WINDOW - 1)]
 
 
-async def test_this_side_holds_little_for_a_process_that_does_not_read() -> None:
+async def test_the_parent_buffers_little_for_a_process_that_does_not_read() -> None:
     async with remote() as ref:
         pid = await ref.ask("pid", within=20)
         os.kill(pid, signal.SIGSTOP)
@@ -245,7 +245,7 @@ async def _ask_in_vain(ref: ActorRef[Any], message: Any) -> None:
 # --- death -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_crash_there_is_a_crash_here_with_the_remote_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_remote_crash_is_a_local_crash_with_the_remote_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async with remote() as ref:
         before = await ref.ask("pid", within=20)
         with pytest.raises(ActorCrashed, match="RemoteFailure: ValueError: remote boom") as caught:
@@ -259,7 +259,7 @@ async def test_a_crash_there_is_a_crash_here_with_the_remote_traceback(caplog: p
 
 
 @pytest.mark.parametrize("way", ["kill", "exit"])
-async def test_the_death_of_the_process_fails_what_it_held(way: str) -> None:
+async def test_the_death_of_the_process_fails_its_asks(way: str) -> None:
     async with remote() as ref:
         pid = await ref.ask("pid", within=20)
         deaths: list[Any] = []
@@ -285,7 +285,7 @@ async def test_the_death_of_the_process_fails_what_it_held(way: str) -> None:
         assert await ref.ask("pid", within=20) != pid
 
 
-async def test_stop_tears_down_there(tmp_path: Path) -> None:
+async def test_stop_runs_the_teardown_in_the_process(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     async with remote(marker=str(marker)) as ref:
         pid = await ref.ask("pid", within=20)
@@ -298,7 +298,7 @@ async def test_stop_tears_down_there(tmp_path: Path) -> None:
             ref.tell(1)
 
 
-async def test_a_process_that_hears_nothing_is_stopped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_ignores_messages_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_actor, "STOP_S", 0.1)
     async with remote() as ref:
         pid = await ref.ask("pid", within=20)
@@ -314,7 +314,9 @@ async def test_a_process_that_hears_nothing_is_stopped_all_the_same(monkeypatch:
         ("Missing", {}, "AttributeError"),
     ],
 )
-async def test_a_setup_that_fails_there_fails_here(actor: str, arguments: dict[str, Any], kind: str) -> None:
+async def test_a_setup_that_fails_in_the_process_fails_in_the_parent(
+    actor: str, arguments: dict[str, Any], kind: str
+) -> None:
     with pytest.raises(Escalation) as caught:
         async with remote(actor, restarts=Restarts(limit=0), **arguments):
             raise AssertionError("it became ready")
@@ -322,7 +324,7 @@ async def test_a_setup_that_fails_there_fails_here(actor: str, arguments: dict[s
     assert caught.value.__cause__.kind == kind
 
 
-async def test_a_setup_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_setup_that_takes_too_long_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_actor, "START_S", 0.5)
     with pytest.raises(Escalation, match="TooSlowError"):
         async with remote(restarts=Restarts(limit=0), slow_s=600):
@@ -358,7 +360,7 @@ async def last_words(child: ChildProcess, *sent: bytes) -> tuple[list[Any], int 
         return frames, (await child.wait()).code
 
 
-async def test_another_version_is_told_so() -> None:
+async def test_another_version_of_the_protocol_is_refused_with_both_versions() -> None:
     hello = encode(HelloFrame(99, "remote_actors:Recorder", {}, 64))
     async with open_launcher() as launcher:
         child = launcher.spawn(python_module("omni_actors.actors.remote"), env=ENV)
@@ -419,7 +421,7 @@ async def test_frames_survive_any_cutting_of_the_stream(frames: list[Any], cut: 
         b"\x06\0\0\0" + encode(["nope"]),  # no frame
     ],
 )
-async def test_nonsense_is_an_error_of_the_channel(data: bytes) -> None:
+async def test_malformed_bytes_are_a_protocol_error(data: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
@@ -428,7 +430,7 @@ async def test_nonsense_is_an_error_of_the_channel(data: bytes) -> None:
             await FrameChannel(ours, DOWN.decode).receive()
 
 
-async def test_a_socket_that_is_closed_is_the_end_of_a_link() -> None:
+async def test_a_closed_socket_is_the_end_of_the_channel() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
@@ -454,7 +456,7 @@ async def test_a_socket_that_is_closed_is_the_end_of_a_link() -> None:
         assert received == [None, None]
 
 
-async def test_a_link_sends_what_the_socket_did_not_take_at_once() -> None:
+async def test_a_channel_sends_later_what_the_socket_does_not_take_at_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)

@@ -1,4 +1,4 @@
-"""The strategy ``rest_for_one``, in virtual time: which children are restarted, in which order, and what counts."""
+"""The strategy ``rest_for_one``, in virtual time: the restarted children, their order, and the count of failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Log = list[tuple[float, str, str]]
 
 
 class Link(Actor[Any]):
-    """One of a chain: ``boom`` crashes it. Its setup and its teardown take a second each, and are logged."""
+    """An actor of a chain, crashed by ``boom``. Setup and teardown take a second each, and are logged."""
 
     def __init__(self, log: Log, name: str, failing: dict[str, int]) -> None:
         self.log = log
@@ -64,7 +64,7 @@ async def chain(
 
 
 async def settled(root: Supervisor) -> None:
-    """Wait until every child runs again, or for the first time."""
+    """Wait until every child runs."""
     await trio.testing.wait_all_tasks_blocked()
     while {child.state for child in root.tree().children} != {"running"}:
         await trio.sleep(1)
@@ -74,7 +74,7 @@ def words(log: Log) -> list[str]:
     return [f"{name} {what}" for _, name, what in log]
 
 
-async def test_those_after_the_failed_one_end_in_reverse_and_begin_in_order(autojump_clock: Clock) -> None:
+async def test_younger_children_end_in_reverse_and_restart_in_order(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(first_s=10)) as root:
         refs = await chain(root, log)
@@ -100,7 +100,7 @@ async def test_those_after_the_failed_one_end_in_reverse_and_begin_in_order(auto
         assert [child.restarts for child in root.tree().children] == [0, 1, 1, 1]
 
 
-async def test_the_last_one_restarts_alone_and_the_first_takes_all_with_it(autojump_clock: Clock) -> None:
+async def test_the_youngest_child_restarts_alone_and_the_oldest_with_all(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one") as root:
         refs = await chain(root, log, "abc")
@@ -114,7 +114,7 @@ async def test_the_last_one_restarts_alone_and_the_first_takes_all_with_it(autoj
         assert words(log) == ["a end", "c end", "b end", *begins]
 
 
-async def test_a_setup_that_fails_in_the_restart_begins_from_there(autojump_clock: Clock) -> None:
+async def test_a_setup_that_fails_in_a_restart_begins_the_restart_from_that_child(autojump_clock: Clock) -> None:
     log: Log = []
     failing: dict[str, int] = {}
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(limit=3)) as root:
@@ -138,7 +138,7 @@ async def test_all_children_share_one_row_of_failures(autojump_clock: Clock) -> 
     assert {ref.state for ref in refs.values()} == {"stopped"}
 
 
-async def test_a_long_healthy_life_starts_the_row_anew(autojump_clock: Clock) -> None:
+async def test_a_long_healthy_incarnation_starts_a_new_row_of_failures(autojump_clock: Clock) -> None:
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(limit=1, healthy_s=60)) as root:
         refs = await chain(root, [], "ab")
         for _ in range(5):
@@ -163,7 +163,7 @@ async def test_the_backoff_grows_with_the_shared_row(autojump_clock: Clock) -> N
         assert waits == [10, 20, 40]
 
 
-async def test_an_older_failure_takes_over_a_restart_that_is_under_way(autojump_clock: Clock) -> None:
+async def test_the_failure_of_an_older_child_takes_over_a_restart(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(first_s=10)) as root:
         refs = await chain(root, log, "abc")
@@ -175,7 +175,7 @@ async def test_an_older_failure_takes_over_a_restart_that_is_under_way(autojump_
         assert words(log) == ["b end", "c end", "a end", *begins]
 
 
-async def test_an_older_failure_while_the_younger_begin_again(autojump_clock: Clock) -> None:
+async def test_the_failure_of_an_older_child_while_younger_children_begin_again(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(first_s=10)) as root:
         refs = await chain(root, log, "abc")
@@ -188,7 +188,7 @@ async def test_an_older_failure_while_the_younger_begin_again(autojump_clock: Cl
         assert words(log) == ["b begin", "a end", *begins]  # b's setup was cut off, c had not begun
 
 
-async def test_two_that_fail_at_once_are_one_restart(autojump_clock: Clock) -> None:
+async def test_two_failures_at_once_are_one_restart(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(first_s=10, limit=2)) as root:
         refs = await chain(root, log, "abc")
@@ -199,7 +199,7 @@ async def test_two_that_fail_at_once_are_one_restart(autojump_clock: Clock) -> N
         assert [child.restarts for child in root.tree().children] == [1, 1, 1]
 
 
-async def test_what_fails_while_it_is_cancelled_for_another_is_no_failure(autojump_clock: Clock) -> None:
+async def test_a_failure_while_being_cancelled_for_another_child_is_not_counted(autojump_clock: Clock) -> None:
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(limit=1)) as root:
         refs = await chain(root, [], "ab")
         refs["b"].tell("brittle")
@@ -208,7 +208,7 @@ async def test_what_fails_while_it_is_cancelled_for_another_is_no_failure(autoju
         assert await refs["b"].ask("back", within=20) == "back"
 
 
-async def test_a_wished_for_life_concerns_no_other(autojump_clock: Clock) -> None:
+async def test_a_renewal_restarts_no_other_child(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(limit=0)) as root:
         refs = await chain(root, log, "ab")
@@ -217,7 +217,7 @@ async def test_a_wished_for_life_concerns_no_other(autojump_clock: Clock) -> Non
         assert words(log) == ["a end", "a begin", "a ready"]
 
 
-async def test_one_that_is_stopped_in_a_restart_leaves_and_the_others_go_on(autojump_clock: Clock) -> None:
+async def test_a_child_stopped_in_a_restart_leaves_and_the_others_go_on(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(first_s=10)) as root:
         refs = await chain(root, log, "abc")
@@ -229,7 +229,7 @@ async def test_one_that_is_stopped_in_a_restart_leaves_and_the_others_go_on(auto
         assert [child.name for child in root.tree().children] == ["a", "c"]
 
 
-async def test_one_that_is_started_in_a_restart_begins_last(autojump_clock: Clock) -> None:
+async def test_a_child_started_in_a_restart_begins_last(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(first_s=10)) as root:
         refs = await chain(root, log, "ab")
@@ -241,7 +241,7 @@ async def test_one_that_is_started_in_a_restart_begins_last(autojump_clock: Cloc
         assert [child.restarts for child in root.tree().children] == [1, 1, 0]
 
 
-async def test_the_wish_to_stop_ends_a_restart_and_begins_nothing(autojump_clock: Clock) -> None:
+async def test_a_request_to_stop_ends_a_restart_and_begins_no_child(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one", restarts=Restarts(first_s=100, cap_s=100)) as root:
         refs = await chain(root, log, "abc")
@@ -253,7 +253,7 @@ async def test_the_wish_to_stop_ends_a_restart_and_begins_nothing(autojump_clock
     assert {ref.state for ref in refs.values()} == {"stopped"}
 
 
-async def test_a_supervisor_among_the_children_restarts_with_its_own(autojump_clock: Clock) -> None:
+async def test_a_supervisor_among_the_children_restarts_with_its_children(autojump_clock: Clock) -> None:
     log: Log = []
     async with open_supervisor(strategy="rest_for_one") as root:
         refs = await chain(root, log, "a")
@@ -268,8 +268,8 @@ async def test_a_supervisor_among_the_children_restarts_with_its_own(autojump_cl
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_fails_when_all_live_in_the_end_and_in_order(seed: int, autojump_clock: Clock) -> None:
-    """After each restart every child began later than those before it, and no two lives of one child overlap."""
+async def test_after_any_failures_all_children_run_and_restarted_in_order(seed: int, autojump_clock: Clock) -> None:
+    """After each restart every child began after the older children, and no incarnations of a child overlap."""
     draw = random.Random(seed)
     log: Log = []
     failing: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Supervisors: who is restarted, when, and what comes out when one gives up. In virtual time."""
+"""Supervisors, in virtual time: the restarted children, the backoff, and the error of a supervisor that gives up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Echo(Actor[Any]):
 
 
 class Worker(Actor[Any]):
-    """``boom`` crashes it; anything else it gives back. ``log`` gets (time, name, what)."""
+    """An actor that ``boom`` crashes, and that returns any other message. ``log`` gets (time, name, event)."""
 
     def __init__(self, log: list[tuple[float, str, str]], name: str) -> None:
         self.log = log
@@ -57,7 +57,7 @@ async def boom(ref: ActorRef[Any]) -> None:
         await ref.ask("boom", within=1000)
 
 
-async def test_one_for_one_leaves_the_others_alone(autojump_clock: Clock) -> None:
+async def test_one_for_one_restarts_the_failed_child_only(autojump_clock: Clock) -> None:
     log: list[tuple[float, str, str]] = []
     async with open_supervisor(restarts=Restarts(first_s=1)) as root:
         a, b = (root.start(lambda name=name: Worker(log, name), name=name) for name in "ab")  # type: ignore[misc]
@@ -94,7 +94,7 @@ async def test_with_one_for_all_the_children_share_one_row_of_failures(autojump_
                 await trio.sleep(1)
 
 
-async def test_what_fails_while_it_is_cancelled_for_another_counts_once(autojump_clock: Clock) -> None:
+async def test_a_failure_while_being_cancelled_for_another_child_counts_once(autojump_clock: Clock) -> None:
     class Brittle(Worker):
         async def receive(self, message: Any) -> Any:
             try:
@@ -127,7 +127,7 @@ async def test_backoff_doubles_up_to_its_cap(autojump_clock: Clock) -> None:
     assert starts == [0, 0.5, 1.5, 3.5, 7.5, 11.5, 15.5]
 
 
-async def test_a_start_that_fails_slowly_counts(autojump_clock: Clock) -> None:
+async def test_a_setup_that_fails_slowly_counts(autojump_clock: Clock) -> None:
     class Slow(Echo):
         async def setup(self) -> None:
             await trio.sleep(600)
@@ -142,7 +142,7 @@ async def test_a_start_that_fails_slowly_counts(autojump_clock: Clock) -> None:
     assert caught.value.failures == 4
 
 
-async def test_a_long_healthy_life_starts_the_count_anew(autojump_clock: Clock) -> None:
+async def test_a_long_healthy_incarnation_starts_a_new_count(autojump_clock: Clock) -> None:
     async with open_supervisor(restarts=Restarts(limit=2, healthy_s=60)) as root:
         ref = root.start(lambda: Worker([], "w"), name="w")
         for _ in range(20):
@@ -154,7 +154,7 @@ async def test_a_long_healthy_life_starts_the_count_anew(autojump_clock: Clock) 
         assert (child.restarts, child.failures) == (40, 2)
 
 
-async def test_a_life_that_renews_itself_is_followed_at_once_and_counts_as_no_failure(autojump_clock: Clock) -> None:
+async def test_a_renewal_restarts_at_once_and_counts_as_no_failure(autojump_clock: Clock) -> None:
     log: list[tuple[float, str, str]] = []
     async with open_supervisor(restarts=Restarts(limit=0, first_s=1)) as root:
         it = root.start(lambda: Worker(log, "it"), name="it")
@@ -168,7 +168,7 @@ async def test_a_life_that_renews_itself_is_followed_at_once_and_counts_as_no_fa
         assert root.tree().children[0].restarts == 3
 
 
-async def test_when_the_next_life_begins_is_known_between_two(autojump_clock: Clock) -> None:
+async def test_the_time_of_the_next_incarnation_is_known_during_the_backoff(autojump_clock: Clock) -> None:
     async with open_supervisor(restarts=Restarts(first_s=2)) as root:
         it = root.start(lambda: Worker([], "it"), name="it")
         await it.wait_ready()
@@ -181,7 +181,7 @@ async def test_when_the_next_life_begins_is_known_between_two(autojump_clock: Cl
         assert it.restart_at is None
 
 
-async def test_without_a_limit_it_never_gives_up(autojump_clock: Clock) -> None:
+async def test_a_supervisor_without_a_limit_never_gives_up(autojump_clock: Clock) -> None:
     async with open_supervisor(restarts=Restarts(limit=None, cap_s=1)) as root:
         ref = root.start(lambda: Worker([], "w"), name="w")
         for _ in range(200):
@@ -320,7 +320,7 @@ async def test_stop_during_backoff_ends_at_once(autojump_clock: Clock) -> None:
     assert trio.current_time() < 1
 
 
-async def test_nothing_is_restarted_when_the_wish_to_stop_ends_a_backoff(autojump_clock: Clock) -> None:
+async def test_no_child_is_restarted_when_a_request_to_stop_ends_a_backoff(autojump_clock: Clock) -> None:
     log: list[tuple[float, str, str]] = []
     async with open_supervisor(strategy="one_for_all", restarts=Restarts(first_s=100, cap_s=100)) as root:
         refs = [root.start(lambda name=name: Worker(log, name), name=name) for name in "ab"]  # type: ignore[misc]
@@ -333,7 +333,7 @@ async def test_nothing_is_restarted_when_the_wish_to_stop_ends_a_backoff(autojum
     assert [ref.state for ref in refs] == ["stopped", "stopped"]
 
 
-async def test_an_exception_of_the_block_comes_out_as_it_is(autojump_clock: Clock) -> None:
+async def test_an_exception_of_the_block_comes_out_unchanged(autojump_clock: Clock) -> None:
     log: list[tuple[float, str, str]] = []
     with pytest.raises(ZeroDivisionError):
         async with open_supervisor() as root:
