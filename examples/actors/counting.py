@@ -1,4 +1,4 @@
-"""The actor that counts words. It runs in a process of its own, which imports this module."""
+"""The actor that counts words, in a process of its own."""
 
 import os
 import signal

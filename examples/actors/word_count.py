@@ -1,4 +1,4 @@
-"""Count words in two supervised processes, and survive a text that kills the process that reads it.
+"""Count words in two supervised processes, and survive a text that kills its reader.
 
 python examples/actors/word_count.py
 """

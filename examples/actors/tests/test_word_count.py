@@ -1,4 +1,4 @@
-"""The program counts, survives the text that kills its reader, and ends without a process left."""
+"""The program counts words, survives a text that kills its reader, and leaves no process."""
 
 from __future__ import annotations
 

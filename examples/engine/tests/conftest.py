@@ -1,4 +1,4 @@
-"""Importable where it is not installed, and markers where omni-actors' own configuration is not read."""
+"""Make the package importable where it is not installed, and declare the markers of omni-actors' own tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers can import the package, too."""
+    """Let workers import the package."""
     if INSTALLED:
         return
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH")))))

@@ -1,4 +1,4 @@
-"""The pipeline with this engine through the contract, by the kit that comes with omni-actors."""
+"""The conformance kit of omni-actors, run on the pipeline with this engine."""
 
 from __future__ import annotations
 

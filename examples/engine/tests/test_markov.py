@@ -1,4 +1,4 @@
-"""The engine's own behaviour: what it writes, what it refuses, and that a server serves it as a plug-in."""
+"""The engine's own behaviour: its text, its refusals, and a server that serves the plug-in."""
 
 from __future__ import annotations
 

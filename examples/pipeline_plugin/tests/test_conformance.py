@@ -1,4 +1,4 @@
-"""The pipeline through the contract, by the kit that comes with omni-actors."""
+"""The conformance kit of omni-actors, run on this pipeline."""
 
 from __future__ import annotations
 

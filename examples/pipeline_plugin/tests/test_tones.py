@@ -1,4 +1,4 @@
-"""What is this family's own: the right tones, and what it refuses."""
+"""The tones of each key, and the refusal of texts that are no keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def heard(bench: StageBench, text: str, **parameters: Any) -> np.ndarray[Any, An
 
 
 def key_of(samples: np.ndarray[Any, Any]) -> str:
-    """The key whose tones are the loudest, by Goertzel's filters as a telephone exchange has them."""
+    """Return the key whose tones are the loudest, by the filters of a telephone exchange (Goertzel)."""
 
     def power(hz: int) -> float:
         angle = -2j * np.pi * hz * np.arange(len(samples)) / SAMPLE_RATE
@@ -55,7 +55,7 @@ def test_parameters_have_defaults_and_bounds(bench: StageBench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("12x", "'X' is no key"), (" ", "has 0 keys"), ("1" * 300, "has 300 keys")]
+    ("text", "words"), [("12x", "'X' is not a key"), (" ", "has 0 keys"), ("1" * 300, "has 300 keys")]
 )
 def test_what_is_no_number_is_refused(bench: StageBench, text: str, words: str) -> None:
     outcome = bench.whole(Sample({"speech": Speech(text=text)}, task="speech", outputs=("audio",)))["dialler"]

@@ -1,4 +1,4 @@
-"""Importable where it is not installed, and markers where omni-actors' own configuration is not read."""
+"""Make the package importable where it is not installed, and declare the markers of omni-actors' own tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings but a test's own; and other processes can import the platform, too."""
+    """Remove all settings but the test's own, and let other processes import the platform."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH")))))
     for name in [name for name in os.environ if name.startswith("OMNI_SIM_")]:
         monkeypatch.delenv(name)

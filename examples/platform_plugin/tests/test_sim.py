@@ -1,4 +1,4 @@
-"""What is this device's own: its memory, its faults, its link, and how it is found."""
+"""The simulated device's memory, faults, link and detection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def used(sim: SimRuntime) -> int:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Opens a device in this process, under these variables."""
+    """Open a device in this process, under the given variables."""
 
     def open(incarnation: int = 1, options: dict[str, object] | None = None, **environment: object) -> SimRuntime:
         for name, value in environment.items():
@@ -175,7 +175,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def elsewhere() -> Iterator[tuple[bytes, subprocess.Popen[str]]]:
-    """Another process on a device, and the handle of what it lends."""
+    """Start another process on a device; yield the handle of its tensor and the process."""
     process = subprocess.Popen(
         [sys.executable, "-c", ELSEWHERE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

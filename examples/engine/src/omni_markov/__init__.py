@@ -1,1 +1,1 @@
-"""A Markov chain of characters, with an engine of its own that serves it: an example to copy."""
+"""A Markov chain of characters, and an engine that serves the chain: an example to copy."""

@@ -10,7 +10,7 @@ COLUMNS = (1209, 1336, 1477, 1633)
 KEYPAD = ("123A", "456B", "789C", "*0#D")
 
 CODES = {key: (row, column) for row, keys in enumerate(KEYPAD) for column, key in enumerate(keys)}
-"""Key → (row, column)."""
+"""The row and column of each key."""
 
 SILENT = " ,.-()/"
-"""Characters between keys that say nothing."""
+"""Characters between keys that make no sound."""

@@ -1,5 +1,7 @@
-"""What the pipeline is: the only file of this package that the serving process imports. It names adapters by dotted
-string, so it imports no model code."""
+"""The declaration of the pipeline, the only file of this package that the serving process imports.
+
+The declaration names adapters by dotted string, so that it imports no model code.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ SAMPLE_RATE = 8000
 PIPELINE = Pipeline(
     name="tones",
     stages=(
-        # Text to codes: one payload of codes for each key, as soon as it is known.
+        # Text to codes: one payload of codes for each key, as soon as the key is known.
         Stage(
             name="dialler",
             engine="generation",
@@ -19,7 +21,7 @@ PIPELINE = Pipeline(
             options={"max_keys": Option(256, "Most keys of one request.")},
             doc="Finds the keys in a text.",
         ),
-        # Codes to sound. The port takes pieces as they come, so the sound begins with the first key.
+        # Codes to sound. The port takes pieces while they come, so the sound begins with the first key.
         Stage(
             name="player",
             engine="generation",
@@ -35,7 +37,7 @@ PIPELINE = Pipeline(
     voices=("keypad",),
     sample_rate=SAMPLE_RATE,
     languages=(),
-    speech_fields=(),  # of what speech requests may say, nothing but the text and the voice matters here
+    speech_fields=(),  # of the fields of a speech request, only text and voice have a meaning here
     parameters=(
         Parameter("tone_ms", 100, "Milliseconds that a key sounds.", least=20, most=1000),
         Parameter("gap_ms", 50, "Milliseconds of silence after each key.", least=0, most=1000),

@@ -1,4 +1,4 @@
-"""The second stage: from codes to sound, while they come."""
+"""The second stage: it turns codes into sound, while more codes come."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Sounding:
-    """One request's state: how its keys sound."""
+    """The state of one request: how its keys sound."""
 
     work: Work
     tone: int
@@ -38,34 +38,37 @@ class Sounding:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """An item: codes that arrived together, [n, 2]."""
+    """An item: the codes of one payload, int64 [n, 2]."""
 
     sounding: Sounding
     codes: Codes
 
 
 class Player(GenerationAdapter[Sounding, Keys]):
-    """Each payload of codes is an item. The sound of a key depends on that key alone, so it is the same however the
-    codes are cut into payloads, and whoever else is in the batch."""
+    """The adapter of the second stage. Each payload of codes is an item.
+
+    The sound of a key depends on the key alone. So the sound is the same however the codes are cut into payloads, and
+    whichever requests share the batch.
+    """
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         return {"sample_rate": SAMPLE_RATE, "channels": 1}
 
     def open(self, work: Work) -> tuple[Sounding, Sequence[Keys]]:
-        """``parameters`` has a value for each one that the pipeline declares, checked already."""
+        """Read the request's parameters: a checked value for each parameter that the pipeline declares."""
         said = work.params["parameters"]
         tone, gap = (said[name] * SAMPLE_RATE // 1000 for name in ("tone_ms", "gap_ms"))
         return Sounding(work, tone, gap, float(said["level"])), ()
 
     def feed(self, state: Sounding, port: str, payload: Payload | None, end: bool) -> Sequence[Keys]:
-        """Input, in order. What a batch could break on is looked at here, so that it is its producer's fault."""
+        """Take input, in order. Check here what a batch could fail on, so that the failure is the producer's."""
         if payload is None:
             return ()
         check_input(payload, {"codes": TensorSpec("int64", (None, 2), least=0, below=4)})
         return (Keys(state, payload.tensors["codes"]),)
 
     def batch_key(self, item: Keys) -> Hashable:
-        """Items with the same number of samples run as one operation."""
+        """Let items with the same number of samples run as one operation."""
         return len(item.codes), item.sounding.tone
 
     def run(self, items: Sequence[Keys]) -> Sequence[Result | OmniError]:

@@ -1,7 +1,7 @@
-"""A simulated accelerator: the sample of a platform plugin.
+"""A simulated accelerator: an example of a platform plug-in, to copy.
 
-This module is what the entry point names, so the serving process imports it: it must not import torch, nor anything
-that does.
+The entry point names this module, so the serving process imports it. The module must not import torch, nor another
+module that imports torch.
 """
 
 from omni_sim.platform import SimPlatform

@@ -1,4 +1,4 @@
-"""What is computed on the device: every torch operation inside :class:`Computing` is one of its launches."""
+"""Computation on the device: every torch operation inside :class:`Computing` is one launch on the device."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from omni_sim.memory import SimMemory
 
 
 class Computing(TorchDispatchMode):
-    """Counts launches, accounts for what they allocate, and fails them as it was planned."""
+    """A torch mode that counts launches, accounts for the memory of their results, and brings planned faults about."""
 
     def __init__(self, memory: SimMemory) -> None:
         super().__init__()
         self.launches = 0
         self.lost = False
         self.fail_next: str | None = None
-        """The fault that the next launch meets."""
+        """The planned fault of the next launch."""
         self.loading = False
-        """Whether what operations read counts too: weights come from files, not from operations."""
+        """Whether the arguments of operations count too, because weights come from files and not from operations."""
         self._memory = memory
 
     def __torch_dispatch__(
@@ -49,9 +49,11 @@ class Computing(TorchDispatchMode):
 
 
 def account(result: Any, take: Callable[[torch.Tensor], None]) -> None:
-    """Show every tensor among an operation's results or arguments that has a storage."""
+    """Call ``take`` with every tensor that has a storage, among the results or arguments of an operation."""
     if isinstance(result, torch.Tensor):
-        if result.layout is torch.strided:  # what oneDNN has reordered has none: who reorders reserves it
+        if (
+            result.layout is torch.strided
+        ):  # a tensor reordered by oneDNN has no storage; its memory is reserved where it is reordered
             take(result)
     elif isinstance(result, list | tuple):
         for item in result:

@@ -1,8 +1,8 @@
-"""The device's workers: the product's own engines, which compute on this device.
+"""The engines of the device's workers: the built-in engines, with their steps computed on this device.
 
-A vendor whose hardware is a torch device needs none of these: there ``tensor.to("vendor:0")`` says it all, and the
-platform keeps the engines that it inherits. Here torch computes on the processor, and what is the device's has to be
-said.
+A vendor whose hardware is a torch device needs none of these classes: ``tensor.to("vendor:0")`` is enough, and the
+platform keeps the engines that it inherits. Here torch computes on the processor, so the engines must mark the
+operations of the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omni_sim.runtime import SimRuntime
 
 
 class _OnSim(Engine):
-    """What both have in common; an engine of the product is behind it in each class's order."""
+    """The common base of both engines. In each subclass a built-in engine follows in the method resolution order."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)

@@ -1,15 +1,15 @@
-"""What the simulated driver raises. Types and words of its own: nobody but this package can know what they mean."""
+"""The exceptions of the simulated driver. Only this package knows what these types and texts mean."""
 
 from __future__ import annotations
 
 
 class SimError(RuntimeError):
-    """Base of all."""
+    """The base class of the driver's exceptions."""
 
 
 class SimAllocationError(SimError):
-    """The device has no room. (Not named ``OutOfMemoryError``, by which other frameworks' are known.)"""
+    """The device has no memory left. (Not named ``OutOfMemoryError``, the name in other frameworks.)"""
 
 
 class SimDeviceLost(SimError):
-    """The device does no more for this process."""
+    """The device computes nothing more for this process."""

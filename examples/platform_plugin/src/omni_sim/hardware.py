@@ -1,4 +1,4 @@
-"""The simulated hardware, as the environment describes it. Both halves read it; neither changes it."""
+"""The simulated hardware, described by environment variables that both halves read and neither half changes."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ import os
 from dataclasses import dataclass
 
 COUNT = "OMNI_SIM_DEVICES"
-"""How many devices the machine has (2)."""
+"""The number of devices in the machine (2 if not set)."""
 
 VISIBLE = "OMNI_SIM_VISIBLE_DEVICES"
-"""Which of them a process sees: their numbers, separated by commas. Not set: all."""
+"""The numbers of the devices that a process sees, separated by commas (all if not set)."""
 
 MEMORY = "OMNI_SIM_MEMORY"
-"""Bytes of memory that each process has on a device (4 GiB). Like a partition of a real device: what one process
-leaves unused is not another's."""
+"""Bytes of memory that each process has on a device (4 GiB if not set).
+
+The memory is like a partition of a real device: no process can use the memory that another process leaves free."""
 
 BANDWIDTH = "OMNI_SIM_LINK_BYTES_S"
-"""Bytes per second of the link between devices. Not set or 0: as fast as memory."""
+"""Bytes per second of the link between devices; as fast as memory if not set or 0."""
 
 FAULTS = "OMNI_SIM_FAULTS"
-"""What goes wrong, once, in a worker's first life: ``oom@40,lost@90,drop@3``. See :class:`Planned`."""
+"""The faults of a worker's first incarnation, each happening once: ``oom@40,lost@90,drop@3``. See :class:`Planned`."""
 
 KINDS = ("oom", "lost", "drop")
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """``oom``: there is no memory for the first operation of step ``at`` (of those that compute anything). ``lost``: in
-    that step the device stops working, until another process opens it. ``drop``: the transfer number ``at`` that the
-    worker receives over the link fails. Both count from 1."""
+    """A planned fault.
+
+    ``oom``: there is no memory for the first operation of step ``at``, counting steps that compute anything. ``lost``:
+    in step ``at`` the device stops working, until another process opens the device. ``drop``: the transfer number
+    ``at`` that the worker receives over the link fails. Steps and transfers count from 1.
+    """
 
     kind: str
     at: int
@@ -38,7 +42,7 @@ class Planned:
 
 
 def visible() -> tuple[int, ...]:
-    """Numbers of the devices that this process sees. Raises :class:`ValueError` for what makes no sense."""
+    """Return the numbers of the devices that this process sees. Raises :class:`ValueError` for a malformed variable."""
     count = int(_number(COUNT, 2))
     listed = os.environ.get(VISIBLE)
     if listed is None:
@@ -47,7 +51,7 @@ def visible() -> tuple[int, ...]:
         numbers = tuple(int(part) for part in listed.split(",") if part.strip())
     except ValueError:
         raise ValueError(f"{VISIBLE}={listed!r} are no device numbers") from None
-    # As the vendors' own libraries have it: a number that is none ends the list.
+    # Like in the vendors' own libraries, the number of a device that does not exist ends the list.
     for place, number in enumerate(numbers):
         if not 0 <= number < count:
             return numbers[:place]

@@ -1,5 +1,8 @@
-"""The device's kernels. A vendor's are its own; these are the processor's, so that results are the same bit for bit,
-with a count of what runs by them: a test can see that they execute, and not the ones of another platform."""
+"""The device's kernels.
+
+A vendor has kernels of its own. These kernels are the processor's, so that results are the same bit for bit, and count
+their calls, so that a test can see that these kernels run and not those of another platform.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from omni_sim.memory import SimMemory
 
 
 def sim_kernels(memory: SimMemory, calls: Counter[str]) -> Kernels:
-    """Weights, whose layout is the kernel's own, and caches take the device's memory."""
+    """Return kernels that reserve the device's memory for caches, and for weights in a layout of the kernel's own."""
 
     def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        memory.reserve(weight.nbytes)  # for as long as the process lives, as a model does
+        memory.reserve(weight.nbytes)  # until the process ends, like the model
         product = KERNELS.linear(weight, bias)
 
         def apply(x: torch.Tensor) -> torch.Tensor:

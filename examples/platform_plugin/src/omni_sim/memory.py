@@ -1,8 +1,8 @@
-"""The device's memory: what lies in it, and the limit.
+"""The device's memory: its contents and its limit.
 
-The tensors are torch's, in host memory. What operations give is looked at (:mod:`omni_sim.computing`), and each large
-storage counts from when it is first seen until torch has freed it; smaller ones are not worth the bookkeeping. What
-torch cannot see is reserved by whoever makes it: reordered weights, and what is lent over the link.
+The tensors are torch's, in host memory. :mod:`omni_sim.computing` looks at the results of operations. A large storage
+counts from the first operation with a tensor in it until torch has freed the storage. Smaller storages do not count.
+Memory that torch cannot see is reserved by the code that makes it: reordered weights, and tensors lent over the link.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     import torch
 
 LARGE = 64 << 10
-"""Bytes from which on a storage counts."""
+"""Bytes above which a storage counts."""
 
 
 class SimMemory:
-    """``limit`` in bytes."""
+    """The memory of one process on the device, with a ``limit`` in bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.peak = 0
         self.refusals = 0
         self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
-        """Storages by their address, which stays theirs as long as the weak reference is kept."""
+        """Counted storages by address. A storage keeps its address while the weak reference is kept."""
         self._used = 0
         self._sweep_at = 256
 
@@ -37,8 +37,11 @@ class SimMemory:
         return self._used
 
     def account(self, tensor: torch.Tensor) -> None:
-        """Count the tensor's storage, unless it counts already. Raises :class:`SimAllocationError`: then it does not,
-        and the caller must not keep it."""
+        """Count the storage of a tensor, unless the storage counts already.
+
+        Raises:
+            SimAllocationError: The limit is reached. The storage does not count; the caller must not keep the tensor.
+        """
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
         if nbytes < LARGE or storage._cdata in self._seen:
@@ -50,7 +53,7 @@ class SimMemory:
             self._sweep_at = 2 * len(self._seen) + 256
 
     def reserve(self, nbytes: int) -> None:
-        """Count memory that is no tensor's, until :meth:`give_back`. Raises :class:`SimAllocationError`."""
+        """Count memory outside of tensors, until :meth:`give_back`. Raises :class:`SimAllocationError` at the limit."""
         self._take(nbytes)
 
     def give_back(self, nbytes: int) -> None:

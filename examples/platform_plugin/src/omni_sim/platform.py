@@ -1,7 +1,7 @@
-"""The half that the serving process asks: which devices there are, and what a worker on one is given.
+"""The serving process's half: the devices of the machine, and the environment of a worker on a device.
 
-No torch here, and no device is opened: what a real platform reads from /dev, /sys or its vendor's management library,
-this one reads from the environment (:mod:`omni_sim.hardware`).
+This module imports no torch and opens no device. A real platform reads /dev, /sys or its vendor's management library;
+this platform reads the environment (:mod:`omni_sim.hardware`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omni_sim import hardware
 
 
 class SimPlatform(OmniPlatform):
-    contract = 1  # of which version of omni_actors.platforms.platform.CONTRACT this is written against
+    contract = 1  # the version of the contract that this class is written for
     name = "sim"
     runtime = "omni_sim.runtime:SimRuntime"
     dtypes = ("float32", "bfloat16")
@@ -32,7 +32,7 @@ class SimPlatform(OmniPlatform):
         "reserved_bytes": Option(0, "Memory of each worker's device that stays unused."),
     }
     visibility = (hardware.VISIBLE,)
-    collectives = ""  # its devices do not compute together: a replica is one rank
+    collectives = ""  # the devices do not compute together, so a replica has one rank
     transports = ("sim_link",)
     quantization = {"fp8": "the simulated device has no 8-bit numbers"}
 
@@ -53,16 +53,19 @@ class SimPlatform(OmniPlatform):
         )
 
     def cores(self) -> int:
-        return CpuPlatform().cores()  # its arithmetic is the processor's
+        return CpuPlatform().cores()  # the processor does the arithmetic
 
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
-        """Threads as on the processor, and the one device that the worker is for: it sees no other."""
+        """Return the processor's settings for threads, and hide every device but the worker's own."""
         index = hardware.visible()[int(device.removeprefix("sim:"))]
         return CpuPlatform().worker_environment(device, threads, {}) | {hardware.VISIBLE: str(index)}
 
     def worker_device(self, device: str) -> str:
-        """What torch calls it in the worker. A real device is ``vendor:0`` there, the only one that it sees; this one's
-        memory is the host's, so that plain torch computes on it."""
+        """Return torch's name of the device in the worker.
+
+        A real device is ``vendor:0`` there, the only device that the worker sees. The memory of this device is the
+        host's, so that plain torch computes on it.
+        """
         return "cpu"
 
     def diagnose(self) -> tuple[Finding, ...]:

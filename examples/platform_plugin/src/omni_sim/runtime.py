@@ -1,4 +1,4 @@
-"""The half that a worker asks: its hold on one simulated device. Everything with torch is imported when it opens."""
+"""The worker's half: a runtime over one simulated device. Modules with torch are imported when the runtime opens."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SimRuntime(DeviceRuntime):
     def __init__(self, device: str, options: Mapping[str, Any]) -> None:
         super().__init__(device, options)
         self.calls: Counter[str] = Counter()
-        """What ran by this device's own kernels, by name."""
+        """Calls of this device's own kernels, by name."""
         self.steps = 0
-        """Engine steps that computed anything."""
+        """The number of engine steps that computed anything."""
         self._planned: tuple[hardware.Planned, ...] = ()
         self._memory: SimMemory
         self._computing: Computing
@@ -34,8 +34,8 @@ class SimRuntime(DeviceRuntime):
 
     def open(self) -> None:
         super().open()
-        # What the serving process must not have imported, and this module does not at its head either: it is named by
-        # the platform, and whoever looks at names should not pay for torch.
+        # The serving process must not import these modules, and the head of this module does not either: the platform
+        # names this module, and looking at names should not load torch.
         from omni_sim.computing import Computing
         from omni_sim.kernels import sim_kernels
         from omni_sim.memory import SimMemory
@@ -61,8 +61,8 @@ class SimRuntime(DeviceRuntime):
         return Capability("sim1", frozenset({"bf16"}))
 
     def memory(self) -> Memory:
-        # Only what its engines compute lies on this device (a real one's driver knows of everything): ``used`` would
-        # not be what a process has made outside of them.
+        # Only tensors that the engines compute lie on this device (a real driver knows all memory), so ``used`` would
+        # miss the tensors that a process makes elsewhere.
         return Memory(self._memory.limit, self._memory.limit - self._memory.used())
 
     def synchronize(self) -> None:
@@ -84,14 +84,14 @@ class SimRuntime(DeviceRuntime):
     # ---- for this platform's own engines
 
     def plan_faults(self, incarnation: int) -> None:
-        """Faults are planned for a worker's first life only."""
+        """Plan the faults, which happen in a worker's first incarnation only."""
         if incarnation > 1:
             self._planned = ()
         self._transport.drop_at = next((it.at for it in self._planned if it.kind == "drop"), None)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Torch's operations inside run on this device, and what they read comes to lie there."""
+        """Run torch's operations of the block on this device, and count the tensors that they read."""
         self._computing.loading = True
         try:
             with self._computing:
@@ -101,7 +101,7 @@ class SimRuntime(DeviceRuntime):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """The operations of one step of an engine run on this device."""
+        """Run the operations of one step of an engine on this device."""
         computing, before = self._computing, self._computing.launches
         due = next((it.kind for it in self._planned if it.at == self.steps + 1 and it.kind != "drop"), None)
         computing.fail_next = due

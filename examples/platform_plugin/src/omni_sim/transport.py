@@ -1,8 +1,8 @@
-"""The link between devices: a tensor of one process is opened by another one, without going through its host memory.
+"""The link between devices: a process opens a tensor of another process, without a way through host memory.
 
-Device memory that is lent lies in an anonymous file (memfd) which has no name: it goes when the last process that has
-it open is gone, also after ``kill -9``. A handle says which process and which of its descriptors; a process that has
-ended takes its handles with it. Every opening is a transfer over the link, which takes its time and may be cut.
+Lent device memory lies in an anonymous file (memfd) without a name. The memory is freed with the last process that has
+the file open, also after ``kill -9``. A handle names a process and one of its descriptors; when the process ends, its
+handles end too. Every opening is a transfer over the link, which takes time and may be cut.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from omni_sim.errors import SimAllocationError
 from omni_sim.memory import SimMemory
 
 _TOKEN = 16
-"""Bytes in front of the tensor by which a handle knows its memory again: process and descriptor numbers are reused."""
+"""Bytes in front of the tensor that identify its memory, because numbers of processes and descriptors are reused."""
 
 _ALIGN = 64
 
@@ -37,8 +37,11 @@ class Handle(msgspec.Struct, array_like=True):
 
 
 class SimTransport(DeviceTransport):
-    """``device`` is this process's; ``peer_access`` says whether it opens the memory of others. ``check`` raises when
-    the device is lost. ``drop_at`` is the number of the transfer that fails (from 1), if one is to."""
+    """The transport of one process on ``device``.
+
+    ``peer_access`` says whether the device opens the memory of other devices. ``check`` raises when the device is lost.
+    ``drop_at`` is the number of the transfer that fails, counted from 1, or ``None``.
+    """
 
     kind = "sim_link"
 
@@ -104,7 +107,7 @@ class SimTransport(DeviceTransport):
         try:
             fd = os.open(f"/proc/{it.pid}/fd/{it.fd}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # Private: who writes to what was opened writes to a copy.
+                # A private mapping: a write to opened memory goes to a copy.
                 memory = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             finally:
                 os.close(fd)
@@ -113,7 +116,7 @@ class SimTransport(DeviceTransport):
         if memory[:_TOKEN] != it.token or len(memory) < _ALIGN + it.nbytes:
             raise TransportError(f"simLinkOpen: process {it.pid} has other memory there")
         if self._bandwidth:
-            # As a copy by a device's engine does, it takes this call as long as the bytes take on the wire, no longer.
+            # Like a copy by a device's copy engine, the call takes as long as the bytes take on the link.
             time.sleep(max(0.0, it.nbytes / self._bandwidth - (time.monotonic() - begun)))
         self.transferred_bytes += it.nbytes
         flat = torch.frombuffer(memory, dtype=torch.uint8, offset=_ALIGN, count=it.nbytes) if it.nbytes else None
