@@ -120,10 +120,7 @@ vllm-setup: $(VLLM_STAMP)  ## make VLLM_VENV (.venv-vllm), with vLLM for the CPU
 vllm-test: weights vllm-setup  ## the tests of the vLLM engine, in its environment
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm
 
-vllm-test-fast: setup  ## the tests that need no process, no torch and no weights (minutes)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --fast
-
-bench: weights vllm-setup  ## the vLLM engine served, against vLLM's own server
+vllm-bench: weights vllm-setup  ## the vLLM engine served, against vLLM's own server
 	$(VLLM_VENV)/bin/python benchmarks/vllm_served.py $(if $(MODEL),--model $(MODEL))
 
 wheel: setup  ## build the wheel into dist/
