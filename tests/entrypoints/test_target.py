@@ -104,5 +104,5 @@ async def test_tls(certificate: Path, where: str, tmp_path: Path, monkeypatch: p
         with pytest.raises(OmniError, match="certificate verify failed"):
             await replicas("list", *words)
         plain = [word.replace("https", "http") for word in words]
-        with pytest.raises(OmniError, match="TLS is spoken here"):
+        with pytest.raises(OmniError, match="This port speaks TLS"):
             await replicas("list", *plain)

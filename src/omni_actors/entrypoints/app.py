@@ -1,7 +1,7 @@
 """The application: its routes, behind the middleware.
 
-Those of :data:`ROUTES` are answered directly on their exchange. Quart, on trio, has the rest: what an embedder
-registers there, paths with placeholders, HEAD and OPTIONS, unknown paths and wrong methods.
+Handlers of :data:`ROUTES` answer directly on their exchange. Quart, on trio, answers the rest: routes that an embedder
+registers, paths with placeholders, HEAD and OPTIONS, unknown paths and wrong methods.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from omni_actors.telemetry.logs import current_request
 from omni_actors.telemetry.metrics import Metrics
 
 Route = tuple[str, str, Handler]
-"""Method, path (with Quart's placeholders), handler."""
+"""Method, path (with Quart's placeholders) and handler of a route."""
 
 SocketHandler = Callable[[Services, WebSocket], Awaitable[None]]
 SocketRoute = tuple[str, SocketHandler]
@@ -59,23 +59,24 @@ ROUTES: tuple[Route, ...] = (
 def build_app(
     orchestrator: Orchestration, media: MediaService | None, plan: Plan, options: ServerOptions | None = None
 ) -> Application:
-    """The application of one deployment. ``media`` is ``None`` where the plan has no media stage."""
+    """Return the application of one deployment. ``media`` is ``None`` if the plan has no media stage."""
     options = options or ServerOptions()
     return Application(Services(orchestrator, media, plan, options, Metrics()), ROUTES)
 
 
 class Application:
-    """Routes behind the middleware. Served by :meth:`http` on this project's server, and as ASGI by any other.
+    """Routes behind the middleware. :meth:`http` answers exchanges of this project's server; other servers use ASGI.
 
-    A handler runs in its request's own task; the client's leaving cancels it, and with it what it opened. All that is
-    closed, in the same task, once its answer is sent.
+    A handler runs in its request's own task. When the client leaves, the handler is cancelled, and everything that it
+    opened is closed. After a normal reply, all of that is closed in the same task once the reply has been sent.
     """
 
     def __init__(self, services: Services, routes: Iterable[Route], sockets: Iterable[SocketRoute] = ()) -> None:
         self.services = services
         self._bridge = QuartBridge(services)
         self.quart = self._bridge.quart
-        """Where an embedder registers routes of its own. They stand behind the middleware like the others."""
+        """The Quart application on which an embedder registers further routes. They are behind the middleware like the
+        others."""
         self._direct: dict[tuple[str, str], Handler] = {}
         self._sockets = dict(sockets)
         self._middleware = Middleware(services.options, services.plan.limits, services.metrics)
@@ -105,7 +106,7 @@ class Application:
             current_request.reset(token)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """As an ASGI application."""
+        """Answer as an ASGI application."""
         if scope["type"] == "lifespan":
             await self._bridge.lifespan(scope, receive, send)
         elif scope["type"] == "http":
@@ -121,7 +122,7 @@ class Application:
         return _direct(self.services, exchange, handler)
 
     async def _asgi_websocket(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Under another server, Quart has all WebSockets."""
+        """Serve a WebSocket of another ASGI server: there, Quart has all WebSockets."""
         path, context = normal_path(scope["path"]), new_context()
         headers = {name.lower(): value for name, value in reversed(scope["headers"])}
         token = current_request.set(context.id)
@@ -150,11 +151,11 @@ _JSON = [(name.encode(), value.encode()) for name, value in JSON]
 
 
 async def _direct(services: Services, exchange: GuardedExchange, handler: Handler) -> None:
-    """Answer by a handler, without anything between it and the exchange."""
+    """Answer by a handler, directly on the exchange."""
     async with Opened() as opened:
         try:
             if exchange.fields.get(b"content-encoding", b"identity").lower() != b"identity":
-                message = "Bodies are taken as they are: Content-Encoding is not known here."
+                message = "Compressed bodies are not supported: send the body without Content-Encoding."
                 raise OmniError(http_error(415, message, param="Content-Encoding"))
             call = Call(exchange.context, exchange.fields, exchange, opened, exchange.write_now)
             reply = await handler(services, call)

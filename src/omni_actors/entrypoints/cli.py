@@ -1,6 +1,6 @@
 """The command line: ``omni-actors`` and ``python -m omni_actors``.
 
-The commands are imported when they are called for, so that ``--help`` answers at once. Nothing here or in a command
+Commands are imported when they are called, so that ``--help`` answers at once. Neither this module nor a command
 imports torch: models live in worker processes.
 """
 
@@ -25,7 +25,7 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """A command that is not imported yet: where it is and what the overview says about it."""
+    """A command that is not imported yet: its address, and its line in the overview."""
 
     target: str
     summary: str
@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, Lazy] = {
 
 
 class LazyGroup(Group):
-    """Sub-commands by dotted name, in the order in which a newcomer meets them."""
+    """Sub-commands by dotted name, in the order in which a newcomer needs them."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -83,7 +83,7 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit. What an operator can put right is one line on stderr, never a traceback."""
+    """Run the command line and exit. An error that an operator can fix is one line on stderr, never a traceback."""
     try:
         _run(arguments)
     finally:
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _give_up_full_streams() -> None:
-    """What cannot be written (a full disk, a closed pipe) is not tried again when Python exits, which would then change
+    """Drop output that could not be written (a full disk, a closed pipe). Python would try it again at exit, and change
     the exit status."""
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed when Python started
         try:
@@ -124,7 +124,7 @@ def _run(arguments: list[str] | None) -> None:
 
 
 def _exit_for(group: BaseExceptionGroup[BaseException]) -> None:
-    """What nurseries wrapped: the same as unwrapped, unless there is a bug among it, which shows whole."""
+    """Exit for a group of exceptions as for a single one, unless the group holds a bug, which is shown in full."""
     expected, bugs = group.split((OmniError, KeyboardInterrupt, click.exceptions.Abort))
     if bugs is not None or expected is None:
         raise group
@@ -135,7 +135,7 @@ def _exit_for(group: BaseExceptionGroup[BaseException]) -> None:
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The exceptions in a group, however deep."""
+    """Yield the exceptions in a group, at any depth."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from leaves(error)

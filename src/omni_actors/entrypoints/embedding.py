@@ -18,8 +18,21 @@ from omni_actors.entrypoints.server import serve
 def http_app(omni: AsyncOmni, options: ServerOptions | None = None) -> Application:
     """Return the application that answers HTTP requests with a deployment.
 
-    Routes of the program's own are registered on ``app.quart``, a Quart application; they stand behind the same checks
-    of keys and origins. The application speaks ASGI too, for a server of the program's choice that runs on trio.
+    The application speaks ASGI too, for a server of the program's choice that runs on trio. Further routes are
+    registered on ``app.quart``, a Quart application, and stand behind the same checks of keys and origins::
+
+        app = http_app(omni)
+
+        @app.quart.get("/hello")
+        async def hello() -> str:
+            return "hello"
+
+    Args:
+        omni: The deployment, which goes on serving the program itself.
+        options: Keys, origins and limits; by default no key is needed.
+
+    Returns:
+        The application, for :func:`serve_http` or for another ASGI server.
     """
     media = omni.media if omni.plan.media is not None else None
     return build_app(omni.orchestrator, media, omni.plan, options)
@@ -34,22 +47,22 @@ async def serve_http(
     grace_s: float | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve a deployment over HTTP until ``shutdown`` returns, or until this is cancelled.
+    """Serve a deployment over HTTP until ``shutdown`` returns, or until this function is cancelled.
 
     Args:
         omni: The deployment, which goes on serving the program itself.
         options: Addresses, keys and limits; by default port 8000 of this machine alone.
-        app: What :func:`http_app` made, where routes were added to it; its options are those that it was made with.
-        shutdown: Waited for; when it returns no connection is accepted any more, and answers that are under way have
-            ``grace_s`` seconds. Without it the server runs until it is cancelled.
-        grace_s: By default the deployment's ``limits.drain_s``.
+        app: The application of :func:`http_app`, if routes were added to it; its own options apply to requests.
+        shutdown: Waited for; when it returns no connection is accepted any more, and responses under way have
+            ``grace_s`` seconds. Without it the server runs until cancelled.
+        grace_s: Seconds for responses under way; by default the deployment's ``limits.drain_s``.
         task_status: Gets the URLs once connections are accepted: ``urls = await nursery.start(serve_http, omni)``.
 
     Raises:
         OmniError: An address or a certificate cannot be used.
 
-    Cancellation closes every connection at once and cancels what is answered there. Signals are left to the program.
-    The admin routes take ``options.admin_keys``; no key file is written.
+    Cancellation closes every connection at once and cancels the handlers. Signals are left to the program. The admin
+    routes take ``options.admin_keys``; no key file is written.
     """
     options = options or (ServerOptions() if app is None else app.services.options)
     app = app or http_app(omni, options)
@@ -77,7 +90,7 @@ async def serve_http(
 
 
 class _Announced(trio.TaskStatus[list[str]]):
-    """Hears that the server listens, and hands that on."""
+    """A task status that notes that the server listens, and passes the URLs on."""
 
     def __init__(self, options: ServerOptions, told: trio.TaskStatus[list[str]]) -> None:
         self.listening = False

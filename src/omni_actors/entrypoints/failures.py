@@ -14,7 +14,8 @@ log = logging.getLogger("omni_actors.http")
 
 
 def error_reply(error: Exception, context: RequestContext, method: str, path: str) -> Reply:
-    """Every failure as OpenAI's JSON. What is unexpected is logged with its traceback; the client gets its id."""
+    """Return the reply to any failure, in OpenAI's JSON. An unexpected one is logged with its traceback, and the client
+    gets the request id."""
     info: ErrorInfo
     headers: list[tuple[str, str]] = []
     if isinstance(error, OmniError):

@@ -1,4 +1,4 @@
-"""An ASGI server's request as an :class:`HttpExchange`: what serves the application under Hypercorn and its like."""
+"""Requests of an ASGI server, such as Hypercorn, as :class:`HttpExchange`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 DISCARD_S = 5.0
-"""How long a body that nobody wants is read and thrown away before its answer, so that its sender gets to see that."""
+"""Seconds for which an unread body is read and discarded before its response, so that the client sees the response."""
 
 SILENCE_S = 1.0
-"""How long nothing may come of it meanwhile."""
+"""Seconds without a byte of the body after which discarding ends."""
 
 _PIECES = 4
-"""Pieces of a body (64 KiB each at most) that wait for their reader."""
+"""Largest number of pieces of a body (64 KiB each at most) that wait for their reader."""
 
 
 class AsgiExchange:
-    """One request of an ASGI server (of HTTP/2 too).
+    """One request of an ASGI server, over HTTP/1.1 or HTTP/2.
 
-    Servers report a disconnect behind every response. Once the last piece of one is on its way it is none any more: a
-    handler that is cancelled by it while the server still closes the connection would leave that connection open.
+    ASGI servers report a disconnect after every response. Once the last piece of a response is on its way, that report
+    is ignored: cancelling the handler while the server still closes the connection would leave the connection open.
     """
 
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -38,8 +38,8 @@ class AsgiExchange:
         self.query: bytes = scope["query_string"]
         self.headers: Headers = [(name.lower(), value) for name, value in scope["headers"]]
         self.received = self.started = self.finished = False
-        # Who waits for a go-ahead sends nothing before it is asked for. Over HTTP/2 data may be under way all the same;
-        # Hypercorn does not survive it behind an answer.
+        # A client that waits for "100 Continue" sends nothing before. Over HTTP/2 data may be under way all the same;
+        # Hypercorn does not survive such data after a response.
         self._comes = scope["http_version"].startswith("2") or not any(it[0] == b"expect" for it in self.headers)
         self._receive = receive
         self._send = send
@@ -72,7 +72,7 @@ class AsgiExchange:
         return self.scope["server"]
 
     async def run(self, answer: Callable[[AsgiExchange], Awaitable[None]]) -> None:
-        """Answer it, in a scope that the client's leaving cancels."""
+        """Answer the request, in a scope that is cancelled when the client leaves."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen, nursery.cancel_scope)
             await answer(self)

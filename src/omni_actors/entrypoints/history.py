@@ -10,9 +10,9 @@ MAX_HISTORY = 8 << 20
 
 
 class SpokenHistory:
-    """Transcripts of spoken answers by id, so that a later turn can refer to one.
+    """Transcripts of spoken answers by id, for later turns that refer to them.
 
-    Bounded by :data:`MAX_HISTORY`: the oldest goes first, perhaps before its time.
+    Bounded by :data:`MAX_HISTORY`: the oldest transcript is dropped first, perhaps before its time.
     """
 
     def __init__(self, keep_s: float) -> None:

@@ -1,6 +1,6 @@
 """Requests and replies of API handlers, and the exchange that carries both.
 
-A handler turns a :class:`Call` into a :class:`Reply`. It does not depend on the server underneath: the
+A handler turns a :class:`Call` into a :class:`Reply`. Handlers do not depend on the server underneath: the
 :class:`HttpExchange` may be this project's own or an adapter for ASGI, and may be reached directly or through Quart.
 """
 
@@ -20,15 +20,15 @@ from omni_actors.protocol.errors import deadline_exceeded
 T = TypeVar("T")
 
 Headers = list[tuple[bytes, bytes]]
-"""Names in lower case."""
+"""Header names, in lower case, and values."""
 
 
 class HttpExchange(Protocol):
-    """One HTTP request, and its answer, as whoever answers it sees them.
+    """One HTTP request and its response, as the application sees them.
 
-    Everything is used by one task, whose scope is cancelled when the client leaves. An answer is one ``respond``, or
-    ``start``, any number of ``write`` and ``finish``. One that is left unfinished ends abnormally: the connection is
-    closed without the mark of an end. Writes wait for a client that does not read, with a deadline of the server's.
+    One task uses the exchange; its scope is cancelled when the client leaves. A response is one ``respond``, or
+    ``start``, any number of ``write``, and ``finish``. An unfinished response ends abnormally: the connection is closed
+    without the mark of an end. Writes wait for a client that does not read, up to the server's deadline.
     """
 
     @property
@@ -36,7 +36,7 @@ class HttpExchange(Protocol):
 
     @property
     def path(self) -> str:
-        """Decoded, without the query."""
+        """The path, percent-decoded, without the query."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class HttpExchange(Protocol):
 
     @property
     def target(self) -> bytes:
-        """As the client wrote it."""
+        """The request target as the client wrote it."""
         ...
 
     @property
@@ -58,12 +58,12 @@ class HttpExchange(Protocol):
 
     @property
     def client(self) -> tuple[str, int] | None:
-        """Address of the other end, where it has one (on a unix socket it has not)."""
+        """Address of the client; ``None`` over a unix socket."""
         ...
 
     @property
     def user(self) -> int | None:
-        """The other end's user by number, where the kernel says it: on a unix socket."""
+        """User id of the client, over a unix socket, as the kernel knows it."""
         ...
 
     @property
@@ -71,41 +71,41 @@ class HttpExchange(Protocol):
 
     @property
     def started(self) -> bool:
-        """Whether the answer has begun."""
+        """Whether the response has begun."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Whether the answer has ended."""
+        """Whether the response has ended."""
         ...
 
     @property
     def received(self) -> bool:
-        """Whether the whole body has come: ``receive`` gives what is left of it, without waiting."""
+        """Whether the whole body has arrived: ``receive`` returns the rest without waiting."""
         ...
 
     async def receive(self) -> bytes:
-        """The next piece of the body; nothing at its end, however often it is asked."""
+        """Return the next piece of the body; ``b""`` at its end, however often it is called."""
         ...
 
     def respond(self, status: int, headers: Headers, body: bytes) -> Awaitable[None]: ...
 
     async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
-        """Begin an answer whose length is not known, with its first bytes."""
+        """Begin a response of unknown length, with its first bytes."""
         ...
 
     async def write(self, data: bytes) -> None: ...
 
     def write_now(self, data: bytes) -> bool:
-        """The same, without waiting and for any task while nobody is in :meth:`write`. ``False``: it would have to
-        wait, and nothing is written."""
+        """Write without waiting, from any task, while no task is in :meth:`write`. Returns ``False``, with nothing
+        written, if writing would have to wait."""
         ...
 
     async def finish(self, last: bytes = b"") -> None: ...
 
 
 class RequestBody(Protocol):
-    """The body of a request, as of :class:`HttpExchange`; iterated, its pieces."""
+    """The body of a request; iterating gives its pieces."""
 
     @property
     def received(self) -> bool: ...
@@ -121,8 +121,8 @@ class RequestBody(Protocol):
 class RequestContext:
     """The facts that the middleware knows of a request.
 
-    ``label`` is the caller's ``X-Request-Id``, echoed unchanged. ``id`` is the server's own: unique whatever callers
-    send, and it ends with the label, so that logs can be searched by the label.
+    ``label`` is the caller's ``X-Request-Id``, echoed unchanged. ``id`` is the server's own, unique whatever callers
+    send; it ends with the label, so that logs can be searched by the label.
     """
 
     id: str
@@ -130,25 +130,27 @@ class RequestContext:
     started: float
     """Trio time at which the head arrived."""
     user: int | None = None
-    """Over a unix socket: the number of the other end's user, as the kernel says it. Behind a proxy the proxy's."""
+    """User id of the client over a unix socket, as the kernel knows it. Behind a proxy it is the proxy's."""
     http_version: str = ""
-    """What the other end speaks, behind a proxy the proxy."""
+    """HTTP version of the client, or of the proxy in front."""
     timeout_s: float = math.inf
-    """The whole budget in seconds from ``started``: the caller's by header, or the deployment's."""
+    """The whole budget in seconds from ``started``: from the caller's header, or the deployment's."""
     priority: int | None = None
-    """By header."""
+    """Priority from the header ``X-Request-Priority``."""
     tenant: str = ""
-    """On whose behalf: a name of the API key, which is not the key. Empty where none is asked for."""
+    """Name of the API key under which limits are counted, which reveals nothing of the key; empty if
+    no key is needed."""
     route: str = "unmatched"
     status: int = 0
 
     @property
     def unique(self) -> str:
-        """What no other request's identity has: for ids of what is made for this one."""
+        """The part of ``id`` that no other request has, for ids of the request's results."""
         return self.id[4:36]
 
     def remaining(self, timeout_s: float | None = None) -> float:
-        """Seconds left of the budget: the smallest of field, header and deployment. Raises 408 when nothing is left."""
+        """Return the seconds left of the budget: the smallest of field, header and deployment. Raises 408 when nothing
+        is left."""
         budget = self.timeout_s if timeout_s is None else min(self.timeout_s, timeout_s)
         left = self.started + budget - trio.current_time()
         if left <= 0:
@@ -156,7 +158,7 @@ class RequestContext:
         return left
 
     def later(self, priority: int | None) -> int:
-        """The priority by field and header: of two the later one, so that a proxy in between can bound it."""
+        """Return the priority from field and header: the less urgent of the two, so that a proxy can bound it."""
         if self.priority is None:
             return priority or 0
         return self.priority if priority is None else max(self.priority, priority)
@@ -164,8 +166,11 @@ class RequestContext:
 
 @contextmanager
 def before(context: RequestContext) -> Iterator[Callable[[float], None]]:
-    """A block that ends with the request's deadline: for work that comes before the orchestrator, which keeps it from
-    then on. Gives a function to call with the budget that the body itself names, once that is known. Raises 408."""
+    """Return a block that ends with the request's deadline, for work before the orchestrator (which keeps the deadline
+    afterwards).
+
+    The block gets a function to call with the budget in seconds that the body names, once that is known. Raises 408.
+    """
     with trio.move_on_after(context.remaining()) as scope:
 
         def bound(timeout_s: float) -> None:
@@ -177,9 +182,10 @@ def before(context: RequestContext) -> Iterator[Callable[[float], None]]:
 
 
 class Opened:
-    """What a call has opened: closed when the block is left, in the same task, last opened first.
+    """The resources that a call has opened: closed when the block is left, in the same task, last opened first.
 
-    Does what :class:`contextlib.AsyncExitStack` does, at a fifth of its cost for the one thing that most calls open.
+    Does the work of :class:`contextlib.AsyncExitStack`, at a fifth of its cost for a single resource, which is the
+    usual case.
     """
 
     __slots__ = ("_managers",)
@@ -211,27 +217,28 @@ class Opened:
 
 @dataclass(slots=True)
 class Call:
-    """One HTTP request. What a handler opens by :meth:`enter` stays open until its reply has been sent (or the client
-    is gone), and is closed in the same task, last opened first."""
+    """One HTTP request. Resources that a handler opens by :meth:`enter` stay open until its reply has been sent or the
+    client is gone; they are closed in the same task, last opened first."""
 
     context: RequestContext
     headers: Mapping[bytes, bytes]
-    """Names in lower case; of several of a name the first."""
+    """Header values by name in lower case; of repeated headers the first value."""
     body: RequestBody
     opened: Opened
     write_now: Callable[[bytes], bool]
-    """As of :class:`HttpExchange`, while the reply's body is waited for: more of it, by who is not its task."""
+    """Writes a piece of the reply's body from another task, like :meth:`HttpExchange.write_now`, while the handler's
+    task waits for the body's next piece."""
 
     def enter(self, manager: AbstractAsyncContextManager[T]) -> Awaitable[T]:
         return self.opened.enter(manager)
 
     async def read(self, limit: int) -> tuple[bytes, bool]:
-        """The body until it ends or is over ``limit`` bytes, and whether it has ended; :meth:`rest` gives what follows.
-        The middleware has bounded its whole size and the client's silence."""
+        """Read the body until its end or beyond ``limit`` bytes; return the bytes, and whether the body has ended.
+        :meth:`rest` gives the following bytes. The middleware bounds the whole size and the client's pauses."""
         if self.body.received:
             data = await self.body.receive()
             return data, len(data) <= limit
-        whole = bytearray()  # a list of parts of two bytes each would take thirty times as much
+        whole = bytearray()  # a list of parts of two bytes each would take 30 × the memory
         async for part in self.body:
             whole += part
             if len(whole) > limit:
@@ -239,14 +246,14 @@ class Call:
         return bytes(whole), True
 
     async def rest(self, begun: bytes) -> AsyncIterator[bytes]:
-        """``begun`` and what follows it, as it comes."""
+        """Yield ``begun`` and the following pieces as they arrive."""
         yield begun
         async for part in self.body:
             yield part
 
     @property
     def content_type(self) -> str:
-        """Without parameters, in lower case."""
+        """The content type without parameters, in lower case."""
         return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
 
 
@@ -255,15 +262,15 @@ JSON = (("content-type", "application/json"),)
 
 @dataclass(slots=True)
 class Reply:
-    """A status, a head and a body: bytes, or pieces as they come. A body that raises has failed: the response ends
+    """A status, a head and a body: bytes, or pieces as they are produced. If the body raises, the response ends
     abnormally."""
 
     body: bytes | AsyncGenerator[bytes, None]
     headers: Sequence[tuple[str, str]] = JSON
     status: int = 200
     events: bool = False
-    """Whether the pieces are server-sent events: a failure is told as one before the end."""
+    """Whether the pieces are server-sent events: then a failure is sent as a last event."""
 
 
 Handler = Callable[..., Awaitable[Reply]]
-"""An API handler: takes the :class:`Services` and a :class:`Call`, and the placeholders of its path by name."""
+"""An API handler: takes the :class:`Services`, a :class:`Call`, and the placeholders of its path by name."""

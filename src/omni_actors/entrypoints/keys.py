@@ -30,7 +30,7 @@ def bearer(headers: Mapping[bytes, bytes]) -> bytes | None:
 
 
 class Keys:
-    """A set of keys, kept as digests, that is searched in a time that says nothing about them."""
+    """A set of keys, kept as digests. The time of a search reveals nothing about the keys."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
@@ -39,7 +39,8 @@ class Keys:
         return len(self._digests)
 
     def find(self, given: bytes | None) -> int | None:
-        """Return the place of a key among these, or ``None``. It is compared with every one, in constant time."""
+        """Return the place of a key in this set, or ``None``. The key is compared with every member,
+        in constant time."""
         if given is None:
             return None
         digest = hashlib.sha256(given).digest()

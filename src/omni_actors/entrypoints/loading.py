@@ -1,4 +1,4 @@
-"""What a person sees while the stages load."""
+"""The display of progress while the stages load."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = logging.getLogger("omni_actors.serve")
 
 
 async def show_loading(orchestrator: Orchestrator, plan: Plan, console: Console | None = None) -> None:
-    """Wait until every stage is ready: a line for each on a terminal, else a log line for each thing that happens.
+    """Wait until every stage is ready, with a line per stage on a terminal, or a log line per change elsewhere.
 
-    Raises :class:`OmniError` naming the stage when one cannot start.
+    Raises :class:`OmniError`, naming the stage, if a stage cannot start.
     """
     console = console or Console(stderr=True)
     async with trio.open_nursery() as nursery:
@@ -37,7 +37,7 @@ async def _draw(orchestrator: Orchestrator, plan: Plan, console: Console) -> Non
         TextColumn("{task.description}"),
         TimeElapsedColumn(),
         console=console,
-        auto_refresh=False,  # it would be a thread; this task does it
+        auto_refresh=False,  # it would use a thread; this task refreshes
         transient=True,
     )
     lines = {stage.name: progress.add_task("", stage=stage.name, total=1) for stage in plan.stages}

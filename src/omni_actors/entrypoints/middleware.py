@@ -28,10 +28,10 @@ from omni_actors.telemetry.logs import current_request
 from omni_actors.telemetry.metrics import Metrics
 
 PROBES = frozenset({"/live", "/ready", "/health"})
-"""Answered also where all connections are taken."""
+"""Paths that are answered even while all connections are taken."""
 
 OPEN_PATHS = PROBES | {"/version", "/metrics"}
-"""Answered without a key, for probes and scrapers."""
+"""Paths that are answered without a key, for probes and scrapers."""
 
 EXPOSED = "X-Request-Id, X-Sample-Rate, X-Channels, X-Bits-Per-Sample, Retry-After"
 
@@ -44,10 +44,10 @@ _SLASHES = re.compile(r"/{2,}")
 
 
 def normal_path(path: str) -> str:
-    """Return a path as it is routed: without doubled and trailing slashes.
+    """Return a path in the form in which it is routed: without doubled and trailing slashes.
 
-    A whole URL (some servers hand one on in the place of a path) gives its path, as Quart takes it too: whatever is
-    decided by a path here must be decided by the one that is routed.
+    A whole URL, which some servers pass in place of a path, gives its path, as in Quart: the middleware must decide by
+    the same path that is routed.
     """
     if not path.startswith("/") and path != "*":
         try:
@@ -60,11 +60,11 @@ def normal_path(path: str) -> str:
 
 
 class Middleware:
-    """Stands before all routes.
+    """Checks in front of all routes.
 
-    It guarantees that every HTTP request gets exactly one reply with ``X-Request-Id`` and CORS headers (unless its
-    client has gone), that errors are JSON, that no more than ``max_body`` bytes of a body reach a route, and that a
-    client which stops sending its body is answered 408. Internal identity is never the caller's id.
+    Every HTTP request gets exactly one response with ``X-Request-Id`` and CORS headers (unless its client has gone);
+    errors are JSON; at most ``max_body`` bytes of a body reach a route; a client that stops sending its body is
+    answered 408. The server's own request id is never the caller's.
     """
 
     def __init__(self, options: ServerOptions, limits: DeploymentLimits, metrics: Metrics) -> None:
@@ -76,9 +76,12 @@ class Middleware:
         self._admin = AdminAccess(options.admin_keys, self._keys)
 
     async def run(self, exchange: HttpExchange, answer: Callable[[GuardedExchange], Awaitable[None]]) -> None:
-        """One exchange: refused, or answered by ``answer``. An exception of that is a 500, an :class:`OmniError` its
-        own status, if the answer has not begun; one that has begun is left unfinished."""
-        headers = dict(reversed(exchange.headers))  # of several of a name the first
+        """Refuse an exchange, or let ``answer`` answer it.
+
+        If ``answer`` raises before the response has begun, an :class:`OmniError` is answered with its own status and
+        another exception with 500. A response that has begun is left unfinished.
+        """
+        headers = dict(reversed(exchange.headers))  # of repeated headers the first
         method, path = exchange.method, normal_path(exchange.path)
         context = new_context()
         if not exchange.client:
@@ -108,7 +111,8 @@ class Middleware:
             current_request.reset(token)
 
     def admit(self, path: str, headers: Mapping[bytes, bytes], context: RequestContext) -> ErrorInfo | None:
-        """The same for a WebSocket, before it is accepted. None of them is for probes."""
+        """Check a WebSocket before it is accepted, as :meth:`check` does for requests. WebSockets have
+        no open paths."""
         context.route = "websocket"
         if path in OPEN_PATHS:
             return http_error(404, f"No such WebSocket route: {path}.", code="not_found")
@@ -117,7 +121,8 @@ class Middleware:
     def check(
         self, context: RequestContext, method: str, path: str, headers: Mapping[bytes, bytes]
     ) -> ErrorInfo | None:
-        """What speaks against a request before any of its body is read. Puts into ``context`` what its headers say."""
+        """Return the error that refuses a request by its head alone, or ``None``; put the values of its headers into
+        ``context``."""
         if (label := headers.get(b"x-request-id")) is not None:
             text = label.decode("latin-1")
             if _LABEL.fullmatch(text) is None:
@@ -135,7 +140,7 @@ class Middleware:
             if place is None:
                 message = "A valid API key is needed: 'Authorization: Bearer KEY'."
                 return http_error(401, message, code="invalid_api_key")
-            context.tenant = f"key {place}"  # which says nothing of the key
+            context.tenant = f"key {place}"  # reveals nothing of the key
         context.timeout_s = self._deadline_s
         if (timeout := headers.get(b"x-request-timeout")) is not None:
             try:
@@ -157,7 +162,7 @@ class Middleware:
         return None
 
     def cors(self, origin: bytes) -> list[tuple[bytes, bytes]]:
-        """What an answer tells a browser that asks from ``origin``."""
+        """Return the CORS headers of a response to a browser page from ``origin``."""
         origins = self.options.cors_origins
         if not origins:
             return []
@@ -171,7 +176,8 @@ class Middleware:
 
 
 class GuardedExchange:
-    """An :class:`HttpExchange` behind the middleware: its body is bounded in size and time, its answer carries the id.
+    """An :class:`HttpExchange` behind the middleware: its body is limited in size and time, its response carries the
+    request id.
 
     ``receive`` raises 413 and 408 (:class:`OmniError`).
     """
@@ -206,7 +212,7 @@ class GuardedExchange:
         self.query = exchange.query
         self.headers = exchange.headers
         self.fields = fields
-        """The headers by name; of several of a name the first."""
+        """Header values by name; of repeated headers the first value."""
         self._middleware = middleware
         self._exchange = exchange
         self._pace: MinimumRate | None = None
@@ -215,7 +221,7 @@ class GuardedExchange:
         self.write_now = exchange.write_now
         self.finish = exchange.finish
 
-    # What Quart is told of it besides. (By ``__getattr__`` they would make every attribute here slow to read.)
+    # Further attributes for Quart. (By ``__getattr__`` they would make every attribute of this class slow to read.)
 
     @property
     def http_version(self) -> str:
@@ -271,7 +277,7 @@ class GuardedExchange:
         raise deadline_exceeded(f"The request's body did not arrive in time{slowly}.")
 
     def __aiter__(self) -> GuardedExchange:
-        """The pieces of the body."""
+        """Iterate over the pieces of the body."""
         return self
 
     async def __anext__(self) -> bytes:
@@ -301,12 +307,12 @@ class GuardedExchange:
 
 
 def new_context() -> RequestContext:
-    """Of what has just arrived."""
+    """Return the context of a request that has just arrived."""
     return RequestContext("req-" + getrandbits(128).to_bytes(16, "little").hex(), None, trio.current_time())
 
 
 def refusal(info: ErrorInfo) -> tuple[int, Headers, bytes]:
-    """An error as status, headers and body."""
+    """Return an error's status, headers and body."""
     return info.status, [(n.encode(), v.encode("latin-1")) for n, v in error_headers(info)], error_body(info)
 
 

@@ -1,4 +1,5 @@
-"""Probes and what operators read: /live, /ready, /health, /version, /metrics. None waits for a model or a codec."""
+"""Probes and pages for operators: /live, /ready, /health, /version, /metrics. None of them waits for a model or a
+codec."""
 
 from __future__ import annotations
 
@@ -20,31 +21,33 @@ from omni_actors.telemetry.metrics import CONTENT_TYPE
 from omni_actors.version import __version__
 
 COUNTERS_S = 2.5
-"""How long a scrape waits for the workers' own counters; without them it gives the rest. (Twice what they get, for who
-has to wait for somebody else's answer first.)"""
+"""Seconds for which a scrape waits for the workers' own counters; afterwards it answers without them. (Twice the
+workers' time, for a scrape that first waits for another one's answer.)"""
 
 PUBLIC_CHARS = 300
-"""Most of a worker's message that is shown to everybody."""
+"""Most characters of a worker's message that are shown publicly."""
 
 _PATH = re.compile(r"(?<![\w./:])/(?:[^\s'\":,;()<>]+/)+")
 
 
 async def live(services: Services, call: Call) -> Reply:
-    """200 as long as the process runs."""
+    """Answer 200 as long as the process runs."""
     return _json({"status": "live"})
 
 
 async def ready(services: Services, call: Call) -> Reply:
-    """200 when at least one task can be served."""
+    """Answer 200 when at least one task can be served."""
     tasks = served_tasks(services)
     return _json({"status": "ready" if tasks else "loading", "tasks": tasks}, 200 if tasks else 503)
 
 
 async def health(services: Services, call: Call) -> Reply:
-    """200 when every stage can take requests; else 503, naming those that cannot, since when, how often they have been
-    restarted, how the last worker ended, and when the next one is likely to be ready. A stage whose only replica is
-    being replaced by command counts as well: requests wait for it. One that has lost all its links to another live
-    stage does not."""
+    """Answer 200 when every stage can take requests.
+
+    Otherwise 503 names the stages that cannot: since when, how often restarted, how the last worker ended, and when a
+    replica is likely to be ready. A stage whose only replica is being replaced by command counts as able, because
+    requests wait for it. A stage that has lost all links to another live stage does not.
+    """
     states = services.orchestrator.health()
     dead = [name for name, state in states.items() if not serves(state)]
     unlinked = {name: list(state.unlinked) for name, state in states.items() if state.unlinked}
@@ -83,18 +86,18 @@ async def metrics(services: Services, call: Call) -> Reply:
 
 
 def serves(state: StageHealth) -> bool:
-    """Whether a request that needs the stage is not refused."""
+    """Return whether requests for the stage are accepted."""
     return bool(state.live) or state.replacing
 
 
 def served_tasks(services: Services) -> list[str]:
-    """Tasks of which some combination of input and output has all its stages live."""
+    """Return the tasks for which some combination of input and output has all its stages live."""
     live = {name for name, state in services.orchestrator.health().items() if serves(state)}
     return [name for name in services.plan.tasks if any(stages <= live for stages in _ways(services.plan, name))]
 
 
 def public(message: str) -> str:
-    """A worker's message as everybody may see it: its first line, and of paths only their ends."""
+    """Return a worker's message in its public form: the first line, and only the last part of each path."""
     line = _PATH.sub("…/", message.strip().partition("\n")[0])
     return line if len(line) <= PUBLIC_CHARS else f"{line[: PUBLIC_CHARS - 1]}…"
 
@@ -123,7 +126,7 @@ def _shown(state: StageHealth) -> dict[str, Any]:
 
 
 def _ways(plan: Plan, name: str) -> list[set[str]]:
-    """The stages of each way through a task: one input, one output."""
+    """Return the stages of each way through a task, with one input and one output."""
     task = plan.tasks[name]
     ways = []
     for source in task.entries:

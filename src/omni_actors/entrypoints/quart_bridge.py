@@ -86,8 +86,8 @@ class QuartBridge:
 
 
 class _Connection(TrioASGIHTTPConnection):
-    """Changes two things of Quart's: a client's leaving cancels whoever answers, so nobody listens for it here; and
-    what a handler opened is closed once its response is sent, in the same task."""
+    """Quart's connection with two changes: nothing listens for a client's leaving, because the server cancels the
+    handler; and the handler's resources are closed once its response has been sent, in the same task."""
 
     async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
         return
@@ -99,7 +99,8 @@ class _Connection(TrioASGIHTTPConnection):
 
 
 class _SocketConnection(TrioASGIWebsocketConnection):
-    """Quart-trio takes an empty binary message for none (``event.get("bytes") or event["text"]``)."""
+    """Quart's WebSocket with a fix: Quart-trio ignores an empty binary message (``event.get("bytes") or
+    event["text"]``)."""
 
     async def handle_messages(self, nursery: trio.Nursery, receive: Any) -> None:  # type: ignore[override]
         async def receive_some() -> Message:
@@ -112,7 +113,7 @@ class _SocketConnection(TrioASGIWebsocketConnection):
 
 
 class _Body(Body):
-    """A request's body, read from the exchange when it is asked for: its sender is held back by a slow reader."""
+    """A request's body, read from the exchange on demand, so that a slow reader slows down the sender."""
 
     def __init__(self, exchange: GuardedExchange) -> None:
         self._exchange = exchange
@@ -139,7 +140,7 @@ class _QuartApp(QuartTrio):
     request_class = _Request  # type: ignore[assignment]
 
     def create_url_adapter(self, request: Any) -> Any:
-        """Also for a Host that is no name of the DNS (``.x``): nothing here is routed by it."""
+        """Accept a Host that is no DNS name (``.x``) as well: nothing is routed by host."""
         try:
             return super().create_url_adapter(request)
         except BadHost:
@@ -158,7 +159,7 @@ def _view(services: Services, handler: Handler) -> Callable[..., Awaitable[Respo
 
 
 def _never(data: bytes) -> bool:
-    """What goes through Quart is written by Quart."""
+    """Refuse to write without waiting: Quart writes its own responses."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""What ``serve`` runs: the stages, the application and its server, from launch to the last worker's end."""
+"""The command ``serve``: stages, application and server, from launch to the end of the last worker."""
 
 from __future__ import annotations
 
@@ -32,35 +32,36 @@ from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
 GC_OBJECTS = 10_000
-"""Net new containers before the collector looks for cycles among them. Requests end without leaving cycles, but what
-those in flight hold would wake it every 15 requests at Python's own 700: a fifteenth of this process' time."""
+"""Net new containers before the garbage collector runs. Requests end without cycles, but the objects of requests in
+flight would trigger the collector every 15 requests at Python's default of 700: a fifteenth of this process' time."""
 
 TAIL_S = 0.5
-"""After the drain the connections have so long to say how their requests ended."""
+"""Seconds after the drain in which connections can tell their clients how requests ended."""
 
 END_S = 1.5
-"""After the drain everything has so long: a worker that is deep in a step then is killed."""
+"""Seconds after the drain until everything must have ended; a worker deep in a step is killed then."""
 
 AT_ONCE_S = 5.0
-"""What an end at once gets, until a connection whose client does not read is no reason to stay any longer."""
+"""Seconds for an immediate end, after which connections of clients that do not read are abandoned."""
 
 log = logging.getLogger("omni_actors.serve")
 
 
 def run_server(plan: Plan, options: ServerOptions) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP (unless that is ignored, as under nohup). Blocks; call it from the main
+    """Serve until SIGTERM, SIGINT or SIGHUP (unless SIGHUP is ignored, as under nohup). Blocks; call from the main
     thread.
 
-    ``/live`` answers at once, ``/ready`` says 503 until the stages are loaded, and the URL is printed when they are. A
-    signal drains: no new request is taken, those in flight have ``limits.drain_s``; a second signal ends it at once.
-    Raises :class:`OmniError` when the address is taken or a stage cannot start. No process is left in any case.
+    ``/live`` answers at once, ``/ready`` answers 503 until the stages are loaded, and then the URL is printed. A signal
+    starts the drain: no new request is accepted, requests in flight have ``limits.drain_s``. A second signal ends the
+    server at once. Raises :class:`OmniError` if the address is taken or a stage cannot start. No process is left in any
+    case.
     """
     trio.run(_main, plan, options)
 
 
 @dataclass(slots=True)
 class _Ending:
-    """How the server is asked to end: in order, or (``at_once``) with its workers killed."""
+    """The state of a requested end: in order, or (``at_once``) with the workers killed."""
 
     at_once: trio.CancelScope
     asked: trio.Event = field(default_factory=trio.Event)
@@ -81,7 +82,7 @@ async def _main(plan: Plan, options: ServerOptions) -> None:
 
 async def _signals(plan: Plan, ending: _Ending) -> None:
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # its terminal is gone, and nohup says that it may be
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # sent when the terminal closes; nohup ignores it
         numbers.append(signal.SIGHUP)
     with trio.open_signal_receiver(*numbers) as received:
         async for number in received:
@@ -90,11 +91,11 @@ async def _signals(plan: Plan, ending: _Ending) -> None:
                 ending.at_once.cancel()
                 with ending.over:
                     await trio.sleep(AT_ONCE_S)
-                    log.warning("a client that does not read holds its connection: leaving it")
+                    log.warning("a client does not read and holds its connection open: ending without it")
                     logging.shutdown()
                     os._exit(1)  # the workers end with this process, however it ends
                 return
-            log.info("%s: requests in flight may finish", signal.Signals(number).name)
+            log.info("%s: draining, requests in flight may finish", signal.Signals(number).name)
             ending.at_once.deadline = trio.current_time() + plan.limits.drain_s + END_S
             ending.asked.set()
 
@@ -146,7 +147,7 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
             warn_of_open_doors(urls, options)
             await show_loading(orchestrator, plan)
             gc.collect()
-            gc.freeze()  # a full collection of what stays would hold everybody up, for some 30 ms, now and again
+            gc.freeze()  # a full collection of the permanent objects would stop the loop for some 30 ms now and then
             gc.set_threshold(GC_OBJECTS)
             ending.ready = True
             took = trio.current_time() - started
@@ -155,7 +156,8 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
 
 
 async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, patient: trio.CancelScope | None) -> None:
-    """``patient`` is a server that waits for idle connections too: once no request is in flight it need not."""
+    """Drain when asked. ``patient`` is the scope of a server that would also wait for idle connections; it is cancelled
+    once no request is in flight."""
     await ending.asked.wait()
     await orchestrator.drain(plan.limits.drain_s)
     if patient is not None:
@@ -164,18 +166,18 @@ async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, patien
 
 
 def warn_of_open_doors(urls: Sequence[str], options: ServerOptions) -> None:
-    """Warn where other machines may reach the server and no key is asked for."""
+    """Warn if other machines can reach the server and no key is needed."""
     beyond = [url for url in urls if not url.startswith("unix:") and not is_loopback(urlsplit(url).hostname)]
     if beyond and not options.api_keys:
         log.warning(
-            "listening on %s without an API key: whoever reaches this address may use the model "
-            "(serve --api-key KEY asks for one, and so does OMNI_ACTORS_API_KEY)",
+            "listening on %s without an API key: anybody who reaches this address may use the model "
+            "(set one with serve --api-key KEY or OMNI_ACTORS_API_KEY)",
             ", ".join(beyond),
         )
 
 
 def _allow_descriptors() -> None:
-    """The usual soft limit (1,024 files) is for programs that use select(); it is ours to raise."""
+    """Raise the soft limit of open files: the usual 1,024 is meant for programs that use select()."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

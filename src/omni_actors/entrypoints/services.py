@@ -35,13 +35,13 @@ class Services:
     history: SpokenHistory = field(init=False)
     voices: Voices = field(init=False)
     media_inputs: Mapping[str, tuple[str, ...]] = field(init=False)
-    """Task → the modalities of media that it takes."""
+    """The media modalities of each task's inputs."""
     adapters: tuple[str, ...] = field(init=False)
     """Names of the LoRA adapters."""
     model_names: tuple[str, ...] = field(init=False)
     """Every name that a request may give as its model."""
     counters: SingleFlight[Mapping[str, list[dict[str, Any]]]] = field(init=False)
-    """The workers' own. Everybody may read them: that asks each worker at most one question at a time."""
+    """The workers' own counters. Anybody may ask for them, so each worker is asked at most one question at a time."""
 
     def __post_init__(self) -> None:
         self.media_inputs = {
@@ -54,8 +54,8 @@ class Services:
         self.model_names = (self.plan.served_model_name, *self.options.model_aliases, *self.adapters)
 
     def model(self, name: str | None, *, adapted: bool = True) -> str:
-        """The name to answer under. Raises 404 for a model that is not served; ``None`` is the one that is. Where
-        nothing is ``adapted``, a LoRA adapter is none."""
+        """Return the name under which to answer. ``None`` is the served model; without ``adapted``, LoRA adapters are
+        not accepted. Raises 404 for other names."""
         if name is None:
             return self.plan.served_model_name
         if name not in self.model_names or (not adapted and name in self.adapters):
@@ -68,11 +68,11 @@ class Services:
         return name
 
     def adapter(self, name: str | None) -> str | None:
-        """The LoRA adapter that a request asks for as its model, if it is one."""
+        """Return the LoRA adapter that a request names as its model, if it names one."""
         return name if name in self.adapters else None
 
     def task(self, name: str, *, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
-        """Raises 400 when the model has no such task, or not with these modalities."""
+        """Raise 400 if the model lacks the task, or lacks one of its modalities."""
         task = self.plan.tasks.get(name)
         if task is None:
             raise invalid_request(f"This model does not do {name}.", "model", "unsupported_task")
@@ -90,7 +90,7 @@ class Services:
 
     @asynccontextmanager
     async def clips(self, refs: list[MediaRef]) -> AsyncGenerator[None, None]:
-        """Owns decoded clips: when the block is left, those that no request has taken are freed."""
+        """Own decoded clips: clips that no request has taken by the end of the block are freed."""
         try:
             yield
         finally:
@@ -98,13 +98,17 @@ class Services:
                 await self.media.discard(refs)
 
     def needed(self, task: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Subgraph:
-        """The part of the plan that such a request needs. Raises 400 for what the plan cannot do."""
+        """Return the part of the plan that a request needs. Raises 400 for a task or modality outside of the plan."""
         return subgraph(self.plan, task, inputs, outputs)
 
     def reject_early(self, outline: Request, *, or_later: bool) -> None:
-        """Raises what is sure to be said of a request, so that nothing is done for it in vain. ``or_later``: no more is
-        known of it than that it needs what ``outline`` needs, or more, and it may be less urgent; without that,
-        ``outline`` is the request, but for its media. Counted like a request that was opened."""
+        """Raise the error that admission is certain to raise for a request, before any further work for it; reserve
+        nothing.
+
+        With ``or_later``, ``outline`` is only a lower bound: the request needs at least the stages of ``outline``, and
+        may be less urgent. Otherwise ``outline`` is the request itself, without its media. A refusal is counted like an
+        opened request.
+        """
         try:
             self.orchestrator.foresee(outline, or_later=or_later)
         except OmniError:

@@ -1,4 +1,4 @@
-"""One answer for all who ask at the same time."""
+"""One answer for all callers that ask at the same time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """What is costly to find out, and asked for by anybody: it is found out by one at a time.
+    """Computes a costly value, one computation at a time, for any number of callers.
 
-    Everybody gets an answer whose making began after they asked; all who wait by then have the same one. Raises what
-    ``make`` raises. When the task that makes it is cancelled, the next one begins anew.
+    Each caller gets a value whose computation began after the call; all callers that wait by then share it. Raises the
+    exceptions of ``make``. When the computing task is cancelled, the next caller computes anew.
     """
 
     def __init__(self, make: Callable[[], Awaitable[T]]) -> None:

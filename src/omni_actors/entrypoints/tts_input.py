@@ -1,4 +1,4 @@
-"""What nobody could say: found out before a request is made, by whichever way it comes."""
+"""Checks of texts that are to be spoken, before a request is built."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _SAYABLE = re.compile(r"[^\W_]")
 
 
 def check_tts_input(text: object, param: str = "input", most: float | None = None) -> None:
-    """Raises 400 for what is no text, for blank text, punctuation or pictures alone and control characters, and for
-    more than ``most`` characters."""
+    """Raise 400 for a text that cannot be spoken: not a text, no letter or digit in it, a NUL, or more than ``most``
+    characters."""
     if not isinstance(text, str):
         raise invalid_request(f"'{param}' must be a text.", param, "invalid_value")
     if "\x00" in text:
-        raise invalid_request(f"'{param}' has a NUL character.", param, "invalid_value")
+        raise invalid_request(f"'{param}' contains a NUL character.", param, "invalid_value")
     if most is not None and len(text) > most:
-        message = f"'{param}' has {len(text)} characters; the most is {most:.0f}."
+        message = f"'{param}' has {len(text)} characters; at most {most:.0f} are allowed."
         raise invalid_request(message, param, "invalid_value")
     if _SAYABLE.search(text) is None:
-        message = f"'{param}' has nothing to say: it has no letter and no digit."
+        message = f"'{param}' cannot be spoken: it has no letter and no digit."
         raise invalid_request(message, param, "invalid_value")

@@ -1,4 +1,4 @@
-"""The weights of a deployment: fetched where they are missing, and looked at before its stages start."""
+"""The weights of a deployment: missing ones are fetched, and all are checked before the stages start."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The deployment that is asked for, as :func:`~omni_actors.pipelines.factory.resolve` takes it. ``offline`` says
-    that nothing may be fetched."""
+class DeploymentSpec:
+    """A deployment to start, with the arguments of :func:`~omni_actors.pipelines.factory.resolve`. With ``offline``,
+    nothing is fetched."""
 
     model: str | None = None
     overlay: Path | None = None
@@ -44,7 +44,7 @@ class Asked:
     chat_template: Path | None = None
 
     def plan(self) -> Plan:
-        """Resolve it. Raises :class:`OmniError`."""
+        """Resolve the deployment. Raises :class:`OmniError`."""
         return resolve(
             self.model,
             overlay=self.overlay,
@@ -58,9 +58,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """How the operator learns what is fetched. ``wanted`` is called now and then while something is, and raises to end
-    it."""
+class FetchProgress:
+    """The operator's view of fetches. ``wanted`` is called now and then during a fetch, and raises to end it."""
 
     say: Callable[[str], None]
     demo: Callable[[], AbstractContextManager[DemoReporter]]
@@ -68,8 +67,8 @@ class Told:
     wanted: Callable[[], None] = lambda: None
 
 
-def by_log(wanted: Callable[[], None]) -> Told:
-    """Everything goes to the log."""
+def by_log(wanted: Callable[[], None]) -> FetchProgress:
+    """Return progress reports that go to the log."""
 
     @contextmanager
     def demo() -> Iterator[DemoReporter]:
@@ -79,30 +78,30 @@ def by_log(wanted: Callable[[], None]) -> Told:
     def hub() -> Iterator[HubReporter]:
         yield Lines(log.info)
 
-    return Told(log.info, demo, hub, wanted)
+    return FetchProgress(log.info, demo, hub, wanted)
 
 
-def ready_to_start(asked: Asked, told: Told) -> Plan:
-    """The plan of what is asked for, with its packages and devices here and its weights on disk, fetched if need be.
+def ready_to_start(spec: DeploymentSpec, progress: FetchProgress) -> Plan:
+    """Return the plan of a deployment whose packages, devices and weights are present; missing weights are fetched.
 
-    Blocks, possibly for hours. Raises :class:`OmniError` for what stands in the way. What can be known before anything
-    is fetched is looked at before.
+    Blocks, possibly for hours. Raises :class:`OmniError` for anything that prevents the start; obstacles that can be
+    found before fetching are found before.
     """
-    if not asked.offline and not is_offline():
-        _bring_checkpoint(asked, told)
-    plan = _check_machine(asked.plan())
-    _bring_demo(plan, asked.offline, told)
-    if not asked.offline and not is_offline():
+    if not spec.offline and not is_offline():
+        _bring_checkpoint(spec, progress)
+    plan = _check_machine(spec.plan())
+    _bring_demo(plan, spec.offline, progress)
+    if not spec.offline and not is_offline():
         lacking = [folder for folder in _folders(plan) if companions_lacking(folder)]
         for folder in lacking:
-            with told.hub() as reporter:
-                bring_companions(folder, reporter, told.wanted)
+            with progress.hub() as reporter:
+                bring_companions(folder, reporter, progress.wanted)
     check_weights(plan)
     return plan
 
 
 def check_weights(plan: Plan) -> None:
-    """Raise :class:`PlanError` if weights of the plan are missing or damaged, as far as a quick look tells."""
+    """Raise :class:`PlanError` if weights of the plan are missing or damaged, as far as a quick check tells."""
     absent = missing_weights(plan)
     for folder in _folders(plan):
         absent += [str(path) for path in unfetched(folder) or () if str(path) not in absent]
@@ -119,21 +118,21 @@ def check_weights(plan: Plan) -> None:
                 )
 
 
-def _bring_checkpoint(asked: Asked, told: Told) -> None:
+def _bring_checkpoint(spec: DeploymentSpec, progress: FetchProgress) -> None:
     registry = Registry.installed()
-    early = {one.path: one.value for one in peek_overlay(asked.overlay, "model", "pipeline")} if asked.overlay else {}
-    name = public_name(asked.model, early, registry)
-    if name is None or is_whole(snapshot_folder(name, revision=asked.revision)):
+    early = {one.path: one.value for one in peek_overlay(spec.overlay, "model", "pipeline")} if spec.overlay else {}
+    name = public_name(spec.model, early, registry)
+    if name is None or is_whole(snapshot_folder(name, revision=spec.revision)):
         return
-    pipeline = asked.pipeline or early.get("pipeline")
+    pipeline = spec.pipeline or early.get("pipeline")
     if pipeline or registry.for_checkpoint(name) is not None:
-        _check_machine(asked.plan())  # what cannot be served is not fetched
-    with told.hub() as reporter:
-        bring_public(name, reporter, revision=asked.revision, pipeline=pipeline, wanted=told.wanted)
+        _check_machine(spec.plan())  # nothing is fetched for a plan that cannot start
+    with progress.hub() as reporter:
+        bring_public(name, reporter, revision=spec.revision, pipeline=pipeline, wanted=progress.wanted)
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise :class:`OmniError` for what keeps a plan from being started on this machine."""
+    """Raise :class:`OmniError` for anything that prevents a plan from starting on this machine."""
     check_weights(_check_machine(plan))
 
 
@@ -144,11 +143,11 @@ def _check_machine(plan: Plan) -> Plan:
     return plan
 
 
-def _bring_demo(plan: Plan, offline: bool, told: Told) -> None:
-    # Also when every stage's folder is there: one may need another's (the recogniser the voice activity net).
+def _bring_demo(plan: Plan, offline: bool, progress: FetchProgress) -> None:
+    # Even when every stage's folder is present: a stage may need another one's (the voice activity net, say).
     if plan.pipeline.weights is not None and any(folder.is_relative_to(demo_folder()) for folder in _folders(plan)):
-        with told.demo() as report:
-            ensure_demo(told.say, report, offline=offline)
+        with progress.demo() as report:
+            ensure_demo(progress.say, report, offline=offline)
 
 
 def _folders(plan: Plan) -> list[Path]:

@@ -41,7 +41,7 @@ async def test_a_text_over_the_limit_of_its_stage_is_refused_before_anything_is_
     call = SpeechCall(Terms(), "a" * 16_385, "default", 1.0, None, {})
     with pytest.raises(OmniError) as error:
         await call.request(plan, cast(MediaService, None), [])
-    assert error.value.info.message == "'text' has 16385 characters; the most is 16384."
+    assert error.value.info.message == "'text' has 16385 characters; at most 16384 are allowed."
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "generate"])

@@ -90,7 +90,7 @@ async def test_bodies_that_drip_make_way_and_are_told() -> None:
             for stream in drips:
                 nursery.start_soon(end, stream)
         assert ends[0].startswith(b"HTTP/1.1 408 ")
-        assert b"came too slowly" in ends[0]
+        assert b"arrived too slowly" in ends[0]
 
 
 @pytest.mark.usefixtures("impatient")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from omni_actors.entrypoints.weights import Asked, Told, ready_to_start
+from omni_actors.entrypoints.weights import DeploymentSpec, FetchProgress, ready_to_start
 from omni_actors.pipelines.deploy.overlay import Override
 from omni_actors.pipelines.plan import Plan, PlanError
 
@@ -40,7 +40,7 @@ class Deployment:
         """The plan of it. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
         return self.asked().plan()
 
-    def asked(self) -> Asked:
+    def asked(self) -> DeploymentSpec:
         """The same in the library's terms, options of the command line among the settings."""
         overrides = [*map(Override.of, self.settings), *self._engines()]
         if self.deadline is not None:
@@ -49,7 +49,7 @@ class Deployment:
             overrides.append(
                 Override(f"limits.max_per_key={self.api_key_limit}", f"--api-key-limit {self.api_key_limit}")
             )
-        return Asked(
+        return DeploymentSpec(
             self.model,
             self.deploy,
             overrides,
@@ -151,7 +151,7 @@ def ready_plan(deployment: Deployment) -> Plan:
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    plan = ready_to_start(deployment.asked(), Told(say, progress_reporter, lambda: download_reporter(say)))
+    plan = ready_to_start(deployment.asked(), FetchProgress(say, progress_reporter, lambda: download_reporter(say)))
     _check_folder(plan)
     return plan
 

@@ -17,7 +17,7 @@ from omni_actors.entrypoints.offline.arguments import check_open_arguments, chec
 from omni_actors.entrypoints.offline.calls import Batch, Call, prepared
 from omni_actors.entrypoints.offline.output import Output, collect
 from omni_actors.entrypoints.offline.verbs import Batches, Verbs
-from omni_actors.entrypoints.weights import Asked, by_log, check_plan, ready_to_start
+from omni_actors.entrypoints.weights import DeploymentSpec, by_log, check_plan, ready_to_start
 from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.media.questions import How
@@ -171,8 +171,8 @@ async def open_omni(
         if isinstance(model, Plan):
             check_plan(model)
             return model
-        asked = Asked(model, overlay, overrides, platform, revision=revision, offline=offline)
-        return ready_to_start(asked, by_log(trio.from_thread.check_cancelled))
+        spec = DeploymentSpec(model, overlay, overrides, platform, revision=revision, offline=offline)
+        return ready_to_start(spec, by_log(trio.from_thread.check_cancelled))
 
     plan = await trio.to_thread.run_sync(planned)
     async with open_orchestrator(plan, log_level=log_level) as orchestrator:

@@ -1,8 +1,14 @@
-"""JSON bodies: small ones are parsed here, large ones and those with media in the media process.
+"""JSON bodies: small ones are parsed in this process, large ones and those with media in the media process.
 
-Every route that takes media keeps one order, so that what can be known without a medium is said without one: the body
-is parsed, everything in it is checked, admission says whether it is sure to refuse the request, and only then is
-anything decoded or fetched (:func:`bring_media`).
+Every route with media keeps one order, so that a request is refused before any costly work for it:
+
+1. Before the body is read, the head alone decides: route, key, headers and Content-Length
+   (:func:`reject_early_by_head`).
+2. The body is parsed, and all of its fields are checked.
+3. Admission refuses the request if a refusal is certain, now with the body's own priority (:func:`bring_media`).
+4. Only then are media decoded or fetched.
+
+Nothing looks into a body that is still arriving.
 """
 
 from __future__ import annotations
@@ -24,16 +30,18 @@ MAX_JSON = Limits().max_json_bytes
 
 @dataclass(slots=True)
 class JsonBody:
-    """A JSON body that is small enough to decode here; its media are neither decoded nor fetched yet. ``json`` has each
-    of them replaced by ``{"type": MODALITY, "index": i}``, ``modalities`` are theirs in order."""
+    """A JSON body that is small enough to decode in this process; its media are neither decoded nor fetched yet.
+
+    ``json`` has ``{"type": MODALITY, "index": i}`` in place of each medium; ``modalities`` are the media's, in order.
+    """
 
     json: bytes
     modalities: tuple[str, ...] = ()
     parsed: ParsedBody | None = None
 
     async def decode(self, longest_s: float | None) -> list[MediaRef]:
-        """Decode and fetch the media, once; no clip may be longer than that. Raises 400, 408, 413 or 429 for what is
-        wrong with them."""
+        """Decode and fetch the media, once. No clip may be longer than ``longest_s``. Raises 400, 408, 413 or 429 for
+        unusable media."""
         return [] if self.parsed is None else await self.parsed.decode(longest_s=longest_s)
 
 
@@ -45,15 +53,21 @@ async def read_json(
     modalities: tuple[str, ...] | None = None,
     clip: str | None = None,
 ) -> JsonBody:
-    """A request's body. What the media process keeps of it is freed when the call is over.
+    """Read a request's body. Whatever the media process keeps of the body is freed when the call is over.
 
-    A body over ``limits.inline_body_bytes``, or with a match of ``media``, goes to the media process, raw and as it
-    arrives, and is parsed there. Media of a modality that is not among ``modalities`` (``None``: all are) are refused;
-    ``clip`` is the body's own field that brings one, if any may. A deployment without a media process takes no media,
-    and parses everything here: its bodies have the default bound of JSON there. Raises 413 over it.
+    Args:
+        services: The deployment.
+        call: The request.
+        needs: A lower bound of the request's needs. If admission is certain to refuse such a request, the refusal is
+            raised before the body is read (unless the whole body has arrived), and before the media process gets it.
+        media: A pattern that matches every body with media. A body that matches, or is larger than
+            ``limits.inline_body_bytes``, goes to the media process as it arrives and is parsed there.
+        modalities: Modalities of media that are accepted; ``None`` accepts all.
+        clip: The field of the body that holds a clip, if the route has one.
 
-    ``needs`` is the least that the request is: what admission is sure to say of that is raised before the body is read,
-    unless it is there already, and before anything of it goes to the media process.
+    Raises:
+        OmniError: 413 for a body that is too large (without a media process, the limit of JSON applies), 429 or 503
+            for a certain refusal, 400 for unusable media.
     """
     limits = services.plan.limits
     if not (here := call.body.received):
@@ -87,12 +101,12 @@ async def bring_media(
     timeout_s: float | None,
     decode: Callable[[float | None], Awaitable[list[MediaRef]]],
 ) -> None:
-    """Put the media into a request that has been checked wholly. They are freed when the call is over.
+    """Put the media into a request whose fields have all been checked. The media are freed when the call is over.
 
-    ``decode`` decodes and fetches them, given the seconds of the longest clip that the model takes; it is not called
-    when admission is sure to refuse the request. ``timeout_s`` is the budget that the body names: what is left of it
-    afterwards is the request's deadline. Raises what ``decode`` and admission raise, and 408 when the budget is used
-    up.
+    ``decode`` decodes and fetches the media, given the seconds of the longest clip that the model takes; it is not
+    called if admission is certain to refuse the request. ``timeout_s`` is the budget that the body names; the rest of
+    the budget becomes the request's deadline. Raises the errors of ``decode`` and of admission, and 408 when the budget
+    is used up.
     """
     services.reject_early(request, or_later=False)
     with before(call.context) as bound:
@@ -105,8 +119,12 @@ async def bring_media(
 
 
 def reject_early_by_head(services: Services, call: Call, needs: Key) -> None:
-    """Raise what admission is sure to say of any request that needs this or more, while nothing of its body is known:
-    it may have any priority."""
+    """Raise the error of admission that is certain for any request with these needs or more, by the request's head
+    alone.
+
+    A priority in the header counts. Without one the body may name any priority, so only a refusal that holds for the
+    most urgent priority is certain.
+    """
     task, inputs, outputs = needs
     outline = Request(
         task=task,

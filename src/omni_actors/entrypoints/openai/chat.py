@@ -40,12 +40,12 @@ DEFAULT_RATE = 24_000
 _LEAST = (TASK, ("text",), ("text",))
 
 _MEDIA = re.compile(rb'"input_audio"|"(?:audio|image|video)_url"|\\u00[567]')
-"""What a body with media parts contains (the type's letters may be escapes). A false hit costs a detour only."""
+"""Matches every body with media parts; letters of the types may be escaped. A false match only costs a detour."""
 
 
 @dataclass(slots=True)
 class _ReplyFormat:
-    """What the answer is to look like."""
+    """The form that the client wants of its response."""
 
     id: str
     model: str
@@ -57,15 +57,15 @@ class _ReplyFormat:
     logprobs: bool
     include_usage: bool
     tally: Tally | None
-    """Where each chunk of a stream has the usage so far."""
+    """Counts the usage so far for each chunk of a stream, if the client asks for that."""
 
     def so_far(self, index: int = 0) -> dict[str, Any] | None:
-        """The usage that the next chunk of this choice has."""
+        """Return the usage for the next chunk of a choice."""
         return None if self.tally is None else used(self.tally.of(index))
 
 
 async def create(services: Services, call: Call) -> Reply:
-    """A stream waits for its first event, so that a failure before it still has its status."""
+    """Answer a chat. A stream waits for its first event, so that an earlier failure still has its own status."""
     read = await read_json(services, call, _LEAST, _MEDIA, services.media_inputs.get(TASK))
     body = decode(read.json, ChatRequest)
     model = services.model(body.model)
@@ -99,8 +99,8 @@ async def create(services: Services, call: Call) -> Reply:
 
 
 def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str, ...], spoken: bool) -> Request:
-    """Return the request for the orchestrator, without its media; ``media`` are their modalities in order. Raises 400
-    for what the model or this server cannot do."""
+    """Return the request for the orchestrator, without its media, whose modalities are ``media`` in order. Raises 400
+    for anything that the model or this server cannot do."""
     inputs = ("text", *sorted(set(media))) if media else ("text",)
     # A spoken answer has its transcript beside it, so the text is wanted in either case.
     outputs = ("text", "audio") if spoken else ("text",)
@@ -176,7 +176,8 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
 
 
 def _media_kwargs(services: Services, body: ChatRequest) -> dict[str, Any]:
-    """What a stage must know of how the videos are meant. How they are sampled is the media process's part."""
+    """Return the stages' part of the options of videos; the media process has the others, such as
+    sampling of frames."""
     if body.mm_processor_kwargs is None and body.use_audio_in_video is None:
         return {}
     given = body.mm_processor_kwargs or MediaKwargs()
@@ -268,7 +269,7 @@ async def _encoder(
 
 
 def _silence(services: Services) -> tuple[int, int]:
-    """Rate and channels of an answer that has nothing to say: clients get a file of no length, not no file."""
+    """Return rate and channels for an answer without audio: clients get an empty file instead of none."""
     return services.plan.sample_rate or DEFAULT_RATE, 1
 
 
@@ -286,7 +287,7 @@ def _choice(index: int, delta: bytes, finish: str | None = None, logprobs: Any =
 
 
 def _heard(data: bytes, metadata: bytes) -> bytes:
-    """A choice with a piece of encoded audio."""
+    """Return a choice with a piece of encoded audio."""
     return _choice(0, b'{"audio":{"data":"%b"}}' % data)[:-1] + b',"audio_metadata":%b}' % metadata
 
 
@@ -339,8 +340,8 @@ async def _text_stream(
 async def _spoken_stream(
     services: Services, call: Call, stream: RequestStream, wanted: _ReplyFormat
 ) -> AsyncGenerator[bytes, None]:
-    """Transcript and audio as they come, in the order in which they come. The id is in the first chunk, the finish
-    reason and ``expires_at`` in the last; each with audio says its rate and channels."""
+    """Yield transcript and audio in the order in which they are produced. The first chunk has the id, the last one the
+    finish reason and ``expires_at``; each chunk with audio gives its rate and channels."""
     template, sounding, tally = _template(wanted, "text"), _template(wanted, "audio"), wanted.tally
     first = {"role": "assistant", "audio": {"id": wanted.audio_id, "transcript": ""}}
     yield template.chunk(_choice(0, sse.encode(first)), wanted.so_far())

@@ -32,12 +32,12 @@ TASK = "completion"
 MAX_PROMPTS = 128
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for this route alone."""
+"""OpenAI's default for this route alone, in tokens."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What one choice has so far. ``offset`` counts the characters of its text that have been reported."""
+    """The state of one choice. ``offset`` counts the characters of its text that have been reported."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -58,7 +58,8 @@ class _ReplyFormat:
 
 
 async def create(services: Services, call: Call) -> Reply:
-    """The reply waits for the first event of any prompt, so that a failure before it still has its status."""
+    """Continue texts. The reply waits for the first event of any prompt, so that an earlier failure still has its own
+    status."""
     read = await read_json(services, call, (TASK, ("text",), ("text",)))
     body = decode(read.json, CompletionRequest)
     model = services.model(body.model)
@@ -107,7 +108,7 @@ async def create(services: Services, call: Call) -> Reply:
 
 
 def _prompts(prompt: str | list[Any]) -> list[Prompt]:
-    """One prompt, or a list of them, each as text or as token ids."""
+    """Return the prompts of a body: one or several, each as text or as token ids."""
     if isinstance(prompt, list) and set(map(type, prompt)) == {int}:  # a long list: no loop in Python
         return [Prompt(token_ids=prompt)]
     many = [prompt] if isinstance(prompt, str) else prompt
@@ -128,9 +129,10 @@ Item = tuple[int, TextDelta | Completed]
 
 
 async def _run(services: Services, call: Call, requests: list[Request], n: int) -> AsyncIterator[Item]:
-    """All prompts at once; their events as they come, each with the index of its prompt's first choice.
+    """Run all prompts at once and yield their events in order of arrival, each with the index of its prompt's first
+    choice.
 
-    One prompt runs in the request's own task. Several have a task each, and the first failure ends them all.
+    One prompt runs in the request's own task. Several prompts have a task each, and the first failure ends all.
     """
     if len(requests) == 1:
         return aiter(await _one(services, call, requests[0]))
@@ -247,7 +249,7 @@ def _used(services: Services, event: Completed) -> Usage:
 
 
 def _usage(wanted: _ReplyFormat) -> dict[str, Any]:
-    """The sum over the prompts."""
+    """Return the usage, summed over the prompts."""
     return totals(
         sum(it.prompt_tokens for it in wanted.usage),
         sum(it.cached_tokens for it in wanted.usage),
@@ -256,7 +258,7 @@ def _usage(wanted: _ReplyFormat) -> dict[str, Any]:
 
 
 def _logprobs(tokens: list[TokenLogprob], choice: _Choice) -> dict[str, Any] | None:
-    """The form of this older route: parallel lists. Moves the choice's offset on."""
+    """Return log probabilities in this route's older form of parallel lists, and advance the choice's offset."""
     if not tokens:
         return None
     made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

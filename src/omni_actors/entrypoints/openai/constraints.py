@@ -1,4 +1,4 @@
-"""What a request says of the form of its answer."""
+"""Constraints on the form of an answer: JSON, a schema, a regular expression, a choice, a grammar."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from omni_actors.protocol.params import Constraint
 def constraint_of(
     plan: Plan, task: str, format: ResponseFormat | None, structured: StructuredOutputs | None
 ) -> Constraint | None:
-    """The ``constraint`` of the section ``sampling``. Raises 400 for a form that cannot be, for two at once, and where
-    the engine of the stage that writes the text cannot hold it to one."""
+    """Return the ``constraint`` of the section ``sampling``. Raises 400 for an impossible form, for two forms at once,
+    and if the engine of the stage that writes the text cannot follow a constraint."""
     formatted = format is not None and format.type != "text"
     if not formatted and structured is None:
         return None

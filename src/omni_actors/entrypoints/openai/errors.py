@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them."""
+"""Errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from omni_actors.protocol.errors import ErrorInfo
 JSON = "application/json"
 
 MESSAGE_CHARS = 2000
-"""Most of a message that is sent: what it repeats of a body may be as long as the body."""
+"""Most characters of a message that are sent: a message that quotes a body could be as long as the body."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error"}
-"""Other errors of clients are invalid requests, and those from 500 on the server's."""
+"""Types of errors with a status of their own; other errors of clients are invalid requests, from 500
+on the server's."""
 
 
 def error_body(info: ErrorInfo) -> bytes:
-    """``{"error": {"message", "type", "param", "code"}}``: these four keys, always. Message and param are shortened to
-    :data:`MESSAGE_CHARS`, in their middle: what is possible stands at a message's end."""
+    """Return ``{"error": {"message", "type", "param", "code"}}``, always with these four keys. Message and param are
+    shortened to :data:`MESSAGE_CHARS` in the middle, because a message ends with the possible values."""
     message, param = _shortened(info.message), info.param and _shortened(info.param)
     return msgspec.json.encode({"error": {"message": message, "type": info.type, "param": param, "code": info.code}})
 
@@ -41,7 +42,7 @@ def error_headers(info: ErrorInfo) -> list[tuple[str, str]]:
 
 
 def http_error(status: int, message: str, *, code: str | None = None, param: str | None = None) -> ErrorInfo:
-    """An error that arises in HTTP itself: no such route, method, credentials."""
+    """Return an error of HTTP itself: unknown route, method, credentials."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ErrorInfo(message=message, type=kind, code=code, param=param, status=status)
 
@@ -52,7 +53,7 @@ def http_error_body(status: int, message: str) -> bytes:
 
 
 def internal_error(request_id: str) -> ErrorInfo:
-    """What a client learns of an unexpected exception: under which id the log has it."""
+    """Return the error for an unexpected exception: it names the request id under which the log has the exception."""
     return ErrorInfo(
         message=f"Internal error. The server's log has it under request id {request_id}.", code="internal_error"
     )

@@ -1,7 +1,7 @@
-"""How a field of a wire format is treated, and how its errors are worded.
+"""The treatment of the fields of a wire format, and the wording of errors about them.
 
-Every field is honoured, or an accepted no-op (:class:`NoOp`, published by :func:`accepted_no_ops`), or refused with a
-400 that names it (:class:`Refused`, and every name that no struct knows).
+Every field is honoured, or is an accepted no-op (:class:`NoOp`, published by :func:`accepted_no_ops`), or is refused
+with a 400 that names it (:class:`Refused`, and every name that no struct has).
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def decode(data: bytes, kind: type[S]) -> S:
-    """A body as its struct; null fields of its objects count as absent (:mod:`~omni_actors.entrypoints.openai.nulls`).
+    """Return a body as its struct; null fields of its objects count as absent
+    (:mod:`~omni_actors.entrypoints.openai.nulls`).
 
-    Raises 400 with ``param``: the path of the field as OpenAI writes it.
+    Raises 400 with the field's path, as OpenAI writes it, in ``param``.
     """
     try:
         made = msgspec.json.decode(without_nulls(data, kind), type=kind)
@@ -56,8 +57,8 @@ def decode(data: bytes, kind: type[S]) -> S:
 
 
 def convert(values: dict[str, Any], kind: type[S]) -> S:
-    """A form's fields (texts, and lists of them) as their struct, under the same rules. An empty text counts as not
-    given: a form has no other way to leave a field open."""
+    """Return a form's fields (texts, and lists of texts) as their struct, under the same rules. An empty text counts as
+    absent: a form has no other way to leave a field open."""
     given = {name: [it for it in value if it] if isinstance(value, list) else value for name, value in values.items()}
     try:
         made = msgspec.convert({name: value for name, value in given.items() if value}, type=kind, strict=False)
@@ -69,7 +70,7 @@ def convert(values: dict[str, Any], kind: type[S]) -> S:
 
 @functools.cache
 def list_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """The fields of a struct that take a list."""
+    """Return the fields of a struct that take a list."""
     return frozenset(name for name, hint in typing.get_type_hints(kind).items() if list in _origins(hint))
 
 
@@ -78,7 +79,7 @@ def _origins(hint: Any) -> set[Any]:
 
 
 def refuse_unserved(made: msgspec.Struct, at: str = "") -> None:
-    """Raises 400 for the first field marked :class:`Refused` that asks for something. ``at`` is the struct's path."""
+    """Raise 400 for the first field marked :class:`Refused` that asks for something. ``at`` is the struct's path."""
     for name, mark in marks(type(made), Refused).items():
         value = getattr(made, name)
         if value is not None and not any(type(value) is type(it) and value == it for it in mark.neutral):
@@ -90,7 +91,7 @@ M = TypeVar("M", NoOp, Refused)
 
 @functools.cache
 def marks(kind: type[msgspec.Struct], mark: type[M]) -> dict[str, M]:
-    """The fields of a struct that carry a mark of that type."""
+    """Return the fields of a struct that carry a mark of this type."""
     return {name: it for name, it in _marked(kind).items() if isinstance(it, mark)}
 
 
@@ -105,12 +106,12 @@ def _marked(kind: type[msgspec.Struct]) -> dict[str, NoOp | Refused]:
 
 
 def accepted_no_ops(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The published list: field → why it changes nothing."""
+    """Return the published list: each no-op field with the reason why it changes nothing."""
     return {name: mark.why for name, mark in marks(kind, NoOp).items()}
 
 
 LONGEST_QUOTE = 200
-"""Characters of a client's own that an error repeats."""
+"""Most characters of a client's value that an error repeats."""
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`$")
@@ -118,7 +119,7 @@ _VALUE = re.compile(r"^Invalid (?:enum )?value '?(?P<value>[^']*)'?$")
 
 
 def explain(message: str, kind: type[msgspec.Struct]) -> OmniError:
-    """msgspec's message as a client's error: the same facts, the path in ``param``."""
+    """Return msgspec's message as a client's error: the same facts, with the path in ``param``."""
     found = _AT.match(message)
     assert found is not None
     what, path = found["what"], (found["path"] or "").lstrip(".").replace("[...]", "")
@@ -139,5 +140,5 @@ def explain(message: str, kind: type[msgspec.Struct]) -> OmniError:
 
 
 def _short(text: str) -> str:
-    """What a client wrote, as far as it helps: not all of 4 MiB is looked at or sent back."""
+    """Shorten a client's value: an error needs no 4 MiB of it."""
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"

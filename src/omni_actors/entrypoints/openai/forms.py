@@ -1,4 +1,4 @@
-"""``multipart/form-data``, read as it arrives: small fields are kept, the one file goes on piece by piece."""
+"""``multipart/form-data``, read as it arrives: small fields are kept, the one file is passed on piece by piece."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 MAX_PARTS = 64
 MAX_FIELDS_BYTES = 1 << 20
 MAX_TYPE = 1024
-"""Characters of the content type. (A boundary has 70 at most, by RFC 2046.)"""
+"""Most characters of the content type. (A boundary has at most 70, by RFC 2046.)"""
 PADDING = 64
-"""Blanks that may follow a boundary in its line."""
+"""Most blanks that may follow a boundary in its line."""
 SLICE = 64 << 10
-"""Bytes that are looked through at once, so that a large file never holds the loop."""
+"""Bytes searched in one go, so that a large file never holds up the loop."""
 MAX_HEAD = SLICE + (16 << 10)
-"""Bytes that are looked through for the end of a part's head, which is taken apart in one go."""
+"""Bytes searched for the end of a part's head, which is parsed in one go."""
 
 Take = Callable[[AsyncIterator[bytes], str | None, str | None], Awaitable[Any]]
-"""Takes a file: its pieces, file name and content type."""
+"""A function that takes a file: its pieces, file name and content type."""
 
 
 async def read_form(
     body: AsyncIterator[bytes], content_type: str, file_field: str, take: Take, lists: Collection[str] = ()
 ) -> tuple[dict[str, Any], Any]:
-    """The fields, and what ``take`` made of the file in ``file_field`` (``None`` without one).
+    """Return the fields, and the result of ``take`` for the file in ``file_field`` (``None`` without a file).
 
-    A field named with ``[]`` is a list under its bare name, and so is one of ``lists`` by its bare name, which may come
-    once or several times. Raises 400 for anything else that comes twice, for a file elsewhere, and for what is not a
-    form.
+    A field named with ``[]`` becomes a list under its bare name; so does a field of ``lists``, given once or several
+    times. Raises 400 for any other repeated field, for a file in another field, and for a malformed form.
     """
     if len(content_type) > MAX_TYPE:
         raise invalid_request("The form's content type is too long.")
@@ -81,11 +80,12 @@ async def read_form(
 
 
 class _Reader:
-    """The parts of a form, one after the other.
+    """Reads the parts of a form one after the other.
 
-    werkzeug's decoder gets a line that may be a boundary only when it is whole: of one that is cut behind the boundary
-    (``--b-`` of ``--b--``) it takes the line break before it for data. And it gets an empty line only with what follows
-    it: the line break of one that ends a part's head is the boundary's too, if that comes next.
+    werkzeug's decoder gets a line that may be a boundary only when the line is complete: of a line cut behind the
+    boundary (``--b-`` of ``--b--``) the decoder would take the preceding line break for data. The decoder gets an empty
+    line only together with the following bytes: the line break that ends a part's head may also belong to a boundary
+    that comes next.
     """
 
     def __init__(self, body: AsyncIterator[bytes], boundary: str) -> None:
@@ -98,7 +98,7 @@ class _Reader:
         self._head = 0
 
     async def part(self) -> Field | File | None:
-        """The head of the next part; ``None`` behind the last."""
+        """Return the head of the next part; ``None`` after the last."""
         event = await self._next()
         if isinstance(event, Field | File):
             self._in_part = True
@@ -108,7 +108,7 @@ class _Reader:
         return await self.part()  # the preamble
 
     async def data(self) -> AsyncIterator[bytes]:
-        """The rest of the current part."""
+        """Yield the rest of the current part."""
         while self._in_part:
             event = await self._next()
             if not isinstance(event, Data):

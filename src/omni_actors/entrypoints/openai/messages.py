@@ -1,4 +1,4 @@
-"""Chat messages as the ``prompt`` section carries them."""
+"""Chat messages in the form of the section ``prompt``."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _MODALITIES: dict[type, str] = {
     ImageUrlPart: "image",
     VideoUrlPart: "video",
 }
-"""Parts that no media process has taken out → what they bring."""
+"""Modalities of media parts that the media process has not taken out."""
 
 _OF_TOOLS = (ToolMessage, FunctionMessage)
 
 
 def prompt_messages(messages: list[Message], media: tuple[str, ...], history: SpokenHistory) -> list[dict[str, Any]]:
-    """The messages with developer turned into system, spoken answers into their transcripts, and texts joined.
+    """Return the messages with ``developer`` turned into ``system``, spoken answers replaced by transcripts, and texts
+    joined.
 
-    ``media`` are the modalities of what the media process took out of the body: the messages must refer to each once,
-    in order.
-    Raises 400 with the path of what is wrong.
+    ``media`` are the modalities of the media that the media process took out of the body; the messages must refer to
+    each once, in order. Raises 400 with the path of the mistake.
     """
     made = []
     seen = 0
@@ -80,7 +80,7 @@ def _assistant_text(message: AssistantMessage, at: str, history: SpokenHistory) 
 
 
 def _parts(parts: list[Any], at: str, seen: int, media: tuple[str, ...]) -> tuple[str | list[dict[str, Any]], int]:
-    """Text alone becomes one string (what text models' templates take); with media it stays a list."""
+    """Join parts of text into one string, which text models' templates take; with media, return a list."""
     if not parts:
         raise invalid_request(f"'{at}.content' is empty.", f"{at}.content")
     if all(isinstance(part, TextPart) for part in parts):
@@ -104,6 +104,6 @@ def _parts(parts: list[Any], at: str, seen: int, media: tuple[str, ...]) -> tupl
 
 
 def _forged(param: str) -> OmniError:
-    """The body brought a part of the server's own making."""
+    """Return the error for a body that contains a part in the server's internal form."""
     known = "'input_audio', 'image_url', 'audio_url' and 'video_url'"
     return invalid_request(f"Media come as parts of type {known}.", param, "invalid_value")

@@ -1,4 +1,4 @@
-"""``/v1/models``, ``/v1/audio/models`` and ``/v1/audio/voices``: what is served, under which names."""
+"""``/v1/models``, ``/v1/audio/models`` and ``/v1/audio/voices``: the served models and voices by name."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ async def one_model(services: Services, call: Call, name: str) -> Reply:
 
 
 async def audio_models(services: Services, call: Call) -> Reply:
-    """For clients that look for voices' models apart: empty when nothing here speaks."""
+    """List the models that speak, for clients that look for them on a route of their own; empty if no model speaks."""
     names = services.model_names if "speech" in services.plan.tasks else ()
     return Reply(msgspec.json.encode({"models": [{"id": it, "name": it} for it in names]}))
 
 
 async def voices(services: Services, call: Call) -> Reply:
-    """The model's own voices first, then the names that stand for one of them."""
+    """List the model's own voices, then the names that stand for one of them."""
     return Reply(msgspec.json.encode({"voices": _voices(services)}))
 
 
@@ -35,7 +35,7 @@ def _voices(services: Services) -> list[dict[str, str]]:
 
 
 def _card(services: Services, name: str) -> dict[str, Any]:
-    """OpenAI's model object plus ``capabilities``, the one thing here that its clients do not know."""
+    """Return OpenAI's model object plus ``capabilities``, which OpenAI does not have."""
     plan = services.plan
     return {
         "id": name,

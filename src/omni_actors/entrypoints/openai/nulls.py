@@ -1,9 +1,9 @@
-"""A field that is null counts as absent, whatever its name: programs write out what they know nothing of as null.
+"""Null fields count as absent, whatever their names: programs write null for options that they do not use.
 
-This holds in the objects that a schema describes (its structs, wherever they nest). Values that are passed through as
-data keep their nulls, byte for byte: whatever a schema types as ``Any`` or as a ``dict``, such as JSON schemas, tools,
-``metadata`` and ``chat_template_kwargs``. So do fields whose type gives null a meaning of its own, which is how msgspec
-writes it: those that are ``UNSET`` by default.
+This holds for the objects that a schema describes (its structs, at any depth). Values that are passed through as data
+keep their nulls, byte for byte: every field typed as ``Any`` or ``dict``, such as JSON schemas, tools, ``metadata`` and
+``chat_template_kwargs``. Fields for which null has a meaning of its own keep it too: in msgspec, fields whose default
+is ``UNSET``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import msgspec
 from omni_actors.protocol.errors import invalid_request
 
 MAX_OBJECTS = 20_000
-"""Of a body with nulls: objects that hold one, and items of a list of objects. Each is looked at in the serving
-process."""
+"""Most objects in a body with nulls: objects that hold a null, and items of lists of objects. Each is parsed in the
+serving process."""
 
 _NULL = b"null"
 
@@ -32,9 +32,9 @@ Kinds = frozenset[type[msgspec.Struct]]
 
 
 def without_nulls(data: bytes, kind: type[msgspec.Struct]) -> bytes:
-    """A JSON object without the null fields of its own objects.
+    """Return a JSON object without the null fields of the schema's objects.
 
-    Raises 400 for too many of them, and what msgspec raises for what is no object.
+    Raises 400 for too many objects, and msgspec's errors for malformed JSON.
     """
     return _Cleaner().object(data, frozenset((kind,))) if _NULL in data else data
 
@@ -57,7 +57,7 @@ class _Cleaner:
         return msgspec.json.encode(left)
 
     def value(self, data: bytes, kinds: Kinds) -> bytes:
-        """The value of a field that holds such an object, or a list of them, or something else."""
+        """Clean a field's value: an object of the schema, a list of such objects, or anything else."""
         if data[:1] == b"{":
             return self.object(data, kinds)
         if data[:1] != b"[":
@@ -77,8 +77,8 @@ class _Cleaner:
 
 @functools.cache
 def _shape(kinds: Kinds) -> tuple[dict[str, Kinds], frozenset[str]]:
-    """Return the fields that hold structs in turn, and the fields in which null means something, of an object that may
-    be any of these structs."""
+    """Return the fields that hold further structs, and the fields in which null has a meaning, of an object that may be
+    any of these structs."""
     inner: dict[str, Kinds] = {}
     kept = set()
     for field in (field for kind in kinds for field in msgspec.structs.fields(kind)):
@@ -90,7 +90,7 @@ def _shape(kinds: Kinds) -> tuple[dict[str, Kinds], frozenset[str]]:
 
 
 def _structs(hint: Any) -> Iterator[type[msgspec.Struct]]:
-    """The structs that a value of this type may be, or an item of it where it is a list."""
+    """Yield the structs that a value of this type, or an item of such a list, may be."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
         yield from _structs(typing.get_args(hint)[0])

@@ -1,9 +1,10 @@
-"""A generic server: an HTTP/1.1 and WebSocket server on trio, under the application and beside it.
+"""An HTTP/1.1 and WebSocket server on trio, usable without the rest of this package.
 
-One task per connection, whose failure is its own. A request is an :class:`Exchange` to whoever answers it: a direct
-route, or the ASGI application behind an adapter. Its handler is cancelled when its client leaves: closes its end (a
-half-closed connection is one that was left: nothing tells the two apart, and a model's time is dear), resets the
-connection, or stops reading. :class:`Limits` bounds everything that a client may take.
+Each connection has one task, and a failure in that task ends only that connection. A request reaches its handler as an
+:class:`Exchange`; the handler is a direct route, or an ASGI application behind an adapter. The handler is cancelled
+when its client closes its end, resets the connection or stops reading. (A half-closed connection counts as left:
+nothing distinguishes the two, and a model's time is expensive.) :class:`Limits` bounds everything that a client may
+use.
 """
 
 from __future__ import annotations
@@ -52,17 +53,28 @@ async def serve(
     shutdown: Callable[[], Awaitable[None]] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an ASGI application until ``shutdown`` returns (or this is cancelled). One that is an :class:`Application`
-    too is asked directly, and as ASGI only for its lifespan.
+    """Serve an application until ``shutdown`` returns, or until this function is cancelled.
 
-    It listens on every address of ``hosts``, a name, an address or several (``::`` is every address of both families),
-    or with ``unix_path`` there instead. ``task_status`` gets the URLs once connections are accepted; ``port`` 0 takes a
-    free one, the same for all addresses. ``probes`` are paths that are answered also where all connections are taken.
+    Args:
+        app: An ASGI application. An :class:`Application` is called directly, and as ASGI only for its lifespan.
+        hosts: A name, an address, or several, to listen on; ``::`` is every address of both families.
+        port: The port; 0 takes a free one, the same for all addresses.
+        limits: Bounds on clients, by default those of :class:`Limits`.
+        metrics: Counters of connections; by default nothing is counted.
+        unix_path: A unix socket to listen on, instead of ``hosts`` and ``port``.
+        tls: A TLS context; with one, only TLS is spoken.
+        probes: Paths that are answered even while all connections are taken.
+        error_body: Makes the JSON bodies of errors that the server answers by itself, from a status and a message.
+        grace_s: Seconds that running handlers have after ``shutdown``.
+        shutdown: Waited for; when it returns, the server drains.
+        task_status: Gets the URLs once connections are accepted.
 
-    After ``shutdown`` no connection is accepted, idle ones are closed, WebSockets are closed with 1001, requests that
-    have not wholly come are answered 503, and answers to the others have ``grace_s`` seconds; then their handlers are
-    cancelled, whatever their clients do.
-    Raises ``OSError`` when one of the addresses cannot be bound, with it as ``filename``: nothing listens then.
+    Raises:
+        OSError: An address cannot be bound; ``filename`` is the address, and nothing listens.
+
+    Draining accepts no further connection, closes idle ones, closes WebSockets with 1001, and answers 503 to requests
+    that have not arrived in full. Other handlers have ``grace_s`` seconds and are then cancelled, whatever their
+    clients do. Cancellation closes every connection at once.
     """
     opened = await listeners.listen([hosts] if isinstance(hosts, str) else hosts, port, unix_path)
     disconnects = DisconnectWatcher()

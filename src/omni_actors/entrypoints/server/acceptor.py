@@ -1,4 +1,4 @@
-"""How many connections are let in, and what becomes of those over the limit."""
+"""Acceptance of connections: how many are accepted, and what happens to connections over the limit."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from omni_actors.entrypoints.server.server import Server
 from omni_actors.entrypoints.server.transport import TlsTransport, Transport
 
 PAUSE_S = 0.1
-"""How long accepting pauses when the process has no descriptor left and no connection ends."""
+"""Seconds for which accepting pauses when the process has no file descriptor left and no connection ends."""
 
 RESERVED = 256
-"""Descriptors that are left to the rest of the process: its workers' channels, pages, wardens, and new ones. Where
-there are few, half of them."""
+"""File descriptors kept for the rest of the process: workers' channels, pages, wardens and future ones. A process with
+few descriptors keeps half of them."""
 
 BATCH = 16
-"""So many connections are accepted before others run."""
+"""Connections accepted before other tasks run."""
 
 LEAST_OF_ONE = 16
-"""Connections that one client may have by default, however few there are for all."""
+"""Least number of connections that one client may have by default, however low the total limit is."""
 
 IPV6_CLIENT_BITS = 64
-"""A client has all addresses of such a network: one more costs it nothing."""
+"""Prefix length of the IPv6 network that counts as one client: one more address in such a network costs a client
+nothing."""
 
 WARN_S = 60.0
-"""How often the log says that a client has too many connections."""
+"""Least seconds between two log lines about a client with too many connections."""
 
 MOST_MS = (1 << 31) - 1
-"""Most that the kernel takes for a time."""
+"""Largest time in milliseconds that the kernel accepts."""
 
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -45,10 +46,11 @@ log = logging.getLogger("omni_actors.server")
 
 
 class Acceptor:
-    """Lets connections in, each in a task of its own, as far as the limits allow.
+    """Accepts connections, each served in a task of its own, within the limits.
 
-    Beyond :attr:`Limits.connections` some are let in that have no place: they are asked what they want. Probes are
-    answered; whoever wants anything else waits until a place is free, or those that come after it need the room.
+    Beyond :attr:`Limits.connections`, a few further connections are accepted without a slot, and their requests are
+    read. Probes are answered there. Every other request waits until a slot is free, or until later connections need the
+    room.
     """
 
     def __init__(self, server: Server, connections: trio.Nursery) -> None:
@@ -63,7 +65,7 @@ class Acceptor:
         self._warn_at = -math.inf
 
     async def accept(self, listener: socket.socket) -> None:
-        """Runs until it is cancelled. No failure of a client's or of the kernel's ends it."""
+        """Accept connections until cancelled. No failure of a client or of the kernel ends this function."""
         while True:
             await trio.lowlevel.wait_readable(listener)
             await self._room()
@@ -73,7 +75,7 @@ class Acceptor:
             await trio.lowlevel.checkpoint()
 
     async def place(self) -> None:
-        """Give places to those that wait for one, as soon as there are some. Runs until it is cancelled."""
+        """Give slots to waiting connections as soon as slots are free. Runs until cancelled."""
         server = self._server
         while True:
             wanted = [it for it in server.waiting if not it.probed and not it.lingers]
@@ -84,7 +86,8 @@ class Acceptor:
                 await server.freed.park()
 
     def sweep(self, listener: socket.socket) -> None:
-        """Take whoever waits in the listen queue already, once the server drains: they are told so."""
+        """Accept the connections that are in the listen queue when the server drains, so that each is told about the
+        drain."""
         for _ in range(BACKLOG):
             try:
                 self._begin(listener, *listener.accept())
@@ -95,12 +98,12 @@ class Acceptor:
         return len(self._server.connections) >= self._most
 
     def _has_room(self) -> bool:
-        """Whether one more may be let in, with a place or without."""
+        """Return whether one more connection may be accepted, with a slot or without one."""
         server = self._server
         return not self._is_full() or len(server.waiting) < server.limits.connections_reserved
 
     async def _room(self) -> None:
-        """Make room for somebody who waits in the listen queue."""
+        """Make room for a connection in the listen queue."""
         server = self._server
         reserved = server.limits.connections_reserved
         if not reserved and self._is_full():
@@ -113,14 +116,14 @@ class Acceptor:
                 await server.freed.park()
 
     async def _accept_one(self, listener: socket.socket) -> bool:
-        """``False`` when nobody waits any more (or nobody can be let in)."""
+        """Accept one connection. Returns ``False`` when the listen queue is empty or no connection can be accepted."""
         try:
             connection, address = listener.accept()
         except BlockingIOError:
             return False
         except OSError as error:
             if error.errno not in _FULL:
-                return True  # the client's: it has gone already
+                return True  # a failure of the client's, which has gone already
             if not self._full:
                 self._full = True
                 log.warning("accepting pauses: %s", error.strerror)
@@ -133,7 +136,7 @@ class Acceptor:
         self._full = False
         try:
             self._begin(listener, connection, address)
-        except OSError:  # the client's, again
+        except OSError:  # a failure of the client's
             connection.close()
         return True
 
@@ -178,7 +181,8 @@ class Acceptor:
                 del self._clients[client]
 
     def _client(self, host: str) -> str | None:
-        """Whose connections are counted together: an IPv4 address, the network of an IPv6 one. ``None`` is nobody's."""
+        """Return the group under which a client's connections are counted: an IPv4 address, or the network of an IPv6
+        address. ``None`` means that the connections are not counted."""
         if not self._counts_loopback and (host.startswith("127.") or host == "::1"):
             return None
         if ":" not in host:
@@ -190,14 +194,14 @@ class Acceptor:
         if now >= self._warn_at:
             self._warn_at = now + WARN_S
             log.warning(
-                "%s has %d connections, and more are refused; if it is a proxy: serve --limit connections_per_client=N",
+                "%s has %d connections and is refused more; if it is a proxy: serve --limit connections_per_client=N",
                 client,
                 self._most_of_one,
             )
 
 
 def _most(wanted: int) -> int:
-    """So many connections as there are descriptors for, beside what the process itself needs."""
+    """Return the number of connections for which file descriptors suffice, beside the process's own needs."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = max(1, descriptors - min(RESERVED, descriptors // 2))
     if descriptors != resource.RLIM_INFINITY and possible < wanted:

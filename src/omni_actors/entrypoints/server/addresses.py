@@ -1,4 +1,4 @@
-"""The addresses that a server listens on: names resolved, wildcards spread over both families, sockets bound."""
+"""Addresses to listen on: names are resolved, wildcards cover both families, sockets are bound."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Any
 IPV4_WILDCARD, IPV6_WILDCARD = "0.0.0.0", "::"
 
 Option = tuple[int, int, int]
-"""Level, name and value, as ``socket.setsockopt`` takes them."""
+"""Level, name and value of a socket option, in the order of ``socket.setsockopt``."""
 
 PORTS = 16
-"""How many free ports are tried until one is free at every address."""
+"""Free ports tried until one is free at every address."""
 
 ABSENT = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
-"""How the kernel says that this machine has no such address, or none of that family."""
+"""Error numbers by which the kernel says that this machine has no such address, or no address of that family."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address to listen on, and the ``host`` that it was resolved from."""
+    """One address to listen on, and the ``host`` from which the address was resolved."""
 
     family: socket.AddressFamily
     name: tuple[Any, ...]
-    """As ``socket.bind`` takes it."""
+    """The address in the form that ``socket.bind`` takes."""
     host: str
 
     def at(self, port: int) -> Address:
-        """The same address with another port."""
+        """Return the same address with another port."""
         return Address(self.family, (self.name[0], port, *self.name[2:]), self.host)
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for every address of its family."""
+        """Whether the address stands for every address of its family."""
         return self.name[0] in (IPV4_WILDCARD, IPV6_WILDCARD)
 
     def __str__(self) -> str:
@@ -45,12 +45,12 @@ class Address:
 
 
 def authority(host: str, port: int) -> str:
-    """Host and port, as a URL has them."""
+    """Return host and port in the form of a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def plain(host: str) -> str:
-    """An IPv4 address that is written as an IPv6 one (``::ffff:127.0.0.1``) as IPv4; any other host as it is."""
+    """Return an IPv4 address written as IPv6 (``::ffff:127.0.0.1``) in IPv4 form; return other hosts unchanged."""
     if not host.lower().startswith("::ffff:"):
         return host
     try:
@@ -61,10 +61,11 @@ def plain(host: str) -> str:
 
 
 def resolve(hosts: Sequence[str], port: int) -> list[Address]:
-    """The addresses of all hosts, each once. ``::`` stands for both families: it gives the IPv4 wildcard as well.
+    """Return the addresses of all hosts, each once. ``::`` stands for both families and gives the IPv4 wildcard as
+    well.
 
-    An address that a wildcard among them covers is left out. Blocks while names are looked up.
-    Raises ``OSError`` with the host as its ``filename`` where a name has no address.
+    An address that is covered by a wildcard in the list is left out. Blocks during the lookup of names. Raises
+    ``OSError``, with the host as ``filename``, for a name without an address.
     """
     found: dict[tuple[Any, ...], Address] = {}
     for host in hosts:
@@ -80,11 +81,12 @@ def resolve(hosts: Sequence[str], port: int) -> list[Address]:
 def bind(
     addresses: Sequence[Address], options: Sequence[Option] = (), backlog: int | None = None
 ) -> list[socket.socket]:
-    """A bound TCP socket for each address, with ``options`` set before; with a ``backlog`` it listens too.
+    """Return a bound TCP socket for each address, with ``options`` set before binding; with a ``backlog`` each socket
+    listens.
 
-    Port 0 is one free port for all of them. An address of a family that this machine has not is left out if another
-    address of the same host (or of ``::``, which stands for both) is there.
-    Raises ``OSError``, with the address as its ``filename``; nothing is left open then.
+    Port 0 takes one free port for all addresses. An address of a family that this machine lacks is left out if another
+    address of the same host (or of ``::``, which stands for both families) is available. Raises ``OSError``, with the
+    address as ``filename``; no socket is left open then.
     """
     for left in reversed(range(PORTS)):
         opened: list[socket.socket] = []

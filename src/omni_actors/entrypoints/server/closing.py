@@ -16,11 +16,11 @@ from omni_actors.entrypoints.server.transport import Stalled, Transport
 from omni_actors.entrypoints.server.websocket import WebSocket
 
 SPARED_S = 1.0
-"""What a client gets for the head of a request, or its TLS before that, before it has to make way for others: what it
-sends is on its way, unless it is slow or silent on purpose."""
+"""Seconds for which a client that sends the head of a request, or does the TLS handshake before, is not closed in
+favour of other connections. A slower client is slow or silent on purpose, or its network is."""
 
-CROWDED = "All connections are taken: try again."
-TOO_SLOW = "All connections are taken, and the request's body came too slowly."
+CROWDED = "All connections are taken; try again later."
+TOO_SLOW = "All connections are taken, and the body of this request arrived too slowly."
 
 
 class ClosableConnection:
@@ -59,18 +59,19 @@ class ClosableConnection:
         self.server = server
         self.transport = transport
         self.address = address
-        """Where its listener listens: host and port, or the path of a unix socket."""
+        """The listener's address: host and port, or the path of a unix socket."""
         self.client = client
         self.idle = False
         self.idle_until = math.inf
-        """Trio time at which :meth:`Server.sweep` ends it, if it is idle then."""
+        """Trio time at which :meth:`Server.sweep` ends the connection, if the connection is idle then."""
         self.probed = False
-        """Whether a probe is being answered that did not wait for a place."""
+        """Whether a probe is being answered on this connection without a slot."""
         self.reason: Reason | None = None
         self.scope = trio.CancelScope()
         self.socket: WebSocket | None = None
         self.spared_until = trio.current_time() + SPARED_S
-        """Trio time from which :meth:`Server.shed` may end it, while it is idle, asks or lingers."""
+        """Trio time from which :meth:`Server.shed` may end the connection while it is idle, sends a head, or lingers.
+        """
         self._exchange: Exchange | None = None
         self._hurried = False
         self._late: Reason = "idle"
@@ -82,13 +83,13 @@ class ClosableConnection:
         self._served = False
 
     def end(self, reason: Reason) -> None:
-        """Cancel what the connection is at, and close it."""
+        """Cancel the connection's current work and close the connection."""
         if self.reason is None:
             self.reason = reason
         self.scope.cancel()
 
     def make_way(self, reason: Reason) -> None:
-        """:meth:`end` it for another connection: its client is told as far as that takes no time."""
+        """End the connection in favour of another one. The client is told why, as far as that takes no time."""
         self._hurried = True
         if reason == "shed" and self._lingering is None and self._body_comes:
             self.refusal = BadRequest(408, TOO_SLOW)
@@ -97,12 +98,12 @@ class ClosableConnection:
         self.end(reason)
 
     def end_after(self, seconds: float, reason: Reason) -> None:
-        """:meth:`end` it then, unless another time is set before (``math.inf`` is never)."""
+        """End the connection after ``seconds``, unless another time is set before; ``math.inf`` means never."""
         self._late = reason
         self.scope.deadline = trio.current_time() + seconds
 
     def depart(self) -> None:
-        """The client has closed its end, or reset the connection."""
+        """Handle a client that has closed its end or reset the connection."""
         if self.idle:
             self.end("done")
         elif self.socket is None or not self.socket.departs():
@@ -116,18 +117,18 @@ class ClosableConnection:
         elif self.socket is not None:
             self.socket.drain()
         elif self._exchange is not None and not self._exchange.started and self._is_held_up:
-            self.refusal = BadRequest(503, DRAINING)  # it still comes
+            self.refusal = BadRequest(503, DRAINING)  # the request has not arrived in full
             self.end("drained")
-        elif not self._served:  # at a TLS handshake
+        elif not self._served:  # during the TLS handshake
             self.end_after(CLOSED_S, "drained")
 
     async def _part(self) -> None:
-        """Say what is left to say, and let the client read it: a socket that is closed with unread bytes in it resets
-        the connection, and with it an answer that is under way."""
+        """Send the last bytes, and give the client time to read. A socket that is closed with unread bytes in it resets
+        the connection, which would destroy a response under way."""
         if self.scope.cancelled_caught and self.reason is None:
             self.reason = self._late
             if self.reason == "head_timeout":
-                self.refusal = BadRequest(408, "The request's head did not arrive in time.")
+                self.refusal = BadRequest(408, "The head of the request did not arrive in time.")
         if self.reason == "crowded" and self._exchange is not None:
             self.refusal = BadRequest(503, CROWDED)
         if self.reason == "drained" and (self._reads_head or self.transport.has_bytes()):
@@ -152,7 +153,7 @@ class ClosableConnection:
                 return
 
     def _linger(self) -> trio.CancelScope:
-        """For what is waited for behind an answer."""
+        """Return the scope in which the server waits, after a response, for the client to finish."""
         linger_s = self.server.limits.linger_s
         if self.server.draining or (self.socket is not None and self.socket.both_closed):
             linger_s = min(linger_s, CLOSED_S)
@@ -163,18 +164,20 @@ class ClosableConnection:
 
     @property
     def asks(self) -> bool:
-        """Whether its request's head, or its TLS before that, has come in part: that may be all that ever comes."""
+        """Whether only a part of a request's head, or of the TLS handshake before, has arrived: nothing more may ever
+        come."""
         return self.reason in (None, "shed") and (self._reads_head or not self._served)
 
     @property
     def lingers(self) -> bool:
-        """Whether its answer has been sent, and only the rest of what its client says is waited for."""
+        """Whether the response has been sent and the server only waits for the rest of the client's bytes."""
         return self._lingering is not None
 
     @property
     def left_s(self) -> float | None:
-        """For how long it may go on as it does while connections are taken; below zero it has to make way. It is
-        ``None`` unless it lingers, or waits for a body that nobody has begun to answer."""
+        """Seconds for which the connection may continue while all slots are taken; negative means that the connection
+        has to make way. ``None`` unless the connection lingers, or waits for a body that no handler has begun to
+        answer."""
         if self._lingering is not None:
             return self.spared_until - trio.current_time()
         return self._pace.left_s if self._pace is not None and self._body_comes else None
@@ -186,22 +189,22 @@ class ClosableConnection:
 
     @property
     def _is_held_up(self) -> bool:
-        """Whether its request's body still comes, or it waits for a place."""
+        """Whether the request's body is still arriving, or the request waits for a slot."""
         return not self._parser.complete or (self in self.server.waiting and not self.probed)
 
     @property
     def _reads_head(self) -> bool:
-        """Whether a part of a request's head has come, and no more."""
+        """Whether a part of a request's head has arrived, and no more."""
         return self._served and not self.idle and self._exchange is None and self.refusal is None
 
     def _has_all(self) -> bool:
-        """Whether the client has said its last word, and it is read, and it has all there is to tell it."""
+        """Whether both sides are done: the client's last bytes are read, and the client has the whole response."""
         parser, transport = self._parser, self.transport
         over = parser.complete and not parser.keep_alive and not self._pending
         return over and not transport.says_end and not transport.has_bytes()
 
     def _cut_short(self) -> None:
-        """The server's end, and nothing may be waited for."""
+        """End with a short notice because the server ends; nothing may be waited for."""
         self.reason = "shutdown"
         if self.socket is not None:
             self.socket.say_goodbye()
@@ -209,7 +212,8 @@ class ClosableConnection:
             self.transport.send_last(error_response(BadRequest(503, DRAINING), self.server.error_body))
 
     def _is_cut(self) -> bool:
-        """Whether the client has to see an error where it would take the connection's end for the answer's."""
+        """Whether the client must see an error, because otherwise the end of the connection would look like the end of
+        the response."""
         if self.transport.torn or self.reason == "write_stalled":
             return True
         exchange = self._exchange

@@ -1,4 +1,4 @@
-"""One connection: its requests, one after the other, and how it ends."""
+"""One connection: its requests, one after the other."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from omni_actors.entrypoints.server.transport import Stalled, TlsTransport
 from omni_actors.entrypoints.server.websocket import WebSocket
 
 PATIENCE_S = 5.0
-"""How long a body may be behind the pace of :attr:`Limits.crowded_body_rate` before it has to make way for others."""
+"""Seconds by which a body may be behind :attr:`Limits.crowded_body_rate` before its connection has to make way for
+others."""
 
 log = logging.getLogger("omni_actors.server")
 
 
 class Connection(ClosableConnection):
-    """A client's connection, in one task.
+    """A client's connection, served in one task.
 
-    Its scope is cancelled when the client leaves or has to: that ends whatever answers it, wherever it is. ``reason``
-    says then why. Nothing is read ahead: while a request is being answered, what follows it waits in the kernel, and
-    at most one segment of it here.
+    ``scope`` is cancelled when the client leaves or must go, which ends the handler wherever it is; ``reason`` then
+    says why. Nothing is read ahead: while a request is being answered, further bytes wait in the kernel, and at most
+    one segment of them waits here.
     """
 
     __slots__ = ()
 
     async def run(self) -> None:
-        """Serve the connection until it is over. Raises nothing, cancellation from outside excepted."""
+        """Serve the connection until its end. Raises nothing except cancellation from outside."""
         disconnects = self.server.disconnects
         try:
             disconnects.watch(self.transport.socket, self.depart)
@@ -52,7 +53,7 @@ class Connection(ClosableConnection):
             self.close(self.reason or "failed", reset=self._is_cut())
 
     def close(self, reason: Reason, *, reset: bool) -> None:
-        """At the end of :meth:`run`, or instead of it."""
+        """Close the transport and unregister, at the end of :meth:`run` or instead of it."""
         log.debug("connection of %s: %s", self.client, reason)
         self.transport.close(reset=reset)
         self.server.remove(self, reason)
@@ -60,7 +61,8 @@ class Connection(ClosableConnection):
     # --- bytes
 
     async def send(self, data: bytes) -> None:
-        """Cancelled when the client is gone, or stops reading; or an earlier send was cancelled half-way."""
+        """Send bytes. Cancelled when the client is gone or stops reading, or when an earlier send was cancelled
+        half-way."""
         try:
             if self.transport.torn:
                 self.end("unfinished")
@@ -74,7 +76,7 @@ class Connection(ClosableConnection):
             await trio.lowlevel.checkpoint()
 
     async def fill(self) -> None:
-        """Read on in the present request. Cancelled when the client is gone, or breaks the protocol."""
+        """Read more of the current request. Cancelled when the client is gone or breaks the protocol."""
         if self._pending:  # without waiting
             await trio.lowlevel.checkpoint()
             data, self._pending = self._pending, b""
@@ -93,7 +95,7 @@ class Connection(ClosableConnection):
         await trio.lowlevel.checkpoint()
 
     async def _more(self) -> bytes:
-        """More of the body, which has to come at some pace where connections are taken."""
+        """Receive more of the body; while all slots are taken, the body has to arrive at a minimum rate."""
         pace = self._pace = self._pace or MinimumRate(self.server.limits.crowded_body_rate, PATIENCE_S)
         self.server.may_shed(trio.current_time() + pace.begin())
         data = await self.transport.receive()
@@ -124,7 +126,7 @@ class Connection(ClosableConnection):
             self._parser.next()
 
     async def _wait_for(self, place: trio.Event, exchange: Exchange) -> None:
-        """Wait for a place, unless it asks for a probe: that is answered in front of it."""
+        """Wait for a slot. A request for a probe does not wait."""
         self.probed = exchange.received and exchange.path in self.server.probes
         if self.probed:
             exchange.keep_alive = False
@@ -134,7 +136,7 @@ class Connection(ClosableConnection):
             self.scope.deadline = math.inf
 
     async def _head(self) -> bool:
-        """Read a request's head. ``False`` when there is none."""
+        """Read a request's head. Returns ``False`` if there is none."""
         parser = self._parser
         data = self._pending.lstrip(b"\r\n")
         if not data:
@@ -166,7 +168,7 @@ class Connection(ClosableConnection):
                 return False
 
     async def _first_bytes(self) -> bytes:
-        """Of the next request; ``b""`` when the client closes instead."""
+        """Return the first bytes of the next request; ``b""`` when the client closes instead."""
         self.idle = True
         limits = self.server.limits
         if self._served:
@@ -187,7 +189,7 @@ class Connection(ClosableConnection):
         return data
 
     async def _discard(self) -> None:
-        """What is left of a request's body behind its answer."""
+        """Read and discard the rest of a request's body after the response."""
         with self._linger():
             while not self._parser.complete:
                 self._parser.body.clear()

@@ -1,4 +1,4 @@
-"""Sees that a client has left, also while it has sent more than anybody has read yet."""
+"""Detection of clients that leave, even while unread bytes of theirs wait in the socket."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _LEFT = select.EPOLLRDHUP | select.EPOLLONESHOT  # errors and hang-ups are alway
 class DisconnectWatcher:
     """Calls back when the peer of a watched socket closes or resets its connection.
 
-    Trio waits for *readable*, and a socket with unread bytes (a pipelined request, a body that nobody wants) is that
-    already: the end behind them would not be seen before they are read. EPOLLRDHUP tells the end alone. One epoll
-    watches all connections, and trio waits for that; a connection costs one registration, its requests nothing.
+    Trio waits for *readable*, and a socket with unread bytes (a pipelined request, an unwanted body) already is
+    readable: the end behind those bytes would not be seen before they are read. EPOLLRDHUP reports the end alone. One
+    epoll watches all connections, and trio waits for that epoll. A connection costs one registration, a request costs
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -24,23 +25,24 @@ class DisconnectWatcher:
         self._watched: dict[int, Callable[[], None]] = {}
 
     def watch(self, connection: socket.socket, left: Callable[[], None]) -> None:
-        """``left`` is called once, from :meth:`run`."""
+        """Watch a connection; ``left`` is called once, from :meth:`run`."""
         number = connection.fileno()
         self._epoll.register(number, _LEFT)
         self._watched[number] = left
 
     def forget(self, connection: socket.socket) -> None:
-        """To be called before the socket is closed: its number may be another's then."""
+        """Stop watching a connection. Call this before the socket is closed: afterwards another socket may have its
+        number."""
         if self._watched.pop(connection.fileno(), None) is not None:
             self._epoll.unregister(connection.fileno())
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Call back for closed connections until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
             for number, _ in self._epoll.poll(0):
                 self._watched[number]()
 
     def close(self) -> None:
-        """To be called when nothing is watched any more."""
+        """Close the epoll. Call this when nothing is watched any more."""
         self._epoll.close()

@@ -1,4 +1,4 @@
-"""Answers by handlers: a handler's failure becomes an error of HTTP, or of WebSocket, where no answer has begun."""
+"""Calls of handlers: a handler's failure becomes an HTTP error, or a WebSocket close code, before a response begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ log = logging.getLogger("omni_actors.server")
 
 
 async def answer(server: Server, exchange: Exchange) -> None:
-    """Have it answered. A handler that fails, or returns without an answer, is a 500 and a line in the log."""
+    """Let the application answer an exchange. A handler that fails, or returns without a response, gives a 500 and a
+    log line."""
     failure: BaseException | None = None
     try:
         if server.draining:
@@ -37,7 +38,8 @@ async def answer(server: Server, exchange: Exchange) -> None:
 
 
 async def serve_socket(server: Server, exchange: Exchange, socket: WebSocket) -> None:
-    """Have a WebSocket served, and close it. A handler that fails is a 500, or the code 1011 once it is accepted."""
+    """Let the application serve a WebSocket, then close it. A handler that fails gives a 500, or the code 1011 after
+    accepting."""
     failed = False
     try:
         await socket.serve(server.application.websocket)
@@ -55,6 +57,6 @@ async def serve_socket(server: Server, exchange: Exchange, socket: WebSocket) ->
 
 
 async def refuse(server: Server, exchange: Exchange, status: int, message: str) -> None:
-    """Answer with an error, and close the connection behind it."""
+    """Answer with an error, and close the connection afterwards."""
     exchange.keep_alive = False
     await exchange.respond(status, [JSON_HEADER], server.error_body(status, message))

@@ -1,4 +1,4 @@
-"""Requests that the server refuses by itself, and the format of the bodies that say so."""
+"""Errors that the server answers by itself, and the format of their bodies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 ErrorBody = Callable[[int, str], bytes]
-"""Makes the JSON body of an error that the server answers by itself, from a status and a message."""
+"""A function from a status and a message to the JSON body of an error that the server answers by itself."""
 
 JSON_HEADER = (b"content-type", b"application/json")
 

@@ -16,15 +16,15 @@ from omni_actors.entrypoints.server.errors import BadRequest
 from omni_actors.entrypoints.server.http1 import Exchange
 
 REASON = 123
-"""Most bytes of a close reason."""
+"""Largest size of a close reason in bytes."""
 
 protocol_log = logging.getLogger("omni_actors.server.websocket")
-protocol_log.setLevel(logging.WARNING)  # websockets would say of each socket that it opens and closes
+protocol_log.setLevel(logging.WARNING)  # websockets would log every opening and closing
 
 
 class MessageProtocol(Protocol):
-    """Makes messages of frames as each is read, so that a text that is no UTF-8 fails the connection in its place: what
-    follows it in the same segment is not answered any more."""
+    """Builds messages from frames, one frame at a time, so that invalid UTF-8 fails the connection at the right place:
+    frames after the invalid one in the same segment are no longer answered."""
 
     def __init__(self, most: int) -> None:
         super().__init__(Side.SERVER, max_size=most, logger=protocol_log)
@@ -45,9 +45,9 @@ class MessageProtocol(Protocol):
         elif opcode is not Opcode.CONT:
             return
         is_text = self._kind is Opcode.TEXT
-        text = self._decoder.decode(frame.data, frame.fin) if is_text else ""  # what it raises closes with 1007
+        text = self._decoder.decode(frame.data, frame.fin) if is_text else ""  # a decoding error closes with 1007
         if not frame.fin:
-            self._parts += frame.data  # as bytes: texts of two letters each would take thirty times as much
+            self._parts += frame.data  # as bytes: texts of two letters each would take 30 × the memory
         elif not self._parts:
             self.messages.append(text if is_text else bytes(frame.data))
         else:
@@ -61,12 +61,12 @@ class MessageProtocol(Protocol):
 
     @property
     def held(self) -> int:
-        """Bytes of a message, or of a frame, that has not wholly come."""
+        """Bytes of an unfinished message or frame."""
         return len(self._parts) + len(self.reader.buffer)
 
 
 def message_frame(opcode: Opcode, data: bytes) -> bytes:
-    """A whole message in one frame, as a server sends it: not masked (RFC 6455, 5.2)."""
+    """Return a whole message in one frame, not masked, which is the form for servers (RFC 6455, 5.2)."""
     size = len(data)
     if size < 126:
         return bytes((0x80 | opcode, size)) + data
@@ -80,11 +80,11 @@ def close_reason(reason: str) -> str:
 
 
 def handshake_response(exchange: Exchange) -> Response:
-    """The answer that accepts it."""
+    """Return the response that accepts the WebSocket. Raises :class:`BadRequest` for an invalid handshake."""
     lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in exchange.headers]
     request = Request("/", datastructures.Headers(lines), exchange.method, f"HTTP/{exchange.http_version}")
     if request.headers.get_all("Sec-WebSocket-Version") not in ([], ["13"]):
-        raise BadRequest(426, "The version of a WebSocket has to be 13.")
+        raise BadRequest(426, "The WebSocket version must be 13.")
     response = ServerProtocol(logger=protocol_log).accept(request)
     if response.status_code != 101:
         raise BadRequest(response.status_code, response.body.decode().partition("\n")[0])

@@ -1,4 +1,4 @@
-"""The TLS handshake of a connection, and those who speak HTTP without one."""
+"""The TLS handshake of a connection, and clients that speak plain HTTP to a TLS port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_actors.entrypoints.server.errors import BadRequest
 from omni_actors.entrypoints.server.server import CLOSED_S, ManagedConnection, Reason, Server
 from omni_actors.entrypoints.server.transport import TlsTransport, Transport
 
-NEEDS_TLS = "TLS is spoken here: https:// (or wss://) in place of http:// (or ws://)."
+NEEDS_TLS = "This port speaks TLS: use https:// (or wss://) instead of http:// (or ws://)."
 
 
 class TlsConnection(ManagedConnection, Protocol):
@@ -29,7 +29,8 @@ class TlsConnection(ManagedConnection, Protocol):
 
 
 async def shake_hands(connection: TlsConnection, transport: TlsTransport) -> bool:
-    """Whether requests may follow. If not, the connection has a reason to end and, where it can be said, a refusal."""
+    """Do the TLS handshake. Returns whether requests may follow; if not, the connection has a reason to end and, where
+    the client can read one, a refusal."""
     server = connection.server
     if server.draining:
         connection.end_after(CLOSED_S, "drained")

@@ -1,4 +1,4 @@
-"""One HTTP request, to whoever answers it, and how its answer is written (RFC 9112)."""
+"""One HTTP request with its response, and the response's format on the wire (RFC 9112)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FURTHER = {
     426: b"upgrade: websocket\r\nsec-websocket-version: 13\r\n",
     503: b"retry-after: 1\r\n",
 }
-"""Headers of refusals, by status."""
+"""Further headers of refusals, by status."""
 
 
 def _start_line(status: int) -> bytes:
@@ -34,7 +34,7 @@ _START_LINES = {status.value: _start_line(status) for status in HTTPStatus}
 
 
 class DateLine:
-    """The header Date, made once a second."""
+    """The header ``Date``, rendered once a second."""
 
     __slots__ = ("_line", "_second")
 
@@ -84,12 +84,12 @@ class HttpConnection(Protocol):
 
 
 class Exchange:
-    """One HTTP request, to whoever answers it, and its answer.
+    """One HTTP request and its response.
 
     ``path`` is percent-decoded, ``query`` is raw, header names are lower-case. The handler runs in a cancel scope that
-    is cancelled when its client leaves, stops reading, or breaks the protocol: nothing here raises for these. An answer
-    is one :meth:`respond`, or :meth:`start`, :meth:`write` … and :meth:`finish`; a handler that returns in between
-    leaves it unfinished, which the client sees as an abnormal end.
+    is cancelled when its client leaves, stops reading, or breaks the protocol; no method raises for these. A response
+    is one :meth:`respond`, or :meth:`start`, any number of :meth:`write`, and :meth:`finish`. A handler that returns in
+    between leaves the response unfinished, and the client sees an abnormal end.
     """
 
     __slots__ = (
@@ -125,12 +125,12 @@ class Exchange:
 
     @property
     def client(self) -> tuple[str, int] | None:
-        """Address and port; ``None`` over a unix socket."""
+        """Address and port of the client; ``None`` over a unix socket."""
         return self._connection.client
 
     @property
     def user(self) -> int | None:
-        """The client's user by number, over a unix socket."""
+        """The client's user id, over a unix socket."""
         return self._connection.transport.user
 
     @property
@@ -143,17 +143,17 @@ class Exchange:
 
     @property
     def ends_with_connection(self) -> bool:
-        """Whether nothing but the connection's end says where the answer ends (HTTP/1.0, of unknown length)."""
+        """Whether only the end of the connection marks the end of the response (HTTP/1.0 without a length)."""
         return not self._chunked and self._left is None
 
     @property
     def received(self) -> bool:
-        """Whether :meth:`receive` has given (or has at hand) the whole body."""
+        """Whether the whole body has arrived: :meth:`receive` has returned all of it or can do so without waiting."""
         return self._parser.complete
 
     async def receive(self) -> bytes:
-        """The next piece of the body, ``b""`` at its end. A client that waits for a go-ahead is given it by the first
-        call. There is no deadline here."""
+        """Return the next piece of the body, ``b""`` at its end. The first call sends ``100 Continue`` to a client that
+        waits for it. There is no deadline."""
         parser = self._parser
         while not parser.body:
             if parser.complete:
@@ -167,31 +167,32 @@ class Exchange:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def respond(self, status: int, headers: Headers, body: bytes = b"") -> Awaitable[None]:
-        """The whole answer, in one write."""
+        """Send the whole response in one write."""
         head = self._head(status, headers, len(body))
         self.finished = True
         bare = self.method == "HEAD" or status in _NO_BODY
         return self._connection.send(head if bare else head + body)
 
     async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
-        """Begin an answer, with its first bytes in the same write. Without a Content-Length its length is open."""
+        """Begin a response, with its first bytes in the same write. Without a Content-Length its length is open."""
         head = self._head(status, headers, None)
         await self._connection.send(head + self._framed(first))
 
     async def write(self, data: bytes) -> None:
-        """The next bytes of the answer. Returns when the kernel has them all, which is as fast as the client reads."""
+        """Send the next bytes of the response. Returns when the kernel has taken all of them, at the speed of the
+        client's reading."""
         if data and (framed := self._framed(data)):
             await self._connection.send(framed)
 
     def write_now(self, data: bytes) -> bool:
-        """:meth:`write` without waiting, and not by the answer's own task. ``False``: it has to wait, so that nothing
-        is written."""
+        """Send bytes without waiting, from a task that is not the handler's. Returns ``False``, with nothing written,
+        if sending would have to wait."""
         if not self._chunked or self.finished:
             return False
         return self._connection.transport.send_now(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def finish(self, last: bytes = b"") -> None:
-        """The end of the answer, with its last bytes in the same write."""
+        """End the response, with its last bytes in the same write."""
         data = self._framed(last)
         if self._left:
             raise RuntimeError(f"the answer is {self._left} bytes short of its Content-Length")
@@ -202,7 +203,8 @@ class Exchange:
             await self._connection.send(data)
 
     def _head(self, status: int, headers: Headers, length: int | None) -> bytes:
-        """``length`` of a whole body, ``None`` if it comes in pieces."""
+        """Return the bytes of the response's head. ``length`` is the size of a whole body, ``None`` for a body in
+        pieces."""
         if self.started:
             raise RuntimeError("there is an answer already")
         lines = [_START_LINES.get(status) or _start_line(status), self._connection.server.date_line()]

@@ -1,5 +1,7 @@
-"""Hypercorn's trio worker in the place of our own server. It speaks HTTP/2 as well, and has none of our limits: it
-belongs behind a proxy that one trusts."""
+"""Hypercorn's trio worker, as an alternative to this project's own server.
+
+Hypercorn also speaks HTTP/2, and has none of this server's limits: use it only behind a trusted proxy.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,20 @@ from hypercorn.utils import wrap_app
 from omni_actors.entrypoints.server import listeners
 
 KEEP_ALIVE_S = 75.0
-"""How long an idle connection is kept for the client's next request."""
+"""Seconds for which an idle connection is kept for the client's next request."""
 
 READER_S = 30.0
-"""A client that reads nothing for so long of what waits for it is disconnected."""
+"""Seconds after which a client that reads nothing of its pending response is disconnected."""
 
 log = logging.getLogger("omni_actors.server")
 
 
 class _Connection(TCPServer):
-    """One connection, whose failure is its own, and which is over when its client has said its last word and has its
-    answer: Hypercorn itself keeps it for the whole of :data:`KEEP_ALIVE_S` then, and lets its exceptions end the
-    server."""
+    """A connection whose failure ends only itself, and which ends when its client has closed its end and has its
+    response.
+
+    Hypercorn alone would keep such a connection for all of :data:`KEEP_ALIVE_S`, and let its exceptions end the server.
+    """
 
     _ended = False
 
@@ -71,10 +75,10 @@ async def serve(
     shutdown: Callable[[], Awaitable[None]] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Like :func:`omni_actors.entrypoints.server.serve`, for any ASGI application.
+    """Serve any ASGI application, like :func:`omni_actors.entrypoints.server.serve`.
 
-    After ``shutdown`` no new connection is accepted, and what is connected (idle connections too) has ``grace_s``
-    seconds before it is cancelled.
+    After ``shutdown`` no new connection is accepted; open connections, idle ones included, have ``grace_s`` seconds
+    before they are cancelled.
     """
     config = Config()
     config.accesslog = None
@@ -114,8 +118,9 @@ async def serve(
 
 
 def _door(listener: socket.socket, tls: ssl.SSLContext | None) -> trio.abc.Listener[trio.abc.Stream]:
-    """Connections inherit what their listener has: the kernel ends those of clients that do not read. Hypercorn itself
-    waits for them for ever, in a shielded send that holds up its own end too."""
+    """Make a trio listener whose connections the kernel ends when their clients do not read (connections inherit the
+    listener's options). Hypercorn would wait for such clients without end, in a shielded send that also delays its own
+    shutdown."""
     if listener.family != socket.AF_UNIX:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(READER_S * 1000))
     plain = trio.SocketListener(trio.socket.from_stdlib_socket(listener))

@@ -1,4 +1,4 @@
-"""What one client may take of the front acceptor: sizes, times and numbers, each with its default."""
+"""Limits on what one client may use of the server: sizes, times and counts, each with its default."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 
 
 def _limit(default: Any, doc: str, *, none: bool = False) -> Any:
-    """``none``: 0 means that there is no such limit."""
+    """Declare a limit; with ``none``, 0 means that there is no such limit."""
     return field(default=default, metadata={"doc": doc, "none": none})
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes are bytes, ``_s`` are seconds. Raises ``ValueError``, with the name, for what cannot be.
+    """The limits of a server. Sizes are in bytes; names in ``_s`` are seconds.
 
-    How large a body may be is the middleware's business: it knows who asks for what.
+    The size of request bodies is limited by the middleware, which knows the route and the caller.
+
+    Raises:
+        ValueError: A value is impossible; the message names the limit.
     """
 
     request_line_bytes: int = _limit(16 << 10, "Longest target of a request; for a longer one the answer is 414.")

@@ -1,4 +1,4 @@
-"""Where clients connect: TCP addresses, unix sockets, TLS."""
+"""Listening sockets: TCP addresses, unix sockets, TLS."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from omni_actors.entrypoints.server import addresses
 BACKLOG = 1024
 
 UNSENT = 262_144
-"""Most bytes that wait in the kernel to be sent to one client. (Its own default is 4 MiB, and it would tell of a slow
-reader's progress only by thirds of that.)"""
+"""Largest number of unsent bytes in the kernel per client. (The kernel's default is 4 MiB, and would report a slow
+reader's progress only in thirds of that.)"""
 
 VANISHED_MS = 120_000
 
@@ -29,15 +29,18 @@ INHERITED = {
     socket.TCP_KEEPCNT: 4,
     socket.TCP_USER_TIMEOUT: VANISHED_MS,
 }
-"""Options of TCP that connections have from their listener. The kernel asks a client that is silent for a minute every
-15 s, and gives it two to acknowledge what it was sent (it would go on for a quarter of an hour by itself): one that has
-vanished is gone after two minutes, also in the middle of an answer that is slow to fill its buffer."""
+"""TCP options that connections inherit from their listener.
+
+The kernel probes a client that is silent for a minute every 15 s, and gives the client two minutes to acknowledge sent
+bytes (its own default is a quarter of an hour). A vanished client is therefore gone after two minutes, even in the
+middle of a response that fills its buffer slowly.
+"""
 
 
 async def listen(hosts: Sequence[str], port: int, unix_path: str | None = None) -> list[socket.socket]:
-    """Listening sockets at a path, or else on every address of the hosts.
+    """Return listening sockets at ``unix_path``, or else on every address of the hosts.
 
-    Raises ``OSError``, with the address or path as its ``filename``; nothing listens then.
+    Raises ``OSError``, with the address or path as ``filename``; nothing listens then.
     """
     if unix_path is not None:
         return [listen_unix(unix_path)]
@@ -51,7 +54,7 @@ async def listen(hosts: Sequence[str], port: int, unix_path: str | None = None) 
 
 
 def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
-    """Raises ``OSError`` (``ssl.SSLError`` is one) where the files are not what they should be."""
+    """Return the TLS context of a certificate. Raises ``OSError`` (``ssl.SSLError`` is one) for unusable files."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     context.set_alpn_protocols(["http/1.1"])
@@ -59,7 +62,7 @@ def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
 
 
 def listen_unix(path: str) -> socket.socket:
-    """A listening socket at a path; one that a process has left behind there is replaced. Raises ``OSError``."""
+    """Return a listening socket at a path; a socket of an ended process there is replaced. Raises ``OSError``."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:

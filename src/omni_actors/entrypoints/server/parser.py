@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests, read out of a stream of bytes without any I/O."""
+"""A parser of HTTP/1.1 requests, without I/O."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ Headers = list[tuple[bytes, bytes]]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 STEPS = 256
-"""Most pieces that are parsed in one go. A body may be cut into pieces at every fourth byte."""
+"""Largest number of pieces parsed in one call of ``feed``. A body may be cut into pieces at every fourth byte."""
 
 CHUNK_FRAMING = 8
-"""Bytes that a chunk's size and its line ends may take; what is beyond (extensions, zeros, trailers) is counted."""
+"""Bytes that a chunk's size and line ends may take; further bytes (extensions, zeros, trailers) count against a limit.
+"""
 
 _BODY = frozenset({b"content-length", b"transfer-encoding"})
 _END = b"\r\n\r\n"
 
 
 class RequestParser:
-    """Takes requests out of a stream of bytes, one at a time. Without I/O.
+    """Reads requests out of a stream of bytes, one at a time, without I/O.
 
-    httptools (llhttp) parses, strictly: conflicting lengths, bare line feeds, folded lines and malformed chunks are
-    refused. It reads on into the next request, though, and does not say where one ends; so it is given no byte behind
-    the end of the present one. A head, and a chunked body, end with an empty line; a body of known length by counting.
+    httptools (llhttp) parses strictly: conflicting lengths, bare line feeds, folded lines and malformed chunks are
+    refused. But httptools reads on into the next request and does not say where a request ends, so it is given no byte
+    beyond the end of the current request. The end of a head, and of a chunked body, is found by the empty line; the end
+    of a body of known length by counting.
     """
 
     __slots__ = (
@@ -70,9 +72,9 @@ class RequestParser:
         self.path = self.query = b""
         self._url = b""
         self._tail = b""
-        self._left: int | None = None  # of a body whose length is known
-        self._framing = 0  # bytes of the head; behind it those of the body as it came, framing included
-        self._data = 0  # bytes of the body as it is meant
+        self._left: int | None = None  # bytes left of a body of known length
+        self._framing = 0  # bytes of the head; then bytes of the body with its framing
+        self._data = 0  # bytes of the body without framing
         self._chunks = 0
 
     @property
@@ -80,8 +82,8 @@ class RequestParser:
         return self._url
 
     def feed(self, data: bytes) -> bytes:
-        """Take what belongs to the present request, or the beginning of it (of data that is much work: others want to
-        run, too); returns the rest. Raises :class:`BadRequest`."""
+        """Parse bytes of the current request and return the bytes after it. Of data that takes long to parse, only a
+        beginning is taken, so that other tasks can run. Raises :class:`BadRequest`."""
         at = 0
         for _ in range(STEPS):
             end = self._reach(data, at)
@@ -92,7 +94,7 @@ class RequestParser:
         return data[at:]
 
     def _reach(self, data: bytes, at: int) -> int:
-        """Up to where it cannot be beyond the present request."""
+        """Return the end of the bytes that surely belong to the current request."""
         if self._left is not None:
             end = min(at + self._left, len(data))
             self._left -= end - at
@@ -111,7 +113,7 @@ class RequestParser:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            if not self.upgrade:  # to something that is not spoken here: an ordinary request (RFC 9110, 7.8)
+            if not self.upgrade:  # an upgrade that is not supported: an ordinary request (RFC 9110, 7.8)
                 self._resume()
         except httptools.HttpParserInvalidURLError:
             raise BadRequest(400, "The request's target is malformed.") from None
@@ -134,7 +136,7 @@ class RequestParser:
             self._framing = 0
 
     def _resume(self) -> None:
-        """A fresh parser stands where the body begins: llhttp takes what follows a refused upgrade for the upgraded."""
+        """Continue at the body with a new parser; llhttp treats bytes after a refused upgrade as that protocol."""
         body = [(name, value) for name, value in self.headers if name in _BODY]
         if not body:
             return
@@ -154,7 +156,7 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.head_complete:
-            return  # trailers are of no use to anybody here
+            return  # trailers are not used
         if len(self.headers) == self._limits.headers:
             raise BadRequest(431, f"The request has more than {self._limits.headers} header lines.")
         self.headers.append((name.lower(), value.strip()))
@@ -170,9 +172,9 @@ class RequestParser:
         self.method = self._parser.get_method().decode()
         version = self.version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise BadRequest(505, f"HTTP {version} is not spoken here, but 1.1.")
+            raise BadRequest(505, f"HTTP {version} is not supported; use HTTP/1.1.")
         if self.method not in METHODS:
-            raise BadRequest(501, f"The method {self.method} is not known here.")
+            raise BadRequest(501, f"The method {self.method} is not supported.")
         hosts = 0
         upgrades = self._parser.should_upgrade()
         for name, value in self.headers:
@@ -182,18 +184,18 @@ class RequestParser:
                 hosts += 1
             elif name == b"transfer-encoding":
                 if version == "1.0":
-                    raise BadRequest(400, "HTTP/1.0 has no Transfer-Encoding.")
+                    raise BadRequest(400, "HTTP/1.0 does not have Transfer-Encoding.")
                 if value.lower() != b"chunked":
-                    raise BadRequest(501, "The only Transfer-Encoding that is known here is 'chunked'.")
+                    raise BadRequest(501, "The only supported Transfer-Encoding is 'chunked'.")
             elif name == b"expect":
                 self.expects = value.lower() == b"100-continue" and version == "1.1"
             elif name == b"upgrade" and upgrades:
                 self.upgrade = value.lower() == b"websocket"
         if self.upgrade and any(name in _BODY and value != b"0" for name, value in self.headers):
-            raise BadRequest(400, "A request for a WebSocket has no body.")
+            raise BadRequest(400, "A request for a WebSocket must not have a body.")
         self.path, self.query = _split(self._url)
         if hosts > 1 or (not hosts and version == "1.1"):
-            raise BadRequest(400, "A request has one Host.")
+            raise BadRequest(400, "A request needs exactly one Host header.")
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
@@ -207,7 +209,7 @@ class RequestParser:
 
 
 def _split(target: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a target in any of its forms (RFC 9112, 3.2)."""
+    """Return path and query of a request target in any of its forms (RFC 9112, 3.2)."""
     if not target.startswith(b"/") and target != b"*":
         try:
             url = httptools.parse_url(target)

@@ -1,4 +1,4 @@
-"""What the connections of one server share: who answers, the limits, and who is connected."""
+"""The state that the connections of one server share: the application, the limits, and the open connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omni_actors.entrypoints.server.metrics import ServerMetrics
 from omni_actors.entrypoints.server.websocket import WebSocket
 
 CLOSED_S = 1.0
-"""What a client gets to close its connection when it has closed its WebSocket, or the server drains."""
+"""Seconds that a client has to close its connection after its WebSocket has closed, or while the server drains."""
 
 Reason = Literal[
     "done",
@@ -39,12 +39,12 @@ Reason = Literal[
     "drained",
     "shutdown",
 ]
-"""Why a connection has ended, as docs/deploying.md explains it."""
+"""The reasons for which a connection ends, as docs/deploying.md explains them."""
 
 
 @runtime_checkable
 class Application(Protocol):
-    """Who answers. A handler's failure is logged, and answered 500 (1011 on a WebSocket)."""
+    """The application that answers. A handler's failure is logged and answered with 500 (1011 on a WebSocket)."""
 
     async def http(self, exchange: Exchange) -> None: ...
 
@@ -87,7 +87,7 @@ class ManagedConnection(Protocol):
 
 @dataclass(slots=True)
 class Server:
-    """What the connections of one server share."""
+    """The state that the connections of one server share."""
 
     application: Application
     limits: Limits
@@ -96,20 +96,21 @@ class Server:
     error_body: ErrorBody
     tls: ssl.SSLContext | None = None
     probes: frozenset[str] = frozenset()
-    """Paths that are answered also where all places are taken."""
+    """Paths that are answered even while all slots are taken."""
     date_line: DateLine = field(default_factory=DateLine)
     connections: dict[ManagedConnection, None] = field(default_factory=dict)
-    """Those that have a place. Those that are idle, or ask, are in the order in which they began to."""
+    """Connections that have a slot. Connections that are idle or send a head are in the order in which that began."""
     waiting: dict[ManagedConnection, trio.Event] = field(default_factory=dict)
-    """Those beyond the limit, in the order in which they came, each with what says that it has a place."""
+    """Connections beyond the limit in order of arrival, each with an event that is set when the connection gets a slot.
+    """
     freed: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
-    """Who waits for a connection to end, or to have nothing done for it."""
+    """Tasks that wait for a connection to end, or to become one that may be ended."""
     handshakes: trio.CapacityLimiter = field(init=False)
     held: int = 0
-    """Bytes of WebSocket messages that have not wholly come."""
+    """Bytes of unfinished WebSocket messages."""
     draining: bool = False
     _none_until: float = -math.inf
-    """Trio time before which :meth:`shed` would find none."""
+    """Trio time before which :meth:`shed` would find no connection to end."""
 
     def __post_init__(self) -> None:
         self.handshakes = trio.CapacityLimiter(self.limits.handshakes)
@@ -119,7 +120,7 @@ class Server:
         return "http" if self.tls is None else "https"
 
     def add(self, connection: ManagedConnection, *, waits: bool = False) -> None:
-        """Take note of a new connection: it has a place, or ``waits`` for one."""
+        """Register a new connection, with a slot, or (``waits``) without one."""
         if waits:
             self.waiting[connection] = trio.Event()
             self.freed.unpark_all()
@@ -128,7 +129,7 @@ class Server:
         self.metrics.connection_opened()
 
     def place(self, connection: ManagedConnection) -> None:
-        """Give a place to one that waits."""
+        """Give a slot to a waiting connection."""
         place = self.waiting.pop(connection)
         self.connections[connection] = None
         place.set()
@@ -136,7 +137,7 @@ class Server:
         self.freed.unpark_all()
 
     def remove(self, connection: ManagedConnection, reason: Reason) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         if self.waiting.pop(connection, None) is None:
             del self.connections[connection]
         if connection.socket is not None:
@@ -145,20 +146,20 @@ class Server:
         self.freed.unpark_all()
 
     def queue(self, connection: ManagedConnection) -> None:
-        """Put it behind those that have been idle, or have asked, for longer."""
+        """Put a connection behind all that have been idle, or have been sending a head, for longer."""
         if connection in self.connections:
             self.connections[connection] = self.connections.pop(connection)
         self.may_shed(connection.spared_until)
 
     def may_shed(self, at: float) -> None:
-        """From this trio time on :meth:`shed` may find one more."""
+        """Note that :meth:`shed` may find one more connection from this trio time on."""
         if at < self._none_until:
             self._none_until = at
             self.freed.unpark_all()
 
     def hold(self, socket: WebSocket, size: int) -> None:
-        """So much of an unfinished message is held for this WebSocket now. Together too much: the largest has to go, so
-        that many cannot crowd out the others by keeping what they never finish."""
+        """Set the bytes of an unfinished message that this WebSocket holds. If all WebSockets together hold too much,
+        the one that holds most is closed, so that clients cannot crowd out others with messages that never end."""
         self.held += size - socket.held
         socket.held = size
         if self.held > self.limits.unfinished_bytes:
@@ -169,14 +170,14 @@ class Server:
             largest.let_go()
 
     def drain(self) -> None:
-        """Idle connections end now, the others behind the answer they are at."""
+        """Begin to drain: idle connections end now, other connections after their current response."""
         self.draining = True
         for connection in [*self.connections, *self.waiting]:
             connection.drain()
 
     async def sweep(self) -> None:
-        """End the connections that have been idle for too long. Runs until it is cancelled. (Deadlines of their own,
-        set and taken back for each request, would cost that a twentieth of its time here.)"""
+        """End connections that have been idle for too long. Runs until cancelled. (A deadline per connection, set and
+        removed for each request, would take a twentieth of a request's time in this server.)"""
         while True:
             now = trio.current_time()
             following = now + self.limits.keep_alive_s
@@ -188,12 +189,12 @@ class Server:
             await trio.sleep_until(following)
 
     def shed(self, number: int) -> tuple[int, float]:
-        """Make room for ``number`` connections, as far as some can make way.
+        """End up to ``number`` connections to make room for new ones.
 
-        First those that have been idle for longest, or have asked for longest for what is not known yet: one of both
-        kinds, so that who has just come outlives those that came earlier to keep the others out. Then those that
-        linger, or whose bodies come too slowly, the slowest first. Returns how many make way, and the trio time at
-        which another one would.
+        First come the connections that have been idle, or have been sending a head, for longest: both kinds in one
+        order, so that a new client outlives earlier ones that only keep slots occupied. Then come connections that
+        linger or whose bodies arrive too slowly, the slowest first. Returns the number of ended connections, and the
+        trio time at which one more could be ended.
         """
         now, following, found = trio.current_time(), math.inf, 0
         if now < self._none_until:
@@ -222,7 +223,7 @@ class Server:
         return found, following
 
     def turn_away(self) -> bool:
-        """End the connection that has waited for a place for longest. Returns whether there was one."""
+        """End the connection that has waited longest for a slot. Returns whether there was one."""
         for it in self.waiting:
             if not it.probed:
                 it.make_way("crowded")

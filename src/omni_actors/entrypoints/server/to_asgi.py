@@ -1,4 +1,4 @@
-"""An ASGI application behind this server: its scopes, receives and sends (ASGI 3.0)."""
+"""Exchanges and WebSockets of this server as ASGI 3.0 messages, for an ASGI application."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Message = MutableMapping[str, Any]
 ASGIApp = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
 STARTUP_S = 60.0
-"""What an application gets for its own startup."""
+"""Seconds that an application has for its startup."""
 
 SHUTDOWN_S = 1.0
-"""What an application gets for its own shutdown."""
+"""Seconds that an application has for its shutdown."""
 
 log = logging.getLogger("omni_actors.server")
 
@@ -30,8 +30,8 @@ _VERSIONS = {"version": "3.0", "spec_version": "2.4"}
 class Adapter:
     """Answers exchanges and WebSockets by an ASGI application.
 
-    The application's task is cancelled when its client leaves, so that an ``http.disconnect`` comes only behind a
-    finished answer.
+    The application's task is cancelled when its client leaves; ``http.disconnect`` is therefore only received after a
+    finished response.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -80,7 +80,8 @@ class Adapter:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """The application runs between its startup and its shutdown. One that knows no lifespan needs none.
+        """Run the application's startup before the block and its shutdown after. An application without a lifespan is
+        fine.
 
         Raises ``RuntimeError``, in a nursery's group, when the startup fails.
         """

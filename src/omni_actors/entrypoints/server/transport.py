@@ -1,4 +1,4 @@
-"""What carries a connection's bytes: a socket, or TLS over one."""
+"""The transport of a connection's bytes: a socket, or TLS over a socket."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from http import HTTPMethod
 import trio
 
 SEGMENT = 65_536
-"""Most bytes that are taken from the kernel at once."""
+"""Largest number of bytes taken from the kernel in one call."""
 
 STEPS = 16
-"""A task that finds its socket ready so often in a row lets others run: together at most about 0.2 ms."""
+"""Consecutive calls that find the socket ready before other tasks run: at most about 0.2 ms together."""
 
 STEP = 12
-"""Binary logarithm of how many bytes take as long as a call."""
+"""Binary logarithm of the number of bytes that take as long as one call."""
 
 _REQUESTS = tuple(f"{method} ".encode() for method in HTTPMethod)
 _INITIALS = frozenset(begin[:1] for begin in _REQUESTS)
-"""How HTTP begins. TLS begins with no letter: its first record is one of type 22."""
+"""First bytes of HTTP requests. TLS begins with no letter: its first record has type 22."""
 
 _CREDENTIALS = struct.Struct("iII")
-"""struct ucred: process, user, group."""
+"""``struct ucred``: process, user, group."""
 
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: close at once, and tell the peer by a reset."""
+"""Value of ``SO_LINGER`` that closes at once and tells the peer by a reset."""
 
 
 def peer_user(connection: socket.socket) -> int | None:
-    """Return the number of the user at the other end of a unix socket, as the kernel knows it; ``None`` of others."""
+    """Return the user id of the peer of a unix socket, as the kernel knows it; ``None`` for other sockets."""
     if connection.family != socket.AF_UNIX:
         return None
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -38,20 +38,20 @@ def peer_user(connection: socket.socket) -> int | None:
 
 
 class Stalled(Exception):
-    """The peer takes nothing of what waits for it."""
+    """The peer takes no bytes of a pending send."""
 
 
 class Transport:
     """A connected socket. Reading and writing first try without waiting; only a socket that is not ready is waited for.
 
-    :meth:`receive` and :meth:`send` can be cancelled. A cancelled (or failed) send may have sent a part: the transport
-    is ``torn`` then, and nothing more may be sent. One task may receive while another sends.
+    :meth:`receive` and :meth:`send` can be cancelled. A cancelled or failed send may have sent a part: the transport is
+    ``torn`` then, and nothing more may be sent. One task may receive while another sends.
     """
 
     __slots__ = ("_rest", "_sent", "_stall_s", "_steps", "socket", "torn")
 
     says_end = False
-    """Whether the peer takes an end that was not said by :meth:`end_writing` for that of a cut connection."""
+    """Whether the peer treats an end without :meth:`end_writing` as a cut connection."""
 
     def __init__(self, connection: socket.socket, stall_s: float) -> None:
         self.socket = connection
@@ -63,15 +63,15 @@ class Transport:
 
     @property
     def user(self) -> int | None:
-        """Who has connected, as the kernel knows it: a user's number over a unix socket, ``None`` over another one."""
+        """The peer's user id over a unix socket, as the kernel knows it; ``None`` over another socket."""
         return peer_user(self.socket)
 
     async def receive(self) -> bytes:
-        """What has come, as soon as something has; ``b""`` once the peer will send no more, or is gone."""
+        """Return bytes as soon as some have arrived; ``b""`` when the peer will send no more or is gone."""
         if self._steps >= STEPS:  # before the bytes are taken: a cancellation loses none
             self._steps = 0
             await trio.lowlevel.checkpoint()
-        if self._sent:  # what answers it is seldom there yet, and is when others have had their turn: no need to wait
+        if self._sent:  # an answer is rarely there yet, and usually is after other tasks have run: no need to wait
             self._sent = False
             self._steps = 0
             await trio.lowlevel.checkpoint()
@@ -88,10 +88,10 @@ class Transport:
             return data
 
     async def send(self, data: bytes) -> None:
-        """Hand all of it to the kernel.
+        """Hand all bytes to the kernel.
 
-        Raises :class:`Stalled` when the peer takes nothing for ``stall_s``, :class:`trio.BrokenResourceError` when it
-        is gone. Not a checkpoint every time, but at least every :data:`STEPS` times.
+        Raises :class:`Stalled` when the peer takes nothing for ``stall_s``, :class:`trio.BrokenResourceError` when the
+        peer is gone. Not every call is a checkpoint, but at least one of :data:`STEPS` is.
         """
         if self._steps >= STEPS:
             self._steps = 0
@@ -112,8 +112,8 @@ class Transport:
             await self._send_rest(memoryview(data)[sent:])
 
     def send_now(self, data: bytes) -> bool:
-        """Hand it to the kernel if that has room and nobody is in :meth:`send`; otherwise nothing of it is sent, and it
-        is ``False``. Where there is room for a part, the rest leaves with what is sent next."""
+        """Hand bytes to the kernel if the kernel has room and no task is in :meth:`send`; otherwise send nothing and
+        return ``False``. If the kernel has room for a part, the rest leaves with the next send."""
         if self._rest or self.torn:
             return False
         try:
@@ -141,7 +141,7 @@ class Transport:
         self.torn = False
 
     def send_last(self, data: bytes) -> None:
-        """A last word to a peer that nobody waits for: it is lost where there is no room for it."""
+        """Send last bytes without waiting; they are lost if the kernel has no room for them."""
         if not self.torn and not self._rest:
             try:
                 self.socket.send(data)
@@ -149,14 +149,14 @@ class Transport:
                 pass
 
     def has_bytes(self) -> bool:
-        """Whether something has come that nobody has read."""
+        """Return whether unread bytes have arrived."""
         try:
             return bool(self.socket.recv(1, socket.MSG_PEEK))
         except OSError:
             return False
 
     async def end_writing(self) -> None:
-        """The peer sees the end behind what it was sent."""
+        """Tell the peer that no more bytes follow."""
         try:
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -164,7 +164,7 @@ class Transport:
         await trio.lowlevel.checkpoint()
 
     def close(self, *, reset: bool = False) -> None:
-        """``reset``: what waits for the peer is thrown away, and it sees an error instead of an end."""
+        """Close the socket; with ``reset``, unsent bytes are discarded and the peer sees an error instead of an end."""
         if reset:
             try:
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -175,10 +175,11 @@ class Transport:
 
 
 class _Wire(trio.abc.Stream):
-    """A connected socket as TLS reads and writes it.
+    """A connected socket, as the TLS implementation reads and writes it.
 
-    A handshake's steps are some of the longest calls there are here (a signature takes up to 1 ms): with ``places``
-    only so many are computed in one pass of the loop. Who waits for its peer has no place, so that none can take one.
+    The steps of a handshake are among the longest calls of this process (a signature takes up to 1 ms): with
+    ``places``, only that many steps are computed in one pass of the loop. A task that waits for its peer holds no
+    place, so clients cannot occupy places.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -188,7 +189,7 @@ class _Wire(trio.abc.Stream):
         self.places: trio.CapacityLimiter | None = None
 
     def leave(self) -> None:
-        """Give back the place that it may have."""
+        """Give back the place, if one is held."""
         if self._has_place and self.places is not None:
             self._has_place = False
             self.places.release()
@@ -213,7 +214,7 @@ class _Wire(trio.abc.Stream):
 
 
 class TlsTransport(Transport):
-    """TLS over a connected socket. Its last word is lost: encryption needs to wait for room."""
+    """TLS over a connected socket. Bytes of ``send_last`` are lost, because encryption would have to wait for room."""
 
     __slots__ = ("_is_over", "_stream", "_wire")
 
@@ -226,7 +227,7 @@ class TlsTransport(Transport):
         self._stream = trio.SSLStream(self._wire, context, server_side=True)
 
     async def first_byte(self) -> bytes:
-        """As soon as it is there, where it stays; ``b""`` if the peer ends the connection instead."""
+        """Wait for the first byte and return it without consuming it; ``b""`` if the peer ends instead."""
         while True:
             await trio.lowlevel.wait_readable(self.socket)
             try:
@@ -237,8 +238,9 @@ class TlsTransport(Transport):
                 return b""
 
     async def plain_http(self, first: bytes) -> Transport | None:
-        """A transport without TLS, if the peer speaks HTTP without it: it has said a method then. ``first`` is its
-        first byte; nothing that may be TLS is taken. Raises :class:`trio.BrokenResourceError` for what is neither."""
+        """Return a transport without TLS if the peer speaks plain HTTP, which is known once a whole method has arrived.
+        ``first`` is the first byte; no byte that may belong to TLS is consumed. Raises
+        :class:`trio.BrokenResourceError` for neither HTTP nor TLS."""
         if first not in _INITIALS:
             return None
         plain = Transport(self.socket, self._stall_s)
@@ -251,7 +253,8 @@ class TlsTransport(Transport):
         return plain
 
     async def handshake(self, places: trio.CapacityLimiter) -> None:
-        """One of ``places`` is held while it computes. Raises :class:`trio.BrokenResourceError` when it fails."""
+        """Do the handshake, holding one of ``places`` during each computation. Raises :class:`trio.BrokenResourceError`
+        on failure."""
         self._wire.places = places
         try:
             await self._stream.do_handshake()
@@ -283,12 +286,12 @@ class TlsTransport(Transport):
         return
 
     async def end_writing(self) -> None:
-        """After it :meth:`receive` may give what is still encrypted, to be thrown away."""
+        """End the TLS session. Afterwards :meth:`receive` may return encrypted bytes, to be discarded."""
         try:
             with trio.move_on_after(self._stall_s):
                 await self._stream.unwrap()
         except trio.BrokenResourceError:
-            self._is_over = True  # the peer says more (the rest of a body, say): OpenSSL takes nothing behind an end
+            self._is_over = True  # the peer sends more (the rest of a body, say): OpenSSL takes nothing after an end
         except (trio.ClosedResourceError, trio.BusyResourceError):
             pass
         await super().end_writing()

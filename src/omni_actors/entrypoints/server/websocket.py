@@ -1,4 +1,4 @@
-"""One WebSocket (RFC 6455), to whoever serves it. Framing and the close handshake are websockets' own, without I/O."""
+"""One WebSocket (RFC 6455). The websockets library does the framing and the close handshake, without I/O."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from omni_actors.entrypoints.server.parser import Headers
 from omni_actors.entrypoints.server.transport import Transport
 
 SLICE = 4096
-"""So much is parsed in one go: a segment full of tiny frames would take tens of milliseconds."""
+"""Bytes parsed in one go: a whole segment of tiny frames would take tens of milliseconds."""
 
 
 class SocketClosed(Exception):
-    """The WebSocket is closed, by ``code``. 1006 says that the client left without one."""
+    """The WebSocket is closed, with ``code``; 1006 says that the client left without a code."""
 
     def __init__(self, code: int, reason: str = "") -> None:
         super().__init__(f"closed with {code} {reason}".rstrip())
@@ -60,13 +60,14 @@ class WebSocketConnection(Protocol):
 class WebSocket:
     """A request for a WebSocket, and after :meth:`accept` the WebSocket.
 
-    One task may receive while others send. Pings are answered while one waits in :meth:`receive`. When the client
-    leaves, a receiver gets what it had sent before; where none waits, the handler is cancelled at once. So it is when
-    the client stops reading.
+    One task may receive while others send. Pings are answered while a task waits in :meth:`receive`. When the client
+    leaves, a receiver still gets all earlier messages; if no task receives, the handler is cancelled at once. The
+    handler is also cancelled when the client stops reading.
     """
 
     def __init__(self, connection: WebSocketConnection, exchange: Exchange, early: bytes) -> None:
-        """``early`` is what came behind the request. Raises :class:`BadRequest` where that is no proper handshake."""
+        """Prepare the handshake; ``early`` are the bytes that came after the request. Raises :class:`BadRequest` for an
+        invalid handshake."""
         self.path = exchange.path
         self.target = exchange.target
         self.query = exchange.query
@@ -94,16 +95,16 @@ class WebSocket:
         self._messages = self._protocol.messages
         self._response = handshake_response(exchange)
         self.held = 0
-        """Bytes of a message that has not wholly come."""
+        """Bytes of the unfinished message."""
 
     @property
     def user(self) -> int | None:
-        """The client's user by number, over a unix socket."""
+        """The client's user id, over a unix socket."""
         return self._exchange.user
 
     @property
     def subprotocols(self) -> list[str]:
-        """Which of them the client would speak, in its order."""
+        """The subprotocols that the client offers, in the client's order."""
         offers = [value for name, value in self.headers if name == b"sec-websocket-protocol"]
         return [offer.strip() for line in offers for offer in line.decode("latin-1").split(",") if offer.strip()]
 
@@ -117,18 +118,18 @@ class WebSocket:
                 raise ValueError("a header with a line break in it")
             response.headers[name] = value
         self.accepted = self._exchange.started = self._exchange.finished = True
-        self._writes.insert(0, response.serialize())  # before answers to frames that came early
+        self._writes.insert(0, response.serialize())  # before answers to early frames
         if self._connection.server.draining:
             self.drain()
         await self._flush()
 
     async def reject(self, status: int, headers: Headers, body: bytes = b"") -> None:
-        """Answer with HTTP instead."""
+        """Answer with an HTTP response instead."""
         self._exchange.keep_alive = False
         await self._exchange.respond(status, headers, body)
 
     async def receive(self) -> str | bytes:
-        """The next message. Raises :class:`SocketClosed`."""
+        """Return the next message. Raises :class:`SocketClosed`."""
         self._reading = True
         try:
             while not self._messages:
@@ -143,7 +144,8 @@ class WebSocket:
             self._reading = False
 
     async def send(self, message: str | bytes) -> None:
-        """Returns when the kernel has it, which is as fast as the client reads. Raises :class:`SocketClosed`."""
+        """Send a message. Returns when the kernel has taken it, at the speed of the client's reading. Raises
+        :class:`SocketClosed`."""
         if self._closed is not None:
             await trio.lowlevel.checkpoint()
             raise self._closed
@@ -154,7 +156,8 @@ class WebSocket:
         await self._flush()
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Nothing is received or sent after it. The client's answer is waited for once the handler has returned."""
+        """Close the WebSocket: nothing is received or sent afterwards. The client's answer is waited for once the
+        handler has returned."""
         if self._ended is not None:
             await self._finish()
         elif self._closed is None:
@@ -163,7 +166,7 @@ class WebSocket:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """A block that a shutdown lets end (within its grace) before it closes this socket with 1001."""
+        """Return a block that a shutdown lets finish, within its grace, before it closes this WebSocket with 1001."""
         self._busy += 1
         try:
             yield
@@ -172,10 +175,10 @@ class WebSocket:
             if self._draining and not self._busy:
                 self._go_away()
 
-    # --- for the connection
+    # --- used by the connection
 
     async def serve(self, handler: Callable[[WebSocket], Awaitable[None]]) -> None:
-        """Raises what the handler raises, :class:`SocketClosed` excepted."""
+        """Run the handler, and raise its exceptions except :class:`SocketClosed`."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             if self._limits.ping_s:
@@ -188,7 +191,7 @@ class WebSocket:
             nursery.cancel_scope.cancel()
 
     async def part(self, code: int) -> None:
-        """Close with ``code`` where nobody has, and wait for the client to say so too."""
+        """Close with ``code`` unless the WebSocket is closed already, and wait until the client has closed as well."""
         if not self.accepted:
             return
         with trio.move_on_after(self._limits.close_s) as patience:
@@ -201,11 +204,12 @@ class WebSocket:
 
     @property
     def both_closed(self) -> bool:
-        """Whether the close handshake is done: nothing should come behind it."""
+        """Whether the close handshake is complete: no bytes should follow."""
         return self._protocol.close_rcvd is not None
 
     def departs(self) -> bool:
-        """Whether somebody reads, and so will come to the client's end by itself."""
+        """Handle a client that has left; return whether a task reads, and will reach the end of the client's bytes by
+        itself."""
         if self._closed is not None:
             return True
         if self._reading or self._messages or self._unparsed or self._ended is not None:
@@ -219,8 +223,8 @@ class WebSocket:
             self._go_away()
 
     def let_go(self) -> None:
-        """Close, and keep nothing of the message that has not wholly come."""
-        closed = SocketClosed(1013, "Too much of unfinished messages.")
+        """Close, and drop the unfinished message."""
+        closed = SocketClosed(1013, "Too many bytes of unfinished messages.")
         self._protocol.fail(closed.code, closed.reason)
         self._writes += self._protocol.data_to_send()
         self._closed = self._closed or closed
@@ -229,15 +233,15 @@ class WebSocket:
         self._connection.end_after(self._limits.close_s, "close_timeout")
 
     def say_goodbye(self) -> None:
-        """The last word, without waiting."""
+        """Send a close frame without waiting."""
         if self.accepted and self._closed is None:
             self._end(1001, "The server is shutting down.")
             self._post()
 
-    # --- inside
+    # --- internal
 
     async def _read(self) -> None:
-        """Take in the next bytes, and answer what the protocol itself answers."""
+        """Process the next bytes, and send the protocol's own answers."""
         if not self._unparsed:
             self._unparsed = await self._connection.transport.receive()
             self._heard = trio.current_time()
@@ -268,7 +272,7 @@ class WebSocket:
             await trio.lowlevel.checkpoint()
 
     async def _finish(self) -> None:
-        """The client has closed, or broken the protocol, and what it had said before is taken."""
+        """Finish after the client has closed or broken the protocol, once all earlier messages have been received."""
         self._closed = self._ended
         self._writes += self._protocol.data_to_send()
         await self._flush()
@@ -288,8 +292,8 @@ class WebSocket:
             self._connection.end_after(self._limits.close_s, "close_timeout")
 
     async def _flush(self) -> None:
-        """Frames leave whole, in their order, and none before the handshake's answer."""
-        while self._sending:  # returns when its own have left, too
+        """Send queued frames, whole and in order, and none before the handshake's response."""
+        while self._sending:  # returns when this task's frames have left, too
             await self._turn.park()
         if not self._writes or not self.accepted:
             return
@@ -306,13 +310,14 @@ class WebSocket:
                 self._turn.unpark_all()
 
     def _post(self) -> None:
-        """Like :meth:`_flush`, without waiting. A task that is sending takes it along."""
+        """Send queued frames without waiting. If another task is sending, that task sends them too."""
         if not self._sending:
             self._connection.transport.send_last(b"".join(self._writes))
             self._writes.clear()
 
     async def _keep_alive(self) -> None:
-        """Nothing heard for ``ping_s``: ask. Nothing heard for as long again: close. Only who listens can tell."""
+        """Ping after ``ping_s`` of silence and close after as much silence again. Only a handler that receives can
+        notice the answer."""
         silence = self._limits.ping_s
         while True:
             await trio.sleep_until(self._heard + silence)
