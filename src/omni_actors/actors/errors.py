@@ -54,6 +54,20 @@ class AskCycle(ActorError):
     """This ask could only end by its deadline, because the actor that would answer waits for the asking actor.
 
     The wait may lead through other actors. Asks go downward in the tree of supervisors; upward goes ``tell``.
+
+    >>> import trio
+    >>> from omni_actors.actors import Actor, AskCycle, open_supervisor
+    >>> class Narcissus(Actor[str]):
+    ...     async def receive(self, message: str) -> str:
+    ...         try:
+    ...             return await self.ref.ask("who is the fairest?", within=60)
+    ...         except AskCycle as cycle:
+    ...             return str(cycle)
+    >>> async def main() -> None:
+    ...     async with open_supervisor() as root:
+    ...         print(await root.start(Narcissus, name="narcissus").ask("look", within=60))
+    >>> trio.run(main)
+    actors ask each other in a circle: narcissus → narcissus
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -109,6 +123,25 @@ class Renewed(Exception):
     """Raised by an actor to end its incarnation on purpose, so that the next incarnation begins at once.
 
     The supervisor counts no failure and makes no pause.
+
+    >>> import trio
+    >>> from omni_actors.actors import Actor, Renewed, open_supervisor
+    >>> class Connection(Actor[str]):
+    ...     async def setup(self) -> None:
+    ...         print("connected")
+    ...     async def receive(self, message: str) -> None:
+    ...         if message == "server moved":
+    ...             raise Renewed(message)
+    ...         print("sent", message)
+    >>> async def main() -> None:
+    ...     async with open_supervisor() as root:
+    ...         connection = root.start(Connection, name="connection")
+    ...         connection.tell("server moved")
+    ...         await connection.ask("hello", within=5)
+    >>> trio.run(main)
+    connected
+    connected
+    sent hello
     """
 
 

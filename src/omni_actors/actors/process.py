@@ -141,6 +141,19 @@ class ChildProcess:
         Cancellation: the remaining stages are skipped, the group is killed and waited for (at most
         :data:`KILL_PATIENCE_S` seconds), then the cancellation goes on.
 
+        >>> import sys
+        >>> import trio
+        >>> from omni_actors.actors import open_launcher
+        >>> CHILD = "from omni_actors.actors.child import adopt; adopt().recv(1)"
+        >>> async def main() -> None:
+        ...     async with open_launcher() as launcher:
+        ...         child = launcher.spawn([sys.executable, "-c", CHILD], name="child")
+        ...         child.sock.send(b".")  # the message that makes this child end
+        ...         death = await child.stop(message_s=10)
+        ...         print(death.code, death.signal)
+        >>> trio.run(main)
+        0 None
+
         Args:
             message_s: Seconds for the stop message, which the caller has sent already, to take effect.
             term_s: Seconds between SIGTERM and SIGKILL.
