@@ -1,4 +1,4 @@
-"""Which kind of link joins two workers: what a deploy file's ``edges.STAGE.PORT.connector`` names."""
+"""Connectors: the kind of link that joins two workers, as a deploy file's ``edges.STAGE.PORT.connector`` names it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from omni_actors.protocol.frames import Hello
 
 
 class Connector(ABC):
-    """One worker's side of a connector: it makes this worker's end of each link to a stage that an edge of this
-    connector leads to or comes from. Made once, after the engine has loaded.
+    """One worker's side of a connector: it makes this worker's end of each link to a stage at the other end of an edge.
 
-    The serving process joins the two workers by a connected Unix socket and gives each its end. Whatever else carries
-    payloads (a ring in shared memory, a library for the fabric) is agreed on over that socket by the two ends
-    themselves, before the first chunk. So a connector of a plug-in joins workers of one machine.
+    A connector is made once, after the engine has loaded. The serving process joins the two workers by a connected Unix
+    socket and gives each worker its end. Any other carrier of payloads (a ring in shared memory, a library for the
+    fabric) is agreed on over that socket by the two ends themselves, before the first chunk. So a connector of a
+    plug-in joins workers of one machine.
 
-    Subclasses state the version of this contract that they were written for (``contract = 1``), and are made with the
-    worker's configuration and the device's memory, where payloads may stay there.
+    Subclasses state the version of this contract for which they were written (``contract = 1``), and are made with the
+    worker's configuration and the device's memory, where payloads may stay on the device::
+
+        class Ring(Connector):
+            contract = 1
+
+            def link(self, id: int, peer: str, sock: socket.socket) -> Link:
+                return RingLink(id, peer, sock, self.hello.limits["arena_bytes"])
     """
 
     contract: ClassVar[int]
@@ -33,12 +39,17 @@ class Connector(ABC):
 
     @abstractmethod
     def link(self, id: int, peer: str, sock: socket.socket) -> Link:
-        """This end of link ``id`` to the worker ``peer`` (``stage#replica@incarnation``), over a connected Unix socket,
-        which is the link's from now on. Does not wait: the other end may not be there yet."""
+        """Return this end of a link to another worker. Does not wait: the other end may not exist yet.
+
+        Args:
+            id: The number of the link, the same at both ends.
+            peer: The name of the other worker, ``stage#replica@incarnation``.
+            sock: A connected Unix socket, owned by the link from now on.
+        """
 
 
 class SharedMemory(Connector):
-    """Within a machine: small payloads in the frame, large ones in sealed shared memory."""
+    """The connector within a machine: small payloads in the frame, large ones in sealed shared memory."""
 
     contract = CONTRACT
 
@@ -47,7 +58,8 @@ class SharedMemory(Connector):
 
 
 class DeviceMemoryConnector(Connector):
-    """Within a machine, tensors stay on the device, where both ends can open its memory."""
+    """The connector within a machine for tensors that stay on the device, where both ends can open the device's
+    memory."""
 
     contract = CONTRACT
 
@@ -58,8 +70,11 @@ class DeviceMemoryConnector(Connector):
 
 
 class Tcp(Connector):
-    """Between machines. Its links are opened and authenticated by the worker itself, which is called by address; where
-    the serving process joins the two workers all the same (other edges between them), it is as in one machine."""
+    """The connector between machines.
+
+    The worker itself opens and authenticates TCP links, by address. Where the serving process joins the two workers all
+    the same (for other edges between them), the link is a Unix link as within one machine.
+    """
 
     contract = CONTRACT
 

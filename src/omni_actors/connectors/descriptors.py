@@ -1,4 +1,4 @@
-"""Bytes and the descriptors that ride on them."""
+"""Reads of bytes and of the file descriptors that ride on them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ _SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 
 
 class Receiver:
-    """Reads a non-blocking Unix socket, always into the same memory: a buffer of this size that is new for each read
-    comes from the kernel and goes back to it, at the cost of its page faults (measured: 7 us a read)."""
+    """A reader of a non-blocking Unix socket, always into the same buffer. A new buffer of this size for each read
+    would come from the kernel and go back, at the cost of page faults (measured: 7 us a read)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = memoryview(bytearray(RECV_BYTES))
 
     def receive(self) -> tuple[bytes, list[int], bool]:
-        """What the socket has: at most :data:`RECV_BYTES`, the descriptors on them (close-on-exec: they pass to no
-        program that is started), and whether there may be more. No bytes: end-of-file. Raises what ``recvmsg_into``
-        does."""
+        """Read once from the socket.
+
+        Returns:
+            At most :data:`RECV_BYTES` (no bytes at end-of-file), the descriptors on them (close-on-exec: programs
+                started later
+            do not inherit them), and whether there may be more.
+
+        Raises:
+            OSError: As ``recvmsg_into`` does, also :class:`BlockingIOError` when the socket is empty.
+        """
         count, ancillary, _flags, _address = self._sock.recvmsg_into([self._buffer], _SPACE, socket.MSG_CMSG_CLOEXEC)
         fds: list[int] = []
         for level, kind, content in ancillary:
@@ -29,5 +36,5 @@ class Receiver:
                 packed = array.array("i")
                 packed.frombytes(content[: len(content) - len(content) % packed.itemsize])
                 fds += packed
-        # The kernel ends a read where descriptors lie, so a short one with descriptors is not the last.
+        # The kernel ends a read where descriptors lie, so a short read with descriptors may not be the last one.
         return bytes(self._buffer[:count]), fds, count == RECV_BYTES or bool(fds)

@@ -1,14 +1,14 @@
-"""A link within one machine on which tensors stay on the device: what travels is a handle, and the consumer opens it.
+"""A link within one machine on which tensors stay on the device: a handle travels, and the consumer opens the handle.
 
-Everything else is a :class:`~omni_actors.connectors.unix.UnixLink`: frames on a socket, and the payloads that no device
-holds in shared memory. Whether the other end can open this end's memory (it may see other devices) is tried before it
-is relied on: each end sends a handle of known content as soon as the link is there, and until the other one has said
-that it could read it, and for good once anything could not be opened, payloads go through shared memory, with a copy
-from the device. So a handle that cannot be opened costs at most the requests whose payloads were under way.
+Everything else is a :class:`~omni_actors.connectors.unix.UnixLink`: frames on a socket, and host payloads in shared
+memory. Whether the other end can open this end's memory (the other process may see other devices) is tried before the
+link relies on it: each end sends a handle of known content as soon as the link exists. Until the other end has reported
+that it could read the handle, and for good after any failure to open one, payloads go through shared memory, with a
+copy from the device. So a handle that cannot be opened costs at most the requests whose payloads were under way.
 
-The memory behind a handle is the producer's until its consumer acknowledges the chunk or is gone, and is gone itself
-with the producer: what a consumer has not taken over by then is lost (:meth:`DeviceLink.invalidated`), as
-:func:`~omni_actors.protocol.errors.link_lost` says to the orchestrator, which begins another attempt.
+The memory behind a handle is the producer's until its consumer acknowledges the chunk or is gone, and vanishes with the
+producer. Payloads that a consumer has not taken over by then are lost (:meth:`DeviceLink.invalidated`), reported to the
+orchestrator as :func:`~omni_actors.protocol.errors.link_lost`, and the orchestrator begins another attempt.
 """
 
 from __future__ import annotations
@@ -42,35 +42,46 @@ CONNECTOR = "device"
 
 
 class DeviceMemory(Protocol):
-    """A worker's :class:`~omni_actors.platforms.runtime.DeviceTransport`, for tensors as payloads have them."""
+    """A worker's :class:`~omni_actors.platforms.runtime.DeviceTransport`, for tensors in the form that payloads
+    hold."""
 
     def takes(self, tensor: DeviceTensor) -> bool:
-        """Whether it lies where :meth:`export` can hand it on."""
+        """Return whether :meth:`export` can hand on the tensor from its place."""
         ...
 
     def export(self, tensor: DeviceTensor) -> bytes:
-        """A handle of its content as it is now, valid until :meth:`release`. Raises :class:`TransportError`."""
+        """Return a handle of the tensor's present content, valid until :meth:`release`. Raises
+        :class:`TransportError`."""
         ...
 
-    def release(self, handle: bytes) -> None: ...
+    def release(self, handle: bytes) -> None:
+        """Free the exported tensor behind a handle of this process."""
+        ...
+
     def probe(self) -> bytes:
-        """A handle of a few numbers that every end knows. Raises :class:`TransportError`."""
+        """Return a handle of a few numbers that every end knows. Raises :class:`TransportError`."""
         ...
 
     def reaches(self, handle: bytes) -> bool:
-        """Whether another process's probe can be opened and holds these numbers."""
+        """Return whether another process's probe can be opened and holds the known numbers."""
         ...
 
     def open(self, handle: bytes) -> DeviceTensor:
-        """What lies behind another process's handle, until :meth:`close`. Raises :class:`TransportError`."""
+        """Return the tensor behind another process's handle, valid until :meth:`close`. Raises
+        :class:`TransportError`."""
         ...
 
-    def close(self, handle: bytes) -> None: ...
+    def close(self, handle: bytes) -> None:
+        """Close a handle of another process."""
+        ...
 
 
 class Exports:
-    """A producer's tensors under way on its device, under a byte budget as an
-    :class:`~omni_actors.connectors.shared_memory.Arena`'s: whoever puts asks :attr:`pressed` first."""
+    """A producer's tensors under way on its device, under a byte budget.
+
+    As with an :class:`~omni_actors.connectors.shared_memory.Arena`, callers check :attr:`pressed` before they make a
+    payload.
+    """
 
     def __init__(self, memory: DeviceMemory, budget: int) -> None:
         self.budget = budget
@@ -82,11 +93,16 @@ class Exports:
 
     @property
     def pressed(self) -> bool:
+        """Whether the budget is used up."""
         return self.used_bytes >= self.budget
 
     def pack(self, payload: Payload, arena: Arena, readers: int) -> Packed | None:
-        """The payload with its tensors left on the device, for so many readers; ``None`` when there is none to leave
-        there, or the device has no room for another: then it goes as any other. Small tensors ride in the frame."""
+        """Pack a payload with its tensors left on the device, for ``readers`` consumers; small tensors ride in the
+        frame.
+
+        Returns ``None`` when no tensor can stay there or the device has no room: the caller then packs the payload on
+        the host.
+        """
         held = held_tensors(payload)
         stays = [name for name, tensor in held.items() if tensor.nbytes > INLINE_LIMIT and self._memory.takes(tensor)]
         if not stays:
@@ -117,7 +133,7 @@ class Exports:
         return packed
 
     def release(self, export: Export) -> None:
-        """One reader is done with it; the last one frees it."""
+        """Count one reader as done with an export; the last reader frees the export."""
         export.readers -= 1
         if not export.readers:
             self.used_bytes -= export.nbytes
@@ -125,20 +141,21 @@ class Exports:
 
 
 class DeviceLink(UnixLink):
-    """One end. ``stage`` is the one that this end belongs to, for errors."""
+    """One end of a link between two processes of one machine, with tensors left on the device. ``stage`` is the stage
+    of this end, for errors."""
 
     def __init__(self, id: int, peer: str, sock: socket.socket, stage: str, memory: DeviceMemory) -> None:
         super().__init__(id, peer, sock)
         self._stage = stage
         self._memory = memory
         self._lent: dict[tuple[int, int], deque[tuple[int, bytes]]] = {}
-        """Opened handles by request and edge, with the number of the chunk that they came in."""
+        """Opened handles by request and edge, each with the number of its chunk."""
         self._given_up = False
         try:
             self._probe: bytes | None = memory.probe()
         except TransportError as error:
             self._probe = None
-            self._give_up(f"this end has no memory to hand on: {error}")
+            self._give_up(f"this end has no device memory to share: {error}")
         else:
             self._send(frame(Probe(self._probe), MAX_PEER_FRAME))
 
@@ -155,7 +172,8 @@ class DeviceLink(UnixLink):
             super()._beside(message)
 
     def payload(self, chunk: Chunk) -> Payload | None:
-        """As :meth:`Link.payload`. Raises ``link_lost`` for what cannot be opened (any more)."""
+        """Return the payload of a chunk, as :meth:`Link.payload` does. Raises ``link_lost`` for a handle that cannot be
+        opened (any more)."""
         payload = super().payload(chunk)
         if not chunk.device or payload is None:
             return payload
@@ -166,12 +184,12 @@ class DeviceLink(UnixLink):
             try:
                 tensor = held[meta.name] = self._memory.open(meta.handle)
             except TransportError as error:
-                log.warning("a payload of %s cannot be opened on the device: %s", self.peer, error)
+                log.warning("a payload from %s cannot be opened on the device: %s", self.peer, error)
                 self._send(frame(Reach(False), MAX_PEER_FRAME))
                 raise link_lost(self._stage) from error
             lent.append((chunk.seq, meta.handle))
             if (tensor.shape, tensor.dtype) != (meta.shape, meta.dtype):
-                raise ValueError(f"tensor {meta.name!r} is {tensor.dtype}{list(tensor.shape)}, not as it was announced")
+                raise ValueError(f"tensor {meta.name!r} is {tensor.dtype}{list(tensor.shape)}, not as announced")
             if meta.dtype == "bfloat16":
                 dtypes[meta.name] = meta.dtype
         return Payload(payload.kind, payload.meta, DeviceTensors(held, payload.tensors), dtypes)

@@ -1,15 +1,27 @@
-"""How two ends of a TCP link make sure of each other before anything else is said.
+"""The handshake in which two ends of a TCP link authenticate each other before any frame.
 
-Both have the link's secret from the orchestrator, over channels of their own. Each shows that it has it by a keyed hash
-(HMAC-SHA256) over both ends' fresh random numbers, the link's id and its own role, so that an answer can be neither
-repeated nor reflected::
+Both ends have the link's secret from the orchestrator, over channels of their own. Each end proves its knowledge of the
+secret by a keyed hash (HMAC-SHA256) over both ends' fresh random numbers, the link's id and its own role, so that an
+answer can be neither repeated nor reflected::
 
-    opening end    → accepting end    greeting:   what this is, the link's id, a nonce
+    opening end    → accepting end    greeting:   magic and version, the link's id, a nonce
     accepting end  → opening end      challenge:  a nonce, proof of the accepting end
     opening end    → accepting end    proof of the opening end, and from here on frames
 
-What follows is checked against accidents (a checksum), not against somebody who can change packets on their way: across
-a network that is not trusted, put the links into a tunnel.
+The frames behind the handshake are protected against accidents (a checksum), not against somebody with the power to
+change packets on their way: across an untrusted network, put the links into a tunnel.
+
+    >>> import secrets
+    >>> secret = secrets.token_bytes(SECRET_BYTES)
+    >>> opening = Opening(7, secret, version=1)
+    >>> link_of(opening.greeting, version=1)
+    7
+    >>> accepting = Accepting(7, secret, opening.greeting)
+    >>> accepting.check(opening.answer(accepting.challenge))  # both ends are sure of each other
+    >>> accepting.check(bytes(PROOF_BYTES))
+    Traceback (most recent call last):
+    ...
+    omni_actors.connectors.handshake.Refused: the caller has not proved who it is
 """
 
 from __future__ import annotations
@@ -30,11 +42,11 @@ PROOF_BYTES = _PROOF_BYTES
 
 
 class Refused(Exception):
-    """The other end is not who it should be, or speaks another version. The text tells nothing that is secret."""
+    """The other end failed to authenticate, or speaks another version. The text contains nothing secret."""
 
 
 class Opening:
-    """The side of the end that opens the connection. ``version`` is the protocol's."""
+    """The handshake of the end that opens the connection. ``version`` is the protocol's."""
 
     def __init__(self, link: int, secret: bytes, version: int) -> None:
         _check(secret)
@@ -44,7 +56,7 @@ class Opening:
         self.greeting = _GREETING.pack(MAGIC, version, link, self._nonce)
 
     def answer(self, challenge: bytes) -> bytes:
-        """The proof that goes back. Raises :class:`Refused`."""
+        """Return the proof for the accepting end's challenge. Raises :class:`Refused`."""
         theirs, proof = challenge[:NONCE_BYTES], challenge[NONCE_BYTES:]
         if not hmac.compare_digest(proof, _prove(self._secret, b"accept", self._link, self._nonce, theirs)):
             raise Refused("the accepting end has not proved who it is")
@@ -52,7 +64,7 @@ class Opening:
 
 
 def link_of(greeting: bytes, version: int) -> int:
-    """Which link a caller asks for. Raises :class:`Refused`."""
+    """Return the id of the link for which a caller asks. Raises :class:`Refused`."""
     magic, theirs, link, _nonce = _GREETING.unpack(greeting)
     if magic != MAGIC:
         raise Refused("the caller speaks another protocol")
@@ -62,7 +74,7 @@ def link_of(greeting: bytes, version: int) -> int:
 
 
 class Accepting:
-    """The side of the end that was called, once it knows which link is meant."""
+    """The handshake of the end that was called, once the id of the link is known."""
 
     def __init__(self, link: int, secret: bytes, greeting: bytes) -> None:
         _check(secret)
@@ -72,7 +84,7 @@ class Accepting:
         self._expected = _prove(secret, b"open", link, theirs, nonce)
 
     def check(self, proof: bytes) -> None:
-        """Raises :class:`Refused`."""
+        """Raise :class:`Refused` unless the caller's proof is right."""
         if not hmac.compare_digest(proof, self._expected):
             raise Refused("the caller has not proved who it is")
 

@@ -1,10 +1,10 @@
-"""A link: the ordered, bidirectional channel between one producer's and one consumer's worker.
+"""Links: the ordered, bidirectional channel between one producer's and one consumer's worker.
 
-All edges between two stages share the link of their two replicas, so what is sent in order arrives in order. Payloads
-up to :data:`~omni_actors.protocol.frames.INLINE_LIMIT` ride in the frame; larger ones lie in the producer's arena, and
-each backend hands them on in its own way: :class:`~omni_actors.connectors.unix.UnixLink` between processes of one
-machine, :class:`~omni_actors.connectors.device.DeviceLink` where tensors stay on a device there, and
-:class:`~omni_actors.connectors.tcp.TcpLink` between machines. The worker's loop knows only what is here.
+All edges between two stages share the link of their two replicas, so payloads arrive in the order in which they were
+sent. Payloads up to :data:`~omni_actors.protocol.frames.INLINE_LIMIT` ride in the frame; larger payloads lie in the
+producer's arena, and each backend hands them on in its own way: :class:`~omni_actors.connectors.unix.UnixLink` between
+processes of one machine, :class:`~omni_actors.connectors.device.DeviceLink` where tensors stay on a device, and
+:class:`~omni_actors.connectors.tcp.TcpLink` between machines. The worker's loop knows only the interface defined here.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ class LinkClosed(Exception):
 
 
 class Link(ABC):
-    """One end. Non-blocking: ``send_*`` queue, ``flush`` writes what the socket takes, ``receive`` reads what came.
+    """One end of a link. Non-blocking: ``send_*`` queue, ``flush`` writes as much as the socket takes, ``receive``
+    reads.
 
-    The producer's slot of a payload is its reader's until that acknowledges the chunk or the link ends. What
-    :meth:`payload` gives is lent: it stays as it is until the chunk is acknowledged, also when the other end dies
-    first (but see :meth:`invalidated`).
+    The producer's slot of a payload stays reserved until the reader acknowledges the chunk or the link ends. The result
+    of :meth:`payload` is lent: it does not change until the chunk is acknowledged, even if the other end dies first
+    (but see :meth:`invalidated`).
     """
 
     may_break: ClassVar[bool] = False
-    """Whether it can end while both ends live."""
+    """Whether the link can end while both ends live."""
 
     def __init__(self, id: int, peer: str) -> None:
         self.id = id
         self.peer = peer
         """Name of the other end (``stage#replica@incarnation``), for logs and errors."""
         self.watched = False
-        """For the owner's loop: whether it waits for the socket to become writable."""
+        """Set by the owner's loop: whether the loop waits for the socket to become writable."""
         self.put = 0
-        """Bytes that were queued so far."""
+        """Bytes queued so far."""
         self.written = 0
-        """Bytes of them that the socket has taken."""
+        """Bytes of the queued ones that the socket has taken."""
         self.direct = False
-        """Whether the other end can open this one's device memory."""
+        """Whether the other end can open this end's device memory."""
         self.deadline: float | None = None
-        """For the owner's loop: when a link that is not open yet is to be given up, by :func:`time.monotonic`."""
+        """For the owner's loop: the time, by :func:`time.monotonic`, at which a link that is not open yet is given
+        up."""
 
     @abstractmethod
     def fileno(self) -> int: ...
@@ -53,43 +55,45 @@ class Link(ABC):
     @property
     @abstractmethod
     def pending(self) -> bool:
-        """Whether there is something to do for :meth:`flush` as soon as the socket can be written."""
+        """Whether :meth:`flush` has something to do as soon as the socket can be written."""
 
     @abstractmethod
     def send_chunk(self, chunk: Chunk, slot: Slot | None) -> None:
-        """Queue a chunk; the bytes of its tensors are in its frame or in ``slot``. Raises :class:`FrameTooLarge`, and
-        what encoding raises; nothing is queued then."""
+        """Queue a chunk, whose tensors are in its frame or in ``slot``. Raises :class:`FrameTooLarge` and the
+        exceptions of encoding; nothing is queued in that case."""
 
     @abstractmethod
     def send_ack(self, ack: Ack) -> None:
-        """Queue an acknowledgement: what was lent up to there is given back. Also at a link that is closed."""
+        """Queue an acknowledgement, and give back memory that was lent up to there; works also on a closed link."""
 
     @abstractmethod
     def forget(self, slabs: list[int]) -> bool:
-        """Tell the other end of slabs that are closed, if it knows them; whether anything was queued."""
+        """Tell the other end about slabs that are closed, if the other end maps them. Returns whether a message was
+        queued."""
 
     @abstractmethod
     def mute(self) -> None:
-        """The other end takes no more; what it has said before can still be received."""
+        """Send nothing more: the other end reads no more. Messages that the other end has sent before can still be
+        received."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Write what the socket takes now. Raises :class:`LinkClosed`."""
+        """Write as much as the socket takes now. Raises :class:`LinkClosed`."""
 
     @abstractmethod
     def receive(self) -> list[Chunk | Ack]:
-        """The messages that have arrived. Raises :class:`LinkClosed` at the end and :class:`ProtocolError`."""
+        """Return the messages that have arrived. Raises :class:`LinkClosed` at the end, and :class:`ProtocolError`."""
 
     @abstractmethod
     def payload(self, chunk: Chunk) -> Payload | None:
-        """The payload of a chunk from :meth:`receive`, as read-only views; ``None`` for a bare end. Raises
-        :class:`LookupError`, :class:`ValueError` or :class:`TypeError` for one that makes no sense."""
+        """Return the payload of a chunk from :meth:`receive`, as read-only views; ``None`` for a bare end. Raises
+        :class:`LookupError`, :class:`ValueError` or :class:`TypeError` for a chunk without a valid payload."""
 
     def invalidated(self) -> set[int]:
-        """The requests whose payloads the other end's death takes with it, although they had arrived: what is lent of
-        its device's memory."""
+        """Return the requests whose payloads had arrived and are lost by the other end's death: payloads lent from the
+        memory of the other end's device."""
         return set()
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything but what is lent. Idempotent."""
+        """Free everything except memory that is lent. Idempotent."""

@@ -1,4 +1,4 @@
-"""Where a worker is called by others: connections come in, and go out as authenticated sockets for its links."""
+"""A worker's listener: connections come in, and go out as authenticated sockets for the worker's links."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from omni_actors.protocol.frames import PROTOCOL_VERSION
 log = logging.getLogger("omni_actors.connectors")
 
 MAX_CALLERS = 64
-"""Connections that have not proved who they are; the one that waits longest makes room for the next."""
+"""Connections that have not authenticated yet; at the limit the oldest of them makes room for a new one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """A connection that is not a link yet. What it says waits in ``said`` until it is enough."""
+    """A connection that is not a link yet. Bytes from the caller wait in ``said`` until a message is complete."""
 
     sock: socket.socket
     deadline: float
@@ -38,15 +38,16 @@ class _Expected:
 
 
 class Listener:
-    """Accepts links that are expected, from callers that prove it, and nothing else.
+    """Accepts expected links, from callers that authenticate, and nothing else.
 
-    Nothing waits: its descriptor is readable when :meth:`serve` has something to do, and :attr:`deadline` says when
-    :meth:`overdue` has. A caller that is wrong, or silent for :data:`CONNECT_S`, is dropped and keeps nobody else from
-    calling. A caller may come before its link is expected: the two ends hear of it on channels of their own.
+    No method waits: the listener's descriptor is readable when :meth:`serve` has something to do, and :attr:`deadline`
+    says when :meth:`overdue` has. A caller that is wrong, or silent for :data:`CONNECT_S`, is dropped and keeps no
+    other caller away. A caller may come before its link is expected: the two ends hear of the link on separate
+    channels.
     """
 
     def __init__(self, host: str) -> None:
-        """Listens on an address of this machine, at a port that the kernel chooses."""
+        """Listen on an address of this machine, at a port that the kernel chooses."""
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         self._sock = socket.create_server((host, 0), family=family, backlog=MAX_CALLERS)
         self._sock.setblocking(False)
@@ -60,7 +61,7 @@ class Listener:
         return self._epoll.fileno()
 
     def expect(self, link: int, secret: bytes) -> None:
-        """A caller for this link is going to come, or is here already."""
+        """Expect a caller for link ``link``; the caller may be here already."""
         self._expected[link] = _Expected(secret, time.monotonic() + CONNECT_S)
         for caller in list(self._callers.values()):
             if caller.link == link:
@@ -71,13 +72,13 @@ class Listener:
 
     @property
     def deadline(self) -> float | None:
-        """When :meth:`overdue` is to be called next, by :func:`time.monotonic`."""
+        """The time of the next call of :meth:`overdue`, by :func:`time.monotonic`."""
         times = [it.deadline for it in self._callers.values()]
         times += [it.deadline for it in self._expected.values()]
         return min(times, default=None)
 
     def serve(self) -> list[tuple[int, socket.socket]]:
-        """Take what has come: the links that are authenticated by now, with their sockets."""
+        """Accept and read, and return the links that have authenticated, with their sockets."""
         made = []
         for fd, _event in self._epoll.poll(0):
             if fd == self._sock.fileno():
@@ -92,15 +93,15 @@ class Listener:
         return made
 
     def overdue(self) -> list[int]:
-        """Give up what has waited too long: the links that nobody called for."""
+        """Drop connections and links that have waited too long, and return the links for which nobody called."""
         now = time.monotonic()
         for caller in [it for it in self._callers.values() if it.deadline <= now]:
-            self._drop(caller, "it said nothing for too long")
+            self._drop(caller, "silent for too long")
         late = [link for link, it in self._expected.items() if it.deadline <= now]
         for link in late:
             del self._expected[link]
             for caller in [it for it in self._callers.values() if it.link == link]:
-                self._drop(caller, "the link is given up")
+                self._drop(caller, "the link was given up")
         return late
 
     def close(self) -> None:
@@ -117,18 +118,18 @@ class Listener:
             sock, _address = self._sock.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE) and self._callers:
-                self._drop(next(iter(self._callers.values())), "no descriptor is free")
-            return  # else it is gone again
+                self._drop(next(iter(self._callers.values())), "no file descriptor is free")
+            return  # other errors: the caller is gone again
         configure(sock)
         if len(self._callers) >= MAX_CALLERS:
-            self._drop(next(iter(self._callers.values())), "others wait")
+            self._drop(next(iter(self._callers.values())), "too many callers wait")
         self._callers[sock.fileno()] = _Caller(sock, time.monotonic() + CONNECT_S)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _hear(self, caller: _Caller) -> bool:
-        """Read what a caller says, never more than is its turn; whether it has proved who it is."""
+        """Read a caller's bytes, never beyond the due message, and return whether the caller has authenticated."""
         if caller.link is not None and caller.accepting is None:
-            self._drop(caller, "it hung up")  # while it waited: nothing else is watched for then
+            self._drop(caller, "it hung up")  # no other event is watched while a caller waits
             return False
         wanted = GREETING_BYTES if caller.link is None else PROOF_BYTES
         try:
@@ -149,13 +150,13 @@ class Listener:
                 caller.link = link_of(bytes(caller.said), PROTOCOL_VERSION)
                 if caller.link in self._expected:
                     self._challenge(caller)
-                else:  # its turn is over until the link is expected
+                else:  # the caller waits until the link is expected
                     self._epoll.modify(caller.sock.fileno(), 0)
                 return False
             assert caller.accepting is not None
             caller.accepting.check(bytes(caller.said))
         except Refused as refused:
-            # Whoever names no link is a stranger: a port scanner would fill the log.
+            # A caller that names no link is a stranger: a port scanner would fill the log.
             level = logging.DEBUG if caller.link is None else logging.WARNING
             log.log(level, "a connection for link %s is refused: %s", caller.link, refused)
             self._drop(caller, "refused")
@@ -172,7 +173,7 @@ class Listener:
             if caller.sock.send(caller.accepting.challenge) == len(caller.accepting.challenge):
                 self._epoll.modify(caller.sock.fileno(), select.EPOLLIN)
                 return
-            reason = "it does not listen"
+            reason = "the caller does not read"
         except OSError as error:
             reason = str(error)
         self._drop(caller, reason)

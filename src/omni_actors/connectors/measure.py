@@ -1,9 +1,10 @@
-"""What a payload costs on its way from one worker to another: two processes, the transport and nothing else.
+"""A measurement of a payload's cost from one worker to another: two processes, the transport and nothing else.
 
 The producer is the process that calls :func:`measure`; the consumer is ``python -m omni_actors.connectors.measure``.
-Both wait, receive, acknowledge and flush as a worker's loop does. A round trip begins before the payload is put where
-the consumer can read it and ends when its acknowledgement has freed that place. The consumer sees the payload as an
-engine would, as arrays, and looks at both ends of each; in the first rounds of every size it compares every byte.
+Both wait, receive, acknowledge and flush as a worker's loop does. A round trip begins before the payload is put into
+its place for the consumer and ends when its acknowledgement has freed that place. The consumer sees the payload as an
+engine would, as arrays, and looks at both ends of each; in the first rounds of every size the consumer compares every
+byte.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from omni_actors.protocol.frames import Ack, Chunk
 from omni_actors.telemetry.opt_out import quiet_environment
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
-"""Bytes of the payloads measured, from a frame of codes to a second of a large model's hidden states."""
+"""Sizes of the payloads in bytes, from a frame of codes to a second of a large model's hidden states."""
 
 SHARED, IN_PLACE, TCP = WAYS = ("shared memory", "in place", "tcp")
-"""A payload that an engine has in memory of its own; one that it computed where its readers see it, so that only the
-hand-over remains; and the first again, over loopback."""
+"""The ways: a payload in an engine's own memory; a payload computed in shared memory, so that only the hand-over
+remains; and the first way again, over TCP on loopback."""
 
 _CHECKED = 3
-"""Rounds of each size, before those that are timed, in which the consumer compares every byte."""
+"""Rounds of each size, before the timed rounds, in which the consumer compares every byte."""
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LOOPBACK = "127.0.0.1"
@@ -63,14 +64,15 @@ class Measured:
 
 
 def rounds_for(nbytes: int, quick: bool) -> int:
-    """More where a round is short: a way takes some seconds, or one when it is to be quick."""
+    """Return the number of rounds: more for short rounds, so that a way takes some seconds, or about one if
+    ``quick``."""
     most, total = (1000, 512 << 20) if quick else (5000, 2 << 30)
     return max(12, min(most, total // nbytes))
 
 
 def measure(way: str, sizes: Sequence[int] = SIZES, *, quick: bool = False) -> list[Measured]:
-    """Round trips of every size by one of :data:`WAYS`. Raises :class:`RuntimeError` when the consumer got other bytes
-    than were put."""
+    """Return round trips of every size by one of :data:`WAYS`. Raises :class:`RuntimeError` when the consumer got wrong
+    bytes."""
     found = []
     with _consumer(way) as link:
         producer = _Producer(link, in_place=way == IN_PLACE)
@@ -85,7 +87,7 @@ def measure(way: str, sizes: Sequence[int] = SIZES, *, quick: bool = False) -> l
 
 
 def memcpy(nbytes: int, *, quick: bool = False) -> Measured:
-    """Copies of the same size between two buffers of this process, for comparison."""
+    """Return copies of the same size between two buffers of this process, for comparison."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     times = []
     for _ in range(rounds_for(nbytes, quick)):
@@ -100,7 +102,7 @@ def _row(way: str, nbytes: int, times: list[float]) -> Measured:
 
 
 def _content(nbytes: int, seq: int) -> npt.NDArray[np.uint64]:
-    """Different for every payload, without a period that a misplaced page could hide in."""
+    """Return content that differs for every payload and has no period in which a misplaced page could hide."""
     words = np.arange(nbytes // 8, dtype=np.uint64)
     words *= np.uint64(_MULTIPLIER)
     words += np.uint64(seq)
@@ -116,7 +118,7 @@ class _Loop:
         self._epoll.register(link.fileno(), select.EPOLLIN)
 
     def receive(self) -> list[Chunk | Ack]:
-        """Write what waits, then wait for what comes. Raises :class:`LinkClosed`."""
+        """Write waiting output, then wait for input and return it. Raises :class:`LinkClosed`."""
         link = self._link
         link.flush()
         if link.pending is not link.watched:
@@ -148,7 +150,7 @@ class _Producer:
         self._data = _content(nbytes, 0)
 
     def round(self) -> float:
-        """One payload there and its acknowledgement back."""
+        """Send one payload and wait for its acknowledgement; return the seconds."""
         self._data[0] = self._data[-1] = self._seq
         begun = time.perf_counter()
         self._hand_over(checked=False)
@@ -165,7 +167,7 @@ class _Producer:
                     assert isinstance(message, Ack)
                     acked = message.upto
         except LinkClosed:
-            raise RuntimeError("the consumer has ended: see what it said") from None
+            raise RuntimeError("the consumer has ended: see its output") from None
         if it.slot is not None:
             self._arena.release(it.slot)
 
@@ -186,7 +188,7 @@ class _Producer:
 
 @contextmanager
 def _consumer(way: str) -> Iterator[Link]:
-    """A consumer process and the producer's end of the link to it; it ends when that is closed."""
+    """A consumer process and the producer's end of the link to it; the process ends when that end is closed."""
     command = [sys.executable, "-m", "omni_actors.connectors.measure"]
     if way == TCP:
         process = subprocess.Popen(command, env=quiet_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -217,7 +219,7 @@ def _consumer(way: str) -> Iterator[Link]:
 
 
 def _accept() -> Link:
-    """The consumer's end of a link by TCP. The secret comes where nobody else reads, the port goes back."""
+    """Return the consumer's end of a link by TCP. The secret comes on a private pipe, the port goes back."""
     listener = Listener(_LOOPBACK)
     listener.expect(0, bytes.fromhex(sys.stdin.readline()))
     print(listener.address[1], flush=True)
@@ -232,7 +234,7 @@ def _accept() -> Link:
 
 
 def _consume(link: Link) -> None:
-    """The consuming half of a worker, until the producer is gone."""
+    """Run the consuming half of a worker until the producer is gone."""
     loop = _Loop(link)
     try:
         while True:

@@ -1,7 +1,7 @@
-"""A payload's bytes: where each tensor lies in them, the one copy that puts it there, and the views that read it.
+"""The bytes of a payload: the place of each tensor, the one copy into that place, and the views of readers.
 
-Small payloads ride in the frame; larger ones lie in a slot of the producer's arena, from which a link hands them on. An
-engine that asks for the slot first (:func:`place`) and computes into it saves the copy too.
+Small payloads ride in the frame; larger payloads lie in a slot of the producer's arena, from which a link hands them
+on. An engine that asks for the slot first (:func:`place`) and computes into the slot saves the copy too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Export:
 
 @dataclass(slots=True)
 class Packed:
-    """A payload where its readers can get it: ``data`` rides in the frame, or it lies in ``slot``. The tensors of
-    ``device`` stay where they are, as ``exports``."""
+    """A payload in a place that readers can reach: ``data`` rides in the frame, or the payload lies in ``slot``. The
+    tensors of ``device`` stay on the device, as ``exports``."""
 
     kind: str
     meta: dict[str, Any]
@@ -51,14 +51,14 @@ class Placed(Payload):
     slot: Slot = field(kw_only=True)
 
     def packed(self, readers: int) -> Packed:
-        """As it is handed on to its consumers. It must not be written after that."""
+        """Return the payload in the form for ``readers`` consumers. Do not write to the tensors after this call."""
         self.slot.readers = readers
         return Packed(self.kind, self.meta, self.metas, slot=self.slot)
 
 
 def place(kind: str, meta: dict[str, Any], specs: TensorSpecs, arena: Arena) -> Placed | None:
-    """A payload whose tensors are to be written in shared memory; ``None`` for one so small that it rides in its frame.
-    The slot is the caller's, with one reader."""
+    """Return a payload whose tensors are to be written in shared memory; ``None`` for a payload so small that it rides
+    in its frame. The slot belongs to the caller, with one reader."""
     shapes = [(name, dtype, shape, numpy_dtype(dtype)) for name, (shape, dtype) in specs.items()]
     metas, nbytes = _layout((name, dtype, shape, _nbytes(shape, it)) for name, dtype, shape, it in shapes)
     if nbytes <= INLINE_LIMIT:
@@ -70,8 +70,8 @@ def place(kind: str, meta: dict[str, Any], specs: TensorSpecs, arena: Arena) -> 
 
 
 def pack(payload: Payload, arena: Arena, readers: int) -> Packed:
-    """Put a payload where its ``readers`` consumers can read it. Raises :class:`TypeError` for a tensor that cannot
-    travel; nothing is held then."""
+    """Copy a payload to a place that ``readers`` consumers can read. Raises :class:`TypeError` for a tensor that cannot
+    travel; no slot is held in that case."""
     if not payload.tensors:
         return Packed(payload.kind, payload.meta, ())
     metas, nbytes = _layout(
@@ -89,8 +89,8 @@ def pack(payload: Payload, arena: Arena, readers: int) -> Packed:
 
 
 def unpack(chunk: Chunk, buffer: memoryview) -> Payload | None:
-    """The payload of a chunk as views of ``buffer``; ``None`` for a bare end. Raises :class:`ValueError` or
-    :class:`TypeError` for tensors that do not lie in it."""
+    """Return the payload of a chunk as views of ``buffer``; ``None`` for a bare end. Raises :class:`ValueError` or
+    :class:`TypeError` for tensors outside the buffer."""
     if not chunk.kind:
         return None
     tensors = {meta.name: _tensor(meta, buffer) for meta in chunk.tensors}
@@ -99,12 +99,12 @@ def unpack(chunk: Chunk, buffer: memoryview) -> Payload | None:
 
 
 def size_of(metas: tuple[TensorMeta, ...]) -> int:
-    """Bytes from the first tensor's begin to the last one's end."""
+    """Return the bytes from the begin of the first tensor to the end of the last one."""
     return metas[-1].offset + metas[-1].nbytes
 
 
 def _layout(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[tuple[TensorMeta, ...], int]:
-    """Where each of (name, dtype, shape, bytes) goes, and how many bytes that is."""
+    """Return the place of each of (name, dtype, shape, bytes), and the total of bytes."""
     metas = []
     offset = 0
     for name, dtype, shape, nbytes in tensors:
@@ -114,7 +114,7 @@ def _layout(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[t
 
 
 def _dtype_name(name: str, tensor: np.ndarray[Any, Any], payload: Payload) -> str:
-    """What the tensor's values are called on the wire. Their byte order is little-endian there."""
+    """Return the name of the tensor's dtype on the wire, where the byte order is little-endian."""
     dtype = payload.dtypes.get(name) or tensor.dtype.name
     if tensor.dtype.newbyteorder("=") != numpy_dtype(dtype):
         raise TypeError(f"tensor {name!r} of {tensor.dtype} cannot travel as {dtype}")
@@ -122,7 +122,7 @@ def _dtype_name(name: str, tensor: np.ndarray[Any, Any], payload: Payload) -> st
 
 
 def _write(payload: Payload, metas: tuple[TensorMeta, ...], buffer: memoryview) -> None:
-    """The one copy."""
+    """Copy the tensors to their places: the only copy of a payload."""
     for meta in metas:
         tensor = payload.tensors[meta.name]
         np.copyto(_tensor(meta, buffer), tensor)

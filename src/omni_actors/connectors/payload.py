@@ -1,4 +1,4 @@
-"""A payload as a worker holds it: named tensors and small metadata."""
+"""Payloads as workers hold them: named tensors and small metadata."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from typing import Any, Protocol
 import numpy as np
 
 TensorSpecs = Mapping[str, tuple[tuple[int, ...], str]]
-"""The tensors that a payload is going to have: name → (shape, dtype). A dtype is numpy's name, or ``bfloat16``."""
+"""The tensors of a payload to be made: name → (shape, dtype). A dtype is numpy's name, or ``bfloat16``."""
 
 
 class DeviceTensor(Protocol):
-    """A tensor as a model computed it, wherever it lies. What it wraps is its maker's to know."""
+    """A tensor in the memory in which a model computed it. Only the maker knows the wrapped object."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> str:
-        """numpy's name, or ``bfloat16``."""
+        """The dtype: numpy's name, or ``bfloat16``."""
         ...
 
     @property
     def nbytes(self) -> int: ...
     def host(self) -> np.ndarray[Any, Any]:
-        """Its values in host memory, in C order: a copy, made once, unless it lies there already."""
+        """Return the values in host memory, in C order: a copy, made once, unless the tensor lies in host memory
+        already."""
         ...
 
     def copy(self) -> DeviceTensor:
-        """The same in memory of its own, on the same device."""
+        """Return a copy in memory of its own, on the same device."""
         ...
 
     def finite(self) -> bool:
-        """Whether all numbers are; integers always are."""
+        """Return whether all numbers are finite; integers always are."""
         ...
 
 
 class DeviceTensors(Mapping[str, np.ndarray[Any, Any]]):
-    """Tensors of which some lie where they were computed (:attr:`held`), for whoever can use them there, and the others
-    are arrays. Whoever asks for any as an array gets it in host memory."""
+    """Tensors of which some stay on the device (:attr:`held`), for readers that can use them there, and the others are
+    arrays. Access by name always gives an array in host memory."""
 
     __slots__ = ("_arrays", "held")
 
@@ -60,7 +61,7 @@ class DeviceTensors(Mapping[str, np.ndarray[Any, Any]]):
         return len(self.held) + len(self._arrays)
 
     def copy(self) -> DeviceTensors:
-        """In memory of their own, each where it lies."""
+        """Return copies of all tensors, each on its own device."""
         arrays = {name: array.copy() for name, array in self._arrays.items()}
         return DeviceTensors({name: tensor.copy() for name, tensor in self.held.items()}, arrays)
 
@@ -69,10 +70,17 @@ class DeviceTensors(Mapping[str, np.ndarray[Any, Any]]):
 class Payload:
     """Tensors by name plus metadata of plain builtins.
 
-    Tensors are numpy arrays (C order), or become some when they are asked for (:class:`DeviceTensors`). ``bfloat16``
-    has no numpy type: it travels as ``uint16`` bits under the dtype name ``bfloat16`` in ``dtypes``. A payload received
-    from a link is a *view* of memory that is lent to the reader: it is read-only, and valid until the end of the step
-    in which it is consumed (see ``Engine.feed``). Whoever keeps it longer copies it (:meth:`copy`).
+    Tensors are numpy arrays (C order), or become arrays on access (:class:`DeviceTensors`). ``bfloat16`` has no numpy
+    type: such a tensor travels as ``uint16`` bits under the dtype name ``bfloat16`` in ``dtypes``. A payload received
+    from a link is a *view* of memory that is lent to the reader: read-only, and valid until the end of the step in
+    which the payload is consumed (see ``Engine.feed``). To keep a payload longer, copy it (:meth:`copy`).
+
+        >>> payload = Payload("codes", {"frame": 0}, {"ids": np.zeros((2, 8), np.int64)})
+        >>> payload.nbytes
+        128
+        >>> kept = payload.copy()
+        >>> kept.tensors["ids"] is payload.tensors["ids"]
+        False
     """
 
     kind: str
@@ -82,11 +90,12 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
+        """Total size of the tensors in bytes."""
         held = held_tensors(self)
         return sum(held[name].nbytes if name in held else self.tensors[name].nbytes for name in self.tensors)
 
     def copy(self) -> Payload:
-        """One whose tensors are its own and may be written, each where it lies."""
+        """Return a payload with writable tensors of its own, each on the device of the original."""
         tensors = self.tensors
         if isinstance(tensors, DeviceTensors):
             return Payload(self.kind, self.meta, tensors.copy(), self.dtypes)
@@ -94,7 +103,7 @@ class Payload:
 
 
 def held_tensors(payload: Payload) -> Mapping[str, DeviceTensor]:
-    """Those of its tensors that lie where they were computed."""
+    """Return the tensors of a payload that stay on a device."""
     tensors = payload.tensors
     return tensors.held if isinstance(tensors, DeviceTensors) else _NONE
 
@@ -110,8 +119,12 @@ _DTYPES = {
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """What holds a tensor of this dtype here. Raises :class:`TypeError` for any but plain numbers: a name comes from
-    another process, and numpy's own reading of one is a language (``2i4,(3,)O``)."""
+    """Return the numpy dtype for a tensor's dtype name. Raises :class:`TypeError` for anything but plain numbers: a
+    name comes from another process, and numpy's own dtype strings are a language (``2i4,(3,)O``).
+
+        >>> numpy_dtype("float32"), numpy_dtype("bfloat16")
+        (dtype('float32'), dtype('uint16'))
+    """
     try:
         return _DTYPES[name]
     except KeyError:
@@ -119,21 +132,26 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def blank_payload(kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
-    """A payload with tensors to be filled in, in memory of its own."""
+    """Return a payload with tensors to be filled in, in memory of its own."""
     tensors = {name: np.empty(shape, numpy_dtype(dtype)) for name, (shape, dtype) in specs.items()}
     return Payload(kind, meta, tensors, bfloat16_of(specs))
 
 
 def bfloat16_of(specs: TensorSpecs) -> dict[str, str]:
-    """Those of the tensors whose dtype numpy does not know."""
+    """Return the tensors whose dtype is ``bfloat16``, with the name of the dtype."""
     return {name: dtype for name, (_, dtype) in specs.items() if dtype == "bfloat16"}
 
 
 def text_payload(text: str) -> Payload:
-    """A piece of text; the consumer joins pieces in order."""
+    """Return a payload with a piece of text; the consumer joins pieces in order.
+
+    >>> text_payload("Good ").meta
+    {'text': 'Good '}
+    """
     return Payload("text", {"text": text})
 
 
 def pcm_payload(samples: np.ndarray[Any, Any], sample_rate: int, **meta: Any) -> Payload:
-    """Mono float32 samples in [-1, 1], shape [n], at ``sample_rate`` Hz."""
+    """Return a payload of mono float32 samples in [-1, 1], shape [n], at ``sample_rate`` Hz; ``meta`` is added to the
+    metadata."""
     return Payload("pcm", {"sample_rate": sample_rate, **meta}, {"samples": samples})

@@ -1,17 +1,18 @@
 """Shared memory between workers: sealed memfd slabs, one copy on write, none on read.
 
-The producer owns an :class:`Arena`. A slab is a memfd that it maps writable, then seals against shrinking, growing and
-any later writable mapping: a consumer can neither truncate it (no SIGBUS) nor write to it. Slabs are cut into slots
-of one power-of-two size class, so that a freed slot serves the next payload of its class without a page fault and
-nothing fragments. The kernel frees a slab when the last process that maps it is gone; nothing has a name to leak.
+The producer owns an :class:`Arena`. A slab is a memfd, mapped writable by the producer and then sealed against
+shrinking, growing and any later writable mapping: a consumer can neither truncate a slab (no SIGBUS) nor write to it.
+Slabs are cut into slots of one power-of-two size class, so that a freed slot serves the next payload of its class
+without a page fault and nothing fragments. The kernel frees a slab when the last process with a mapping is gone; a slab
+has no name that could leak.
 
-What was measured, and decided. Classes at every quarter of a power of two would round up by 8 % on average instead of
-25 %, but mixed sizes then reuse each other's slots less: with 8 and with 64 payloads alive, of evenly spread sizes and
-of skewed ones, the slabs take up to twice the memory and grow up to 2.5 times as often. Rounded-up bytes count against
-the budget, yet no page is behind them until a larger payload of the class touches it. A new slab's pages are paid for
-at the first write (1.2 ms/MiB); MAP_POPULATE, MADV_POPULATE_WRITE and fallocate cost the same or more, all at once, and
-mapping a slab for reading with its pages in place saves a fifth of 0.17 ms/MiB, once: so pages come as they are
-touched, and go when the arena is over its budget or its worker has nothing to do for a while.
+Measured decisions. Classes at every quarter of a power of two would round up by 8 % on average instead of 25 %, but
+mixed sizes then reuse each other's slots less: with 8 and with 64 payloads alive, of evenly spread sizes and of skewed
+ones, the slabs take up to twice the memory and grow up to 2.5 times as often. Rounded-up bytes count against the
+budget, yet no page is behind them until a larger payload of the class touches it. A new slab's pages are paid for at
+the first write (1.2 ms/MiB); MAP_POPULATE, MADV_POPULATE_WRITE and fallocate cost the same or more, all at once, and
+mapping a slab for reading with its pages in place saves a fifth of 0.17 ms/MiB, once: so pages are allocated on first
+touch, and freed when the arena is over its budget or its worker has nothing to do for a while.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ SLAB_BYTES = 4 << 20
 
 @dataclass(slots=True, eq=False)
 class Slab:
+    """A memfd of slots of one size class."""
+
     id: int
     fd: int
     memory: mmap.mmap
@@ -46,22 +49,32 @@ class Slab:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A place for one payload. ``readers`` counts the routes that have not acknowledged it."""
+    """Memory for one payload. ``readers`` counts the routes that have not acknowledged the payload."""
 
     slab: Slab
     offset: int
     readers: int = 1
 
     def view(self, nbytes: int) -> memoryview:
+        """Return the first ``nbytes`` bytes of the slot."""
         return memoryview(self.slab.memory)[self.offset : self.offset + nbytes]
 
 
 class Arena:
     """A producer's slabs under a byte budget.
 
-    ``allocate`` always succeeds: whoever puts asks ``pressed`` before it starts on a payload, and a request that holds
-    no slot is promised one whatever the budget says, so that no request can be starved by the others' backlog.
-    ``release`` gives a slot back; empty slabs beyond the budget are closed, and all of them by :meth:`give_back`.
+    ``allocate`` always succeeds: producers check ``pressed`` before work on a payload, and a request that holds no slot
+    is promised one whatever the budget says, so that no request can be starved by the others' backlog. ``release``
+    frees a slot; empty slabs beyond the budget are closed, and all of them by :meth:`give_back`.
+
+        >>> arena = Arena(budget=64 << 20)
+        >>> slot = arena.allocate(100_000)
+        >>> arena.used_bytes  # slots have sizes of powers of two
+        131072
+        >>> arena.release(slot)
+        >>> arena.used_bytes
+        0
+        >>> arena.close()
     """
 
     def __init__(self, budget: int = ARENA_BYTES.default) -> None:
@@ -72,14 +85,16 @@ class Arena:
         self._slabs: dict[int, Slab] = {}
         self._next = 0
         self.closed: list[int] = []
-        """Slabs that were closed since their consumers were last told."""
+        """Slabs closed since the consumers were last told."""
 
     @property
     def pressed(self) -> bool:
-        """Whether the budget is used up: only requests that hold nothing may put."""
+        """Whether the budget is used up: only requests without a slot may allocate."""
         return self.used_bytes >= self.budget
 
     def allocate(self, nbytes: int) -> Slot:
+        """Return a slot of at least ``nbytes`` bytes with one reader. Raises :class:`OSError` without memory or
+        descriptors."""
         slot_bytes = MIN_CLASS if nbytes <= MIN_CLASS else 1 << (nbytes - 1).bit_length()
         free = self._free.setdefault(slot_bytes, [])
         if not free:
@@ -94,7 +109,7 @@ class Arena:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """One reader is done with the slot; the last one frees it."""
+        """Count one reader as done with the slot; the last reader frees the slot."""
         slot.readers -= 1
         if slot.readers:
             return
@@ -105,10 +120,11 @@ class Arena:
             self._close_empty(self.budget)
 
     def give_back(self) -> None:
-        """Close every empty slab: its memory is the system's again when its consumers have been told."""
+        """Close every empty slab. The system gets the memory back when the consumers have dropped their mappings."""
         self._close_empty(0)
 
     def close(self) -> None:
+        """Close all slabs. Mappings of consumers, and views of this process, stay valid."""
         for slab in self._slabs.values():
             os.close(slab.fd)
         self._slabs.clear()
@@ -131,7 +147,7 @@ class Arena:
         self.bytes += size
 
     def _close_empty(self, most: int) -> None:
-        """Close empty slabs until the arena has at most so many bytes (or none is empty)."""
+        """Close empty slabs until the arena has at most ``most`` bytes (or no empty slab is left)."""
         for slab in [s for s in self._slabs.values() if not s.used]:
             if self.bytes <= most:
                 return
@@ -157,13 +173,13 @@ class SlabViews:
             os.close(fd)
 
     def forget(self, slabs: Iterable[int]) -> None:
-        """Drop mappings; the kernel frees the memory when the last view of it is gone."""
+        """Drop mappings; the kernel frees the memory when the last view is gone."""
         for slab in slabs:
             self._maps.pop(slab, None)
 
     def view(self, slab: int, offset: int, nbytes: int) -> memoryview:
-        """Bytes of a payload, read-only. Raises :class:`KeyError` for a slab that was never announced and
-        :class:`ValueError` for a range outside it."""
+        """Return bytes of a payload, read-only. Raises :class:`KeyError` for a slab that was never announced and
+        :class:`ValueError` for a range outside the slab."""
         memory = self._maps[slab]
         if offset < 0 or offset + nbytes > len(memory):
             raise ValueError(f"range {offset}+{nbytes} lies outside slab {slab}")

@@ -1,4 +1,4 @@
-"""A link between machines: the same contract as within one, over an authenticated TCP connection.
+"""A link between machines, with the contract of a link within one machine, over an authenticated TCP connection.
 
 On the wire, after the handshake (:mod:`omni_actors.connectors.handshake`), frame follows frame::
 
@@ -9,14 +9,14 @@ On the wire, after the handshake (:mod:`omni_actors.connectors.handshake`), fram
     payload   the tensors' bytes as they lie in the producer's slot
 
 The payload goes from the producer's slot to the socket without a copy, and from the socket into a slot of the reading
-worker's own arena, where it is lent to the engine until the acknowledgement goes back. The producer keeps its slot as
-long, as it does for a reader on the same machine, so what a reader must hold is bounded by its producers' budgets.
+worker's own arena, where the payload is lent to the engine until the acknowledgement goes back. The producer keeps its
+slot for as long, as for a reader on the same machine, so the memory of a reader is bounded by its producers' budgets.
 
-XXH3, because it costs least: 10 us/MiB each side on the machine where this was measured, where zlib's CRC-32 takes 148,
+XXH3 was chosen for its cost: 10 us/MiB each side on the machine of the measurement, where zlib's CRC-32 takes 148,
 CRC-32C 32, and loopback itself about 300.
 
-A frame that was changed on its way ends the link, as a broken connection does. One that is whole but means nothing is a
-:class:`ProtocolError`. A peer that is gone without a word (a machine that lost power) is noticed by the kernel, by its
+A frame that was changed on its way ends the link, as a broken connection does. A whole frame without a valid meaning is
+a :class:`ProtocolError`. A peer that is gone without a word (a machine that lost power) is noticed by the kernel, by
 keep-alive or by data that is not taken for :data:`SILENCE_S`.
 """
 
@@ -43,28 +43,28 @@ from omni_actors.protocol.frames import MAX_PEER_FRAME, PROTOCOL_VERSION, Ack, C
 log = logging.getLogger("omni_actors.connectors")
 
 MAX_PAYLOAD = 1 << 30
-"""Bytes of one chunk's tensors. A sender refuses more, a reader closes the link."""
+"""Limit of one chunk's tensors in bytes. A sender refuses a larger chunk, a reader closes the link."""
 
 CONNECT_S = 60.0
-"""What an end gets until the link is open, from the moment it is told of it. A worker in a long step answers behind it,
-so this must be longer than any step, too."""
+"""Seconds for a link to open, from the moment at which an end is told of the link. A worker in a long step answers only
+after the step, so this time must be longer than any step."""
 
 SILENCE_S = 300.0
-"""How long a peer may take nothing of what is sent to it, as the kernel sees it. To that a worker in a long step, whose
-buffers are full, is the same as a dead one: this must be longer than any step. Deaths of workers whose machine lives
-show at once, and those of machines to whoever started the workers there."""
+"""Seconds for which a peer may take no data, as the kernel sees it. A worker in a long step, whose buffers are full,
+looks like a dead one: this time must be longer than any step. Deaths of workers whose machine lives show at once, and
+deaths of machines show to the launcher of the workers there."""
 
 _HEADER = struct.Struct("<IIQ")
 _STAGING = 64 << 10
 _TURN = 4 << 20
-"""Bytes that one call of ``receive`` reads at most, so that one busy link does not hold up the others."""
+"""Most bytes that one call of ``receive`` reads, so that one busy link does not hold up the others."""
 
 _MOST_PARTS = 64
 _decode = msgspec.msgpack.Decoder(Chunk | Ack).decode
 
 
 def configure(sock: socket.socket) -> None:
-    """Every TCP socket here: never blocking, nothing delayed, silence noticed."""
+    """Set up a TCP socket: non-blocking, without Nagle's delay, with detection of silent peers."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -74,16 +74,17 @@ def configure(sock: socket.socket) -> None:
 
 
 class TcpLink(Link):
-    """A link over one TCP connection. ``inbox`` is where what arrives is kept; several links may share it.
+    """A link over one TCP connection. ``inbox`` is the memory for payloads that arrive; several links may share one.
 
-    What it has written is in the kernel's hands: the other end gets it unless this machine goes down, or this process
-    dies while acknowledgements lie unread. A reader whose input ends early says so (``Unlinked``).
+    Written bytes are in the kernel's hands: the other end gets them unless this machine goes down, or this process dies
+    while acknowledgements lie unread. A reader whose input ends early reports that (``Unlinked``).
     """
 
     may_break = True
 
     def __init__(self, id: int, peer: str, sock: socket.socket, inbox: Arena, opening: Opening | None = None) -> None:
-        """``sock`` is authenticated, or is being connected by this end with ``opening`` to do."""
+        """Take ``sock``, which is authenticated, or which this end is connecting, with the handshake ``opening`` to
+        do."""
         super().__init__(id, peer)
         configure(sock)
         self._sock = sock
@@ -101,9 +102,9 @@ class TcpLink(Link):
 
     @classmethod
     def open(cls, id: int, peer: str, address: tuple[str, int], secret: bytes, inbox: Arena) -> TcpLink:
-        """Begin to connect to ``address`` (a number, not a name: nothing is looked up here). What is sent before the
-        other end has proved itself waits. Raises :class:`OSError` when it cannot even begin; else what is wrong shows
-        as the end of the link."""
+        """Begin to connect to ``address`` (an IP address: no name is looked up here). Output waits until the other end
+        has authenticated. Raises :class:`OSError` when the connection cannot begin; later failures show as the end of
+        the link."""
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -196,11 +197,11 @@ class TcpLink(Link):
         except OSError as error:
             raise LinkClosed(self.peer) from error
         if sent < len(self._opening.greeting):
-            raise LinkClosed(self.peer)  # of a new connection's empty buffer
+            raise LinkClosed(self.peer)  # impossible with the empty buffer of a new connection
         self._connected = True
 
     def _authenticate(self) -> bool:
-        """Whether the other end has proved itself by now."""
+        """Return whether the other end has authenticated by now."""
         assert self._opening is not None
         missing = CHALLENGE_BYTES - len(self._partial)
         self._partial += self._read(self._staging[:missing])
@@ -244,11 +245,11 @@ class TcpLink(Link):
             pass
         except LinkClosed:
             if not messages:
-                raise  # else it shows again at the next call
+                raise  # with messages, the end shows again at the next call
         return messages
 
     def _read(self, target: memoryview) -> memoryview:
-        """What there is, in ``target``. Raises :class:`BlockingIOError` when that is nothing."""
+        """Read into ``target``, and return the bytes read. Raises :class:`BlockingIOError` if there are none."""
         try:
             count = self._sock.recv_into(target)
         except (BlockingIOError, InterruptedError):
@@ -260,7 +261,7 @@ class TcpLink(Link):
         return target[:count]
 
     def _split(self, data: memoryview, messages: list[Chunk | Ack]) -> None:
-        """Add the messages that are complete with this piece of the stream; what begins in it is kept."""
+        """Add the messages that this piece of the stream completes, and keep the begin of an incomplete message."""
         if self._partial:
             self._partial += data
             stream, self._partial = self._partial, bytearray()
@@ -286,7 +287,7 @@ class TcpLink(Link):
         self._partial += view[position:]
 
     def _arrived(self, arriving: _Arriving) -> Chunk | Ack:
-        """The message of a frame that is whole; its payload, if it has one, is lent from now on."""
+        """Return the message of a complete frame; its payload, if any, is lent from now on."""
         slot = arriving.slot
         try:
             if arriving.digest.intdigest() != arriving.expected:
@@ -315,8 +316,8 @@ class TcpLink(Link):
     def _corrupt(self, what: str) -> LinkClosed:
         self._broken = True
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # so that the end is seen, at both ends, also if nothing more comes
-        log.error("%s arrived on link %d from %s: the connection is given up", what, self.id, self.peer)
+            self._sock.shutdown(socket.SHUT_RDWR)  # both ends see the end, also if no more data comes
+        log.error("%s arrived on link %d from %s: the connection is closed", what, self.id, self.peer)
         return LinkClosed(self.peer)
 
     def payload(self, chunk: Chunk) -> Payload | None:
@@ -325,7 +326,7 @@ class TcpLink(Link):
         for seq, slot in self._lent[chunk.key, chunk.edge]:
             if seq == chunk.seq:
                 return unpack(chunk, slot.view(size_of(chunk.tensors)).toreadonly())
-        raise LookupError(f"chunk {chunk.seq} of request {chunk.key} is given back already")
+        raise LookupError(f"chunk {chunk.seq} of request {chunk.key} was given back already")
 
     def close(self) -> None:
         self.mute()
@@ -336,7 +337,7 @@ class TcpLink(Link):
 
 
 class _Arriving:
-    """A frame whose message is here and whose payload is on its way into a slot of its own."""
+    """A frame whose message is complete and whose payload is on its way into a slot of its own."""
 
     __slots__ = ("body", "digest", "expected", "rest", "size", "slot")
 
@@ -349,7 +350,7 @@ class _Arriving:
         self.rest = self.slot.view(size) if self.slot is not None else memoryview(b"")
 
     def take(self, count: int) -> bool:
-        """So many bytes of ``rest`` have been filled in; whether that was all."""
+        """Count ``count`` bytes of ``rest`` as filled in, and return whether the payload is complete."""
         self.digest.update(self.rest[:count])
         self.rest = self.rest[count:]
         return not self.rest

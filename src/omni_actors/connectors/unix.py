@@ -1,6 +1,6 @@
 """A link within one machine: frames on a Unix socket, large payloads in shared memory.
 
-The first frame that names a slab carries its descriptor (SCM_RIGHTS), so growth of an arena needs no third party.
+The first frame that names a slab carries the slab's descriptor (SCM_RIGHTS), so an arena grows without a third party.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from omni_actors.protocol.codec import ProtocolError, frame, peer_reader
 from omni_actors.protocol.frames import MAX_PEER_FRAME, Ack, Chunk, Forget, Probe, Reach, SlabRef
 
 _WRITE = 256 << 10
-"""Small frames are joined to writes of up to so many bytes."""
+"""Small frames are joined to writes of up to this number of bytes."""
 
 
 class UnixLink(Link):
-    """A link over a connected Unix socket. What it has written arrives, whatever becomes of this process, and what the
-    other end has lent stays mapped when that is gone."""
+    """A link over a connected Unix socket. Written frames arrive, whatever becomes of this process, and memory lent by
+    the other end stays mapped when the other end is gone."""
 
     def __init__(self, id: int, peer: str, sock: socket.socket) -> None:
         super().__init__(id, peer)
@@ -56,7 +56,7 @@ class UnixLink(Link):
             self._send(data)
         elif not self._muted:
             self._announced.add(slab.id)
-            # Duplicated, since the arena may close the slab before the socket has taken this frame.
+            # Duplicated: the arena may close the slab before the socket has taken this frame.
             self._send(data, os.dup(slab.fd))
 
     def send_ack(self, ack: Ack) -> None:
@@ -103,7 +103,7 @@ class UnixLink(Link):
                 out.popleft()
 
     def _join(self) -> bytes | memoryview:
-        """Put small frames up to the next descriptor into one write."""
+        """Join small frames up to the next descriptor to one write."""
         out = self._out
         parts: list[bytes | memoryview] = []
         size = 0
@@ -121,7 +121,7 @@ class UnixLink(Link):
                 data, fds, more = self._incoming.receive()
             except (BlockingIOError, InterruptedError):
                 return messages
-            except OSError as error:  # so ends a process that has not read all that was sent to it
+            except OSError as error:  # the other process ended with unread input
                 if messages:
                     return messages  # the end shows again at the next call
                 raise LinkClosed(self.peer) from error
@@ -148,7 +148,7 @@ class UnixLink(Link):
         self._views.add(slab.slab, self._fds.popleft())
 
     def _beside(self, message: Forget | Probe | Reach) -> None:
-        """What concerns no request."""
+        """Handle a message that concerns no request."""
         if isinstance(message, Forget):
             self._views.forget(message.slabs)
         elif isinstance(message, Probe):

@@ -1,4 +1,4 @@
-"""The folder in which a worker's packages keep compiled kernels: the cache of this project."""
+"""The cache folder for kernels compiled by a worker's packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ creates on every import, and a folder in the home directory."""
 def keep_what_is_compiled(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the variables that are not set yet, in this process, before torch is imported.
 
-    The variables stay unset if the cache cannot be written: torch fails without a folder that it can create.
+    The variables stay unset if the cache cannot be written: torch fails without a writable folder.
     """
     place = cache_root() / "compiled"
     try:

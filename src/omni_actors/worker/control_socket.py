@@ -19,11 +19,11 @@ class Hangup(Exception):
 
 
 class ControlSocket:
-    """A non-blocking socket that reads frames, with the file descriptors that ride on them, and writes frames."""
+    """A non-blocking socket for frames in both directions, with the file descriptors that ride on incoming frames."""
 
     def __init__(self, sock: socket.socket, *, check: bool = True) -> None:
-        """Take the connected socket ``sock``. ``check`` validates each outgoing message as its reader will; the check
-        is not needed for messages that were checked before."""
+        """Take the connected socket ``sock``. ``check`` validates each outgoing message as the reader will; messages
+        that were checked before need no check."""
         sock.setblocking(False)
         self._frame = told_frame if check else frame
         self._sock = sock
@@ -46,7 +46,7 @@ class ControlSocket:
 
     @property
     def written(self) -> int:
-        """Bytes of the queued ones that the socket has taken: the serving process gets those even if this process ends
+        """Queued bytes that the socket has taken: the serving process gets these bytes even if this process ends
         now."""
         return self.put - len(self._unsent)
 

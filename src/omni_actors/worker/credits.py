@@ -1,4 +1,4 @@
-"""The flow control of one request in a worker: its outgoing routes, its incoming sources, and the credits of both."""
+"""The flow control of one request in a worker: outgoing routes, incoming sources, and the credits of both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Route:
 
     @property
     def written(self) -> bool:
-        """Whether the consumer will get all chunks that were sent, even if this process ends now."""
+        """Whether the consumer will get all chunks sent so far, even if the worker ends now."""
         return self.link is None or self.link.written >= self.upto
 
 
@@ -68,7 +68,7 @@ class Source:
 
     def take(self, payload: Payload | None, end: bool) -> Sequence[Payload]:
         """Return the items that the bridge makes of a chunk. Raises the bridge's exceptions, and :class:`WrongReturn`
-        for anything but payloads of the kind that the port takes."""
+        for anything but payloads of the port's kind."""
         bridge, wanted = self.bridge, self.edge.port_kind
         items = sequence_of(bridge, "feed", bridge.feed(payload, end), "a list of Payload")
         for item in items:
@@ -96,9 +96,9 @@ class Source:
 class RequestCredits:
     """One request in this worker, with its routes, sources and credits.
 
-    ``waiting`` are the ports that have not ended. ``placed`` are slots that the engine writes in and has not emitted;
-    ``leaving`` counts payloads that the engine has emitted and no link has taken yet; ``dropped`` says that these
-    payloads go nowhere. ``awaited`` maps each edge by TCP whose end is still to come to its link.
+    ``waiting`` are the ports that have not ended. ``placed`` are slots allocated for the engine and not emitted;
+    ``leaving`` counts emitted payloads that no link has taken yet; with ``dropped`` those payloads go nowhere.
+    ``awaited`` maps each edge by TCP without an end so far to its link.
     """
 
     key: int
@@ -131,7 +131,7 @@ class RequestCredits:
 
     @property
     def written(self) -> bool:
-        """Whether every payload of this request has left this process."""
+        """Whether every payload of this request has left the process."""
         return not self.leaving and all(route.written for route in self.routes)
 
     def end_port(self, port: str) -> bool:

@@ -1,4 +1,4 @@
-"""The reason why a worker could not load: its exception, and damage to the files that it was given."""
+"""The reason why a worker could not load: the exception, and damage to the model's files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from omni_actors.worker.checks import OutputError, WarmUpError
 
 
 def why_not_loaded(hello: Hello, error: Exception) -> ErrorInfo:
-    """Return the error that the operator sees after an exception while loading. If the stage's weights are damaged, the
-    error names the folder, the files and the command that repairs them, since the exception itself seldom does."""
+    """Return the operator's error for an exception while loading. If the stage's weights are damaged, the error names
+    the folder, the files and the command for the repair, since the exception itself seldom does."""
     if isinstance(error, OmniError):
         info = error.info
     else:

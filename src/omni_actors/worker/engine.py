@@ -30,14 +30,14 @@ PACKAGE = __name__.partition(".")[0]
 class Work:
     """One request as one stage sees it.
 
-    ``params`` holds the sections that the stage declared, as structs of :mod:`omni_actors.protocol.params` (an unknown
+    ``params`` holds the sections declared by the stage, as structs of :mod:`omni_actors.protocol.params` (an unknown
     section as builtins). ``ports`` are the ports that will be fed; input is complete when each port has ended.
     ``visible`` says that the client wants this stage's output; ``routed`` says that another stage takes it.
 
-    ``prefix`` is the output that an earlier attempt of the request has reported of this stage. The new attempt
-    continues behind the prefix: the prefix is neither computed nor sent to the client again, but later stages get again
-    the payloads that they need of it. ``delivered`` is the number of samples per channel that the client already has of
-    this stage: the stage may begin there, if its chunks' metadata say so (``start``).
+    ``prefix`` is the output of this stage that an earlier attempt of the request has reported. The new attempt
+    continues behind the prefix: the prefix is neither computed nor sent to the client again, but payloads for later
+    stages are emitted again. ``delivered`` is the number of samples per channel of this stage that the client already
+    has: the stage may begin there, if its chunks' metadata say so (``start``).
     """
 
     key: int
@@ -55,7 +55,7 @@ class Outbox(Protocol):
     dropped)."""
 
     def ready(self, key: int) -> bool:
-        """Return whether every edge of this request has a credit. A request without a credit is not runnable in this
+        """Return whether every edge of the request has a credit. A request without a credit is not runnable in this
         step."""
         ...
 
@@ -68,7 +68,7 @@ class Outbox(Protocol):
         ...
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
-        """Record the tokens that this step chose, for a request whose client does not see the tokens in a delta of this
+        """Record the tokens chosen in this step, for a request whose client does not see the tokens in a delta of this
         stage.
 
         After this worker's death a new attempt gets the record back as :attr:`Work.prefix`. The record leaves the
@@ -77,34 +77,33 @@ class Outbox(Protocol):
         ...
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
-        """Return a payload with writable tensors, to be filled in and then handed to :meth:`emit`, which does not copy
-        them.
+        """Return a payload with writable tensors, to be filled in and handed to :meth:`emit`, which does not copy the
+        tensors.
 
-        Large tensors lie in memory that their readers map. The content is undefined until it is written. Do not write
+        Large tensors lie in memory mapped by the readers. The content is undefined before the first write. Do not write
         after ``emit``, nor once the request is over (finished, failed, aborted): memory of a payload that was not
         emitted belongs to another request then.
         """
         ...
 
     def emit(self, key: int, payload: Payload) -> None:
-        """Send a payload to every stage that this request's edges lead to. Spends one credit per edge.
+        """Send a payload to every stage at the end of one of the request's edges. Spends one credit per edge.
 
-        The tensors of a payload that does not come from :meth:`allocate` are copied once, at the end of this step: do
-        not change them before.
+        Tensors of a payload that does not come from :meth:`allocate` are copied once, at the end of the step: do not
+        change the tensors before.
         """
         ...
 
     def consumed(self, key: int, port: str) -> None:
-        """Report that work on one payload that :meth:`Engine.feed` had queued has begun: its credit goes back."""
+        """Report the begin of work on one payload queued by :meth:`Engine.feed`: the payload's credit goes back."""
         ...
 
     def finish(self, key: int, usage: Usage) -> None:
-        """End the request's edges and this stage's part in the request. The last call for a request that succeeds."""
+        """End the request's edges and this stage's part in the request. The last call for a successful request."""
         ...
 
     def fail(self, key: int, error: ErrorInfo) -> None:
-        """Fail the request: the orchestrator ends the request in every stage. The last call for a request that
-        fails."""
+        """Fail the request: the orchestrator ends the request in every stage. The last call for a failed request."""
         ...
 
     def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
@@ -115,8 +114,8 @@ class Outbox(Protocol):
 class Engine(ABC):
     """One model under one loop.
 
-    Subclasses take ``(hello)`` and load in :meth:`load`. An engine that a plug-in announces by name states the version
-    of this contract that the engine was written for (``contract = 1``).
+    Subclasses take ``(hello)`` and load in :meth:`load`. An engine announced by name in a plug-in states the version of
+    this contract for which the engine was written (``contract = 1``).
     """
 
     contract: ClassVar[int] = CONTRACT
@@ -141,13 +140,20 @@ class Engine(ABC):
 
     @property
     def foreign(self) -> bool:
-        """Whether code of another distribution speaks to the loop, which then checks every value from the engine.
-        Engines of this package check the values of their adapters and are not checked again."""
+        """Whether the engine is code of another distribution: the loop then checks every value from the engine. Engines
+        of this package check the values of their adapters and are not checked again."""
         return type(self).__module__.partition(".")[0] != PACKAGE
 
     @abstractmethod
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        """Load weights, warm up, and return facts for the serving process (``Ready.info``)."""
+        """Load weights and warm up.
+
+        Args:
+            progress: A function to report progress: a text, and the part that is done (0 to 1) or ``None``.
+
+        Returns:
+            Facts for the serving process (``Ready.info``), as builtins by name.
+        """
 
     @abstractmethod
     def admit(self, work: Work) -> None:
@@ -156,15 +162,24 @@ class Engine(ABC):
 
     @abstractmethod
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
-        """Take input on a port, in order. ``payload`` is ``None`` for a bare end.
+        """Take input on a port, in order.
 
-        A payload's tensors are views: copy tensors that must outlive this call (if the payload is consumed) or the step
-        that starts on the payload (if it is queued).
+        Args:
+            key: The request.
+            port: The port, one of :attr:`Work.ports`.
+            payload: The input, or ``None`` for a bare end. Its tensors are views: copy tensors that must outlive the
+                call (if the payload is consumed) or the step that starts on the payload (if the payload is queued).
+            end: Whether the port ends with this call.
 
-        Returns whether the payload is consumed, so that its credit can go back to the producer. ``False`` means that
-        the payload is queued: the engine calls ``out.consumed(key, port)`` once when work on the payload begins. Work
-        on a queued payload must not wait for another port: both may come from one producer, which stands still while
-        either edge has no credit. Raises :class:`OmniError` to fail the request.
+        Returns:
+            Whether the payload is consumed, so that its credit can go back to the producer. ``False`` means queued: the
+                engine
+            calls ``out.consumed(key, port)`` once when work on the payload begins. Work on a queued payload must not
+                wait for
+            another port: both ports may be fed by one producer, which stands still while either edge has no credit.
+
+        Raises:
+            OmniError: The request fails.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The intake of a worker: chunks from its links become input of its engine, by way of the bridge of each edge."""
+"""The intake of a worker: chunks from links become input of the engine, by way of the bridge of each edge."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from omni_actors.worker.returned import flag_of
 class ChunkIntake:
     """Chunks on their way from a worker's links to its engine.
 
-    A chunk may arrive before the Submit frame of its request, which travels on another socket. The intake keeps such a
-    chunk until :meth:`submitted` is called for the request.
+    A chunk may arrive before the Submit frame of its request, since Submit travels on another socket. The intake keeps
+    such a chunk until :meth:`submitted` is called for the request.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class ChunkIntake:
         bridges: Mapping[int, Callable[[], Bridge]],
         fail: Callable[[RequestCredits, Exception], None],
     ) -> None:
-        """Take the ``edges`` that end at this worker, the factory of each edge's bridge by edge index (edges without a
-        factory use :class:`~omni_actors.worker.bridge.Identity`), and ``fail``, which ends one request."""
+        """Take the ``edges`` into this worker, the factory of each edge's bridge by edge index (edges without a factory
+        use :class:`~omni_actors.worker.bridge.Identity`), and ``fail``, which ends one request."""
         self._engine = engine
         self._out = out
         self._edges = {edge.index: edge for edge in edges}
@@ -54,8 +54,8 @@ class ChunkIntake:
     def take(self, link: Link, chunk: Chunk) -> None:
         """Give a chunk to the engine through its edge's bridge, or keep the chunk until its request is submitted.
 
-        Errors of the bridge and the engine fail the one request. Raises :class:`ProtocolError` for an edge that does
-        not end at this worker, and for a chunk out of order.
+        Errors of the bridge and the engine fail the one request. Raises :class:`ProtocolError` for an edge that ends at
+        another worker, and for a chunk out of order.
         """
         key = chunk.key
         request = self._out.requests.get(key)

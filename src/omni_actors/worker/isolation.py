@@ -1,15 +1,15 @@
 """Isolation of failures: one bad input is one bad request.
 
-A batch that raises is bisected: it is computed again in parts until it is known which requests raise alone. Those fail,
-each with an error of its own, and the others go on as if the failed requests had not been there. So code that runs for
-several requests at once must be repeatable: it changes no request's state before it is sure to return.
+A batch that raises is bisected: the batch is computed again in parts until the requests that raise alone are known.
+Those requests fail, each with an error of its own, and the others go on as if the failed ones had never been there. So
+code that runs for several requests at once must be repeatable: no state of a request changes before a sure return.
 
 An exception of the model ends the worker in three cases only:
 
 - The runtime says that the device is lost to this process (:attr:`~omni_actors.platforms.platform.Fault.DEVICE`).
-- A step was cut short in which other ranks take part: the ranks cannot be made to try again in parts.
-- Nothing succeeds any more (a whole step of an autoregressive engine, two items in a row of a one-shot engine), and an
-  input of the engine's own, which it computed when it loaded, raises too: so the inputs are not the cause
+- A step with other ranks was cut short: the ranks cannot be made to try again in parts.
+- Nothing succeeds any more (a whole step of an autoregressive engine, two items in a row of a one-shot engine), and the
+  engine's own input, computed successfully after loading, raises too: the clients' inputs are not the cause
   (:class:`BrokenModel`).
 """
 
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 class BrokenModel(RuntimeError):
-    """The model fails on an input that it could compute when it was loaded. Only a new process may help."""
+    """The model fails on an input that succeeded when the model was loaded. Only a new process may help."""
 
 
 class BatchLimit:
@@ -67,7 +67,7 @@ class BatchLimit:
 
 
 class Faults:
-    """The meaning of exceptions on this worker's device, and the errors that clients get for them."""
+    """The meaning of exceptions on this worker's device, and the clients' errors for them."""
 
     def __init__(self, hello: Hello) -> None:
         self.stage = hello.stage
@@ -82,9 +82,9 @@ class Faults:
             raise BrokenModel(f"the model fails on its warm-up input too ({again!r}), after {error!r}") from again
 
     def classify(self, error: Exception) -> bool:
-        """Return whether this exception is about memory; in that case free memory that can be freed.
+        """Return whether the exception is about memory; if so, free the memory that can be freed.
 
-        Releases the tensors that the exception's frames keep alive. Raises the exception again if the device is lost.
+        Releases the tensors kept alive by the exception's frames. Raises the exception again if the device is lost.
         """
         fault = self.runtime.fault(error)
         if fault is Fault.DEVICE or isinstance(error, RankLost | RanksDesynchronized):
@@ -115,8 +115,8 @@ class Faults:
 
 @dataclass(slots=True)
 class BisectedRun(Generic[T, R]):
-    """The result of batches that were run: the batches that succeeded, in order, with their results, and the requests
-    that failed alone. ``short`` says that memory was short in between."""
+    """The result of a bisected run: the successful batches in order, with their results, and the requests that failed
+    alone. ``short`` says whether memory was short in between."""
 
     done: list[tuple[list[T], R]] = field(default_factory=list)
     failed: dict[int, Exception] = field(default_factory=dict)
@@ -133,8 +133,8 @@ def run_bisecting(
     """Run batches one after the other. A batch that raises is halved by its requests and run again, until one request
     is alone; for lack of memory, a part may become ``smaller`` still.
 
-    Later parts of a request that has failed are left out, but some may be ``done`` by then. Raises exceptions that say
-    that the device is lost.
+    Later parts of a failed request are left out, but some may be ``done`` by then. Raises the exceptions of a lost
+    device.
     """
     parts = BisectedRun[T, R]()
     waiting = deque(batches)

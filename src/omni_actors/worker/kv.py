@@ -1,15 +1,15 @@
-"""Keys and values as a payload: parts of one paged cache, as rows that any other cache of the same layout can take in.
+"""Keys and values as a payload: parts of one paged cache, as rows for any other cache of the same layout.
 
-The payloads have kind :data:`KIND`, on an edge whose capacity is 1. The producer first *asks* (:func:`ask`): how many
-tokens will come, and in which layout. The consumer leaves that payload unconsumed until it has reserved blocks for all
-of them, so that the producer begins only then: the producer has no other credit. Next come *rows* (:func:`fill`), in
-order of position, each payload with a range of tokens: ``rows`` [layers, 2 * kv_heads, tokens, head_dim], keys' heads
-before values' heads, and ``side`` [tokens, width] where the layout has side vectors. A row does not depend on how
-either cache is cut into blocks: block sizes and ids are each cache's own. The bits are those of the cache. The last
-payload may hold more, by agreement of the two stages (for an autoregressive stage see
+The payloads have kind :data:`KIND`, on an edge whose capacity is 1. The producer first *asks* (:func:`ask`): the
+payload states the number of tokens to come, and their layout. The consumer leaves the payload unconsumed until blocks
+for all tokens are reserved, so that the producer begins only then: the producer has no other credit. Next come *rows*
+(:func:`fill`), in order of position, each payload with a range of tokens: ``rows`` [layers, 2 * kv_heads, tokens,
+head_dim], keys' heads before values' heads, and ``side`` [tokens, width] where the layout has side vectors. A row does
+not depend on how either cache is cut into blocks: block sizes and ids are each cache's own. The bits are those of the
+cache. The last payload may hold more, by agreement of the two stages (for an autoregressive stage see
 :mod:`omni_actors.worker.engines.autoregressive.disaggregation`).
 
-A payload on its way is a lease: its memory is the producer's, copied out of the blocks, and is free again when the
+A payload on its way is a lease: the memory is the producer's, copied out of the blocks, and is free again when the
 consumer has acknowledged the payload, or is gone, or the request is over. The consumer's reserved blocks go back with
 the request.
 """
@@ -56,8 +56,8 @@ class Layout:
         return cls(shape.layers, shape.kv_heads, shape.head_dim, shape.side, dtype, model)
 
     def difference(self, other: Mapping[str, Any]) -> str:
-        """Return why rows of the layout ``other`` (as it travels) do not fit a cache of this layout; empty if they fit.
-        Side vectors that nobody needs here are ignored."""
+        """Return why rows of the layout ``other`` (in its form on the wire) do not fit a cache of this layout; empty if
+        they fit. Unneeded side vectors are ignored."""
         wanted = asdict(self) if self.side else {k: v for k, v in asdict(self).items() if k != "side"}
         return ", ".join(f"{k} {other.get(k)!r} instead of {v!r}" for k, v in wanted.items() if other.get(k) != v)
 
@@ -92,8 +92,8 @@ def specs(shape: KVShape, count: int) -> TensorSpecs:
 
 @torch.inference_mode()
 def fill(cache: KVCache, blocks: Sequence[int], payload: Payload) -> None:
-    """Write the rows of the sequence in these blocks, at the positions in ``payload`` (``start``, ``tokens``), into its
-    tensors, which may be memory that the consumer reads."""
+    """Write the rows of the sequence in ``blocks``, at the positions in ``payload`` (``start``, ``tokens``), into the
+    payload's tensors, which may be memory mapped by the consumer."""
     tensors = {name: _view(payload, name, cache.shape.dtype) for name in specs(cache.shape, 0)}
     _fill(cache, blocks, payload.meta["start"], payload.meta["tokens"], tensors)
 
@@ -117,7 +117,7 @@ def extract(cache: KVCache, blocks: Sequence[int], start: int, count: int) -> Pa
 
 @torch.inference_mode()
 def insert(cache: KVCache, blocks: Sequence[int], payload: Payload) -> range:
-    """Write a payload's rows into these blocks, at their positions in the sequence, and return those positions.
+    """Write a payload's rows into ``blocks``, at their positions in the sequence, and return the positions.
 
     Raises :class:`ValueError` for rows of another shape or dtype, or for more rows than the blocks hold.
     """
@@ -147,7 +147,7 @@ def _fill(cache: KVCache, blocks: Sequence[int], start: int, count: int, tensors
 
 
 def _difference(payload: Payload, name: str, size: tuple[int, ...], dtype: str) -> str | None:
-    """Return what a payload has under this name, if that is not such a tensor."""
+    """Return a description of the payload's tensor if the tensor does not fit, else ``None``."""
     held = held_tensors(payload).get(name)
     if held is not None:
         return None if (held.shape, held.dtype) == (size, dtype) else f"{held.dtype} {list(held.shape)}"

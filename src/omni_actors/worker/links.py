@@ -1,4 +1,4 @@
-"""The links of one worker in its loop: open links, the events that each waits for, and links that are not open yet."""
+"""The links of one worker in its loop: open links, the events to watch for, and links that are still opening."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Links:
         listener: Listener | None,
         made: Callable[[Wire, socket.socket], Link] = lambda message, sock: UnixLink(message.link, message.peer, sock),
     ) -> None:
-        """Register links in ``epoll``. ``made`` makes a link, by its connector, over the connected Unix socket that
-        came with the link's frame."""
+        """Register links in ``epoll``. ``made`` makes a link, by its connector, over the connected Unix socket behind a
+        Wire frame."""
         self.inbox = Arena()
         """Memory of payloads that arrived by TCP and are not acknowledged. The producers' budgets bound it; its own
         budget only says how much memory stays for reuse."""
@@ -58,7 +58,7 @@ class Links:
         return id in self._links or id in self._called
 
     def wire(self, message: Wire, take_fd: Callable[[], socket.socket]) -> bool:
-        """Open this end of a link, and return whether that is possible. Raises :class:`ProtocolError`."""
+        """Open this end of a link; return ``False`` if that is impossible. Raises :class:`ProtocolError`."""
         end = message.tcp
         if end is None:
             sock = take_fd()
@@ -77,7 +77,7 @@ class Links:
         return True
 
     def readable(self, events: Iterable[tuple[int, int]]) -> Iterator[Link]:
-        """Write and accept as these events allow, and yield the links that have input."""
+        """Write and accept as the events allow, and yield the links with input."""
         for fd, event in events:
             link = self._by_fd.get(fd)
             if link is not None:
@@ -100,7 +100,7 @@ class Links:
             self._epoll.modify(link.fileno(), select.EPOLLIN | (select.EPOLLOUT if link.pending else 0))
 
     def drop(self, link: Link) -> bool:
-        """Close a link, and return whether the link was still there."""
+        """Close a link, and return whether the link was still open."""
         if self._links.pop(link.id, None) is None:
             return False
         del self._by_fd[link.fileno()]
@@ -122,7 +122,7 @@ class Links:
         return min(times, default=None)
 
     def overdue(self) -> list[int]:
-        """Return the links that did not open in time. Links that this end was to open stay until they are dropped."""
+        """Return the links that did not open in time. Links opened by this end stay until they are dropped."""
         now = time.monotonic()
         late = [link.id for link in self._opening if link.deadline is not None and link.deadline <= now]
         if self._listener is not None:

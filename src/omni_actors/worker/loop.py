@@ -284,7 +284,7 @@ class Worker:
             self._out.feed_consumed(request)
 
     def _fail(self, request: RequestCredits, error: Exception) -> None:
-        """Fail one request alone. The client's mistake is reported as it is; any other error names this stage, or the
+        """Fail one request alone. The client's mistake is reported unchanged; any other error names this stage, or the
         stage that made the payload."""
         self._engine.abort(request.key)
         self._out.fail(request.key, self._faults.explain(error, request.request_id))
@@ -313,8 +313,8 @@ class Worker:
         return link
 
     def _drop_link(self, link: Link) -> None:
-        """Drop a link whose other end is gone, once all its messages are read. The orchestrator ends the requests that
-        the other end was working on."""
+        """Drop a link whose other end is gone, once all its messages are read. The orchestrator ends the requests in
+        hand at the other end."""
         if not self._links.drop(link):
             return
         log.debug("link to %s closed", link.peer)
@@ -368,7 +368,7 @@ class Worker:
             out.reply(query.id, None, stage_failed(self._stage, *why).info)
 
     def last_words(self, message: msgspec.Struct, patience_s: float) -> None:
-        """Report why this worker ends, behind the output that still waits for the serving process."""
+        """Report why the worker ends, behind the output that still waits for the serving process."""
         try:
             self._control.send(message)
             self._control.drain(patience_s)

@@ -54,7 +54,7 @@ def main(control: socket.socket) -> int:
 
 
 def serve(control: socket.socket, hello: Hello) -> int:
-    """Be the worker that the serving process knows: the only rank of its replica, or the rank that leads the others."""
+    """Be the worker known to the serving process: the only rank of its replica, or the leader of the others."""
     followers: Followers | None = None
     try:
         listener = Listener(hello.host) if any(edge.connector == "tcp" for edge in hello.inputs) else None
@@ -90,7 +90,7 @@ def serve(control: socket.socket, hello: Hello) -> int:
 
 
 def follow(control: socket.socket, hello: Hello) -> int:
-    """Be a rank that another process of its replica leads. The leader owns this process and sees its end."""
+    """Be a rank led by another process of the replica. The leader owns this process and sees the end of it."""
     try:
         runtime_of(hello)  # first: a runtime may patch modules that must not be imported before
         engine = engine_named(hello)(hello)

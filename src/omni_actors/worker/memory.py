@@ -15,7 +15,7 @@ def trim_heap() -> None:
 
 
 def give_memory_back() -> None:
-    """Give back the memory that loading has left: the weights as they were loaded (measured: 0.4 GB of 1.5 in
+    """Give back the memory left over from loading: the weights in their loaded form (measured: 0.4 GB of 1.5 in
     float32)."""
     gc.collect()
     trim_heap()

@@ -24,9 +24,9 @@ def class_named(dotted: str, base: Callable[..., T], role: str, contract: Contra
     """Return the class called ``dotted`` (``package.module:Class``), which must be a concrete subclass of ``base``.
 
     ``role`` is the purpose of the class, for messages. ``contract`` says whether the class must state the version of a
-    contract that it was written for.
+    contract.
 
-    Raises :class:`OmniError`, whose message names the class, for anything else: a module that cannot be imported, a
+    Raises :class:`OmniError`, with the name in the message, for anything else: a module that cannot be imported, a
     missing name, a function, another class, a class with abstract methods.
     """
     found, kind = thing_named(dotted, role), cast(type[T], base)
@@ -42,8 +42,8 @@ def class_named(dotted: str, base: Callable[..., T], role: str, contract: Contra
 
 
 def engine_named(hello: Hello) -> Callable[[Hello], Engine]:
-    """Return the class of the worker's engine. Raises :class:`OmniError` also for an engine that was written for
-    another version of the contract, or that a plug-in announces by name and that states no version."""
+    """Return the class of the worker's engine. Raises :class:`OmniError` also for an engine written for another version
+    of the contract, and for an engine announced by name in a plug-in that states no version."""
     return class_named(hello.engine, Engine, "engine", "stated" if hello.announced else "if stated")
 
 

@@ -157,8 +157,8 @@ class OutputCollector:
         return bool(self.requests or self.draining or self.asked)
 
     def retire(self, request: RequestCredits, *, finished: bool = False) -> None:
-        """Take no more output of this request. Payloads that were announced to readers stay until the readers release
-        them; unless the request is ``finished``, the rest of its memory is freed at once."""
+        """Take no more output of a request. Payloads already announced to readers stay until the readers release them;
+        unless the request is ``finished``, the rest of its memory is freed at once."""
         del self.requests[request.key]
         if not finished:
             request.dropped = True
@@ -193,7 +193,7 @@ class OutputCollector:
         self.send_queue.acknowledged(request, ack)
 
     def lost(self, link: Link) -> None:
-        """Take back all credits and memory of a consumer that is gone, and drop further payloads for that consumer."""
+        """Take back all credits and memory of a vanished consumer, and drop further payloads for the consumer."""
         self.send_queue.lost(link, (*self.requests.values(), *self.draining.values()))
 
     @property
@@ -222,9 +222,8 @@ class OutputCollector:
     def _flush_ledger_first(self) -> None:
         """Send the chosen tokens before any payload that follows from those tokens.
 
-        A new attempt then repeats the tokens and cannot contradict the output that the client got through another
-        worker. While the serving process reads so slowly that the socket does not take the tokens, the payloads stay
-        here.
+        A new attempt then repeats the tokens and cannot contradict the client's output from another worker. While the
+        serving process reads so slowly that the socket does not take the tokens, the payloads stay here.
         """
         step = self._step
         if step.texts or step.ledger:
@@ -236,8 +235,8 @@ class OutputCollector:
                 self._send_one_by_one(chosen)
 
     def report(self) -> None:
-        """Queue this step's frame for the serving process. Call it after the links are flushed: a stage is done when
-        its output has left this process, so that the death of this worker after the report loses no output."""
+        """Queue the step's frame for the serving process. Call this method after the links are flushed: a stage is done
+        when the output has left the process, so that the death of the worker after the report loses no output."""
         step = self._step
         if self._done:
             step.done += [done for request, done in self._done if request.written]
@@ -301,7 +300,7 @@ class OutputCollector:
 
     def _send_one_by_one(self, step: Step) -> None:
         """Send each event in a frame of its own: when all events together are too large, and to find the event that
-        cannot be sent at all. After such an event the request gets no further events but its failure."""
+        cannot be sent at all. After such an event the request gets no further events but the failure."""
         events: list[tuple[str, Any, type[Any], Step]] = []
         events += [("text", it, TextDelta, Step(texts=[it])) for it in step.texts]
         events += [("ledger", it, Ledger, Step(ledger=[it])) for it in step.ledger]

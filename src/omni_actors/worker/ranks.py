@@ -1,11 +1,11 @@
-"""The ranks of one replica as processes: the leader, which the serving process knows, and its followers.
+"""The ranks of one replica as processes: the leader, known to the serving process, and the leader's followers.
 
 The leader (rank 0) starts the others in its own process group, speaks to each over a socketpair, and is the only rank
-that the rest of the deployment knows. The ranks live and die together:
+known to the rest of the deployment. The ranks live and die together:
 
 =======================  ===============================================================================================
-a follower ends          the leader's loop sees it at its socket and reports it; if the leader is blocked in a
-                         collective that does not return, a watchdog thread ends the process after :data:`GRACE_S`
+a follower ends          the leader's loop sees the end at its socket and reports it; if the leader is blocked in a
+                         collective operation, a watchdog thread ends the process after :data:`GRACE_S`
 the leader ends          the kernel kills each follower (PDEATHSIG); the launcher kills the whole group
 a rank is stuck          the leader gets stuck in the next step, and the serving process kills the group for that
 =======================  ===============================================================================================
@@ -53,7 +53,7 @@ GRACE_S = 2.0
 
 
 class RankLost(RuntimeError):
-    """A rank of this replica has ended, so that no step can be computed any more."""
+    """A rank of the replica has ended, so that no step can be computed any more."""
 
 
 class RanksDesynchronized(RuntimeError):
@@ -100,7 +100,7 @@ class _Follower:
 
 
 class Followers:
-    """The other ranks of this process's replica. The leader makes them in its main thread and owns them."""
+    """The other ranks of this process's replica, made and owned by the leader in its main thread."""
 
     def __init__(self, hello: Hello, control: socket.socket | None = None) -> None:
         """Start a process for each of ``hello.ranks`` but the first, and greet it. Raises :class:`OSError` when a
@@ -131,7 +131,7 @@ class Followers:
         return [follower.popen.pid for follower in self._followers]
 
     def filenos(self) -> list[int]:
-        """Return descriptors that are readable when a follower has ended, or has a last message about its end."""
+        """Return descriptors that are readable when a follower has ended, or is about to end with a last message."""
         return [follower.sock.fileno() for follower in self._followers]
 
     def greet(self) -> None:
@@ -179,7 +179,7 @@ class Followers:
         return RanksDesynchronized(f"a step that other ranks take part in failed: {error}")
 
     def close(self) -> None:
-        """Kill the followers, which hold no state that anybody needs, and wait for their end."""
+        """Kill the followers, which hold no state, and wait for their end."""
         if self._closing < 0:
             return
         os.eventfd_write(self._closing, 1)

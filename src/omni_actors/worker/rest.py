@@ -11,8 +11,8 @@ from omni_actors.worker.engine import Engine
 
 
 class Rest:
-    """A timer that gives memory back: after ``limits["rest_after_s"]`` seconds without work it closes the empty slabs
-    of ``arenas``, and calls the engine's :meth:`~omni_actors.worker.engine.Engine.rest`."""
+    """A timer for the release of memory: after ``limits["rest_after_s"]`` seconds without work the timer closes the
+    empty slabs of ``arenas``, and calls the engine's :meth:`~omni_actors.worker.engine.Engine.rest`."""
 
     def __init__(self, hello: Hello, engine: Engine, *arenas: Arena) -> None:
         self.worked = False
@@ -28,7 +28,7 @@ class Rest:
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def turn(self, idle: bool) -> None:
-        """End a turn of the loop. ``idle`` says that nobody waits for this worker."""
+        """End a turn of the loop. ``idle`` means: nobody waits for this worker."""
         if self.worked:
             self.worked = False
             self._at = time.monotonic() + self._after_s

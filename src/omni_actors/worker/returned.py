@@ -1,8 +1,8 @@
-"""Checks of the values that an adapter, an engine or a bridge returns, made where the value is returned.
+"""Checks of the values that an adapter, an engine or a bridge returns, at the place of the return.
 
-Each check looks at a value once. A value that breaks its method's contract raises :class:`WrongReturn`, which fails the
-one request that the value was made for: the message names the class, the method, the type of the value and the expected
-type, and holds no values.
+Each check looks at a value once. A value in breach of its method's contract raises :class:`WrongReturn`, which fails
+the one request of the value: the message names the class, the method, the type of the value and the expected type, and
+holds no values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MISMATCH = re.compile(r"Expected `(.+)`, got `(.+?)`")
 
 
 class WrongReturn(OutputError):
-    """A method returned a value that its contract does not allow."""
+    """A method returned a value against its contract."""
 
 
 def wrong(owner: object, method: str, got: str, expected: str) -> WrongReturn:
@@ -69,7 +69,7 @@ def flag_of(owner: object, method: str, value: Any, meaning: str) -> bool:
 
 
 def facts_of(owner: object, facts: Any, method: str = "load") -> dict[str, Any]:
-    """Return the facts that loading reports to the serving process, if they are a dict by name of encodable values."""
+    """Return the facts of a load for the serving process, if they are a dict by name of encodable values."""
     if not isinstance(facts, dict):
         raise wrong(owner, method, kind_of(facts), "a dict of what the serving process should know")
     for name, value in facts.items():

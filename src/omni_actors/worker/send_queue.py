@@ -1,7 +1,7 @@
 """The send queue: payloads on their way from this worker to others.
 
-A payload is packed at the end of the step that made it, queued on its links as soon as the tokens that it follows from
-have left this process, and its memory is kept until its readers release it.
+A payload is packed at the end of its step, and queued on its links as soon as the tokens behind the payload have left
+this process. The payload's memory is kept until the readers release it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _END = Packed("", {}, ())
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A payload, ``packed`` for each route at the end of its step, or the bare end of the request's edges. The entry
+    """A payload, ``packed`` for each route at the end of the step, or the bare end of the request's edges. The entry
     leaves when the control socket has taken its output up to byte ``upto``."""
 
     request: RequestCredits
@@ -70,7 +70,7 @@ class SendQueue:
 
     @property
     def pressed(self) -> bool:
-        """Whether the memory for payloads is used up: requests that hold some of it make no more payloads."""
+        """Whether the memory for payloads is used up: requests with memory in use make no more payloads."""
         return self.arena.pressed or (self.exports is not None and self.exports.pressed)
 
     @property
@@ -115,8 +115,8 @@ class SendQueue:
             self._add(_Entry(request, None, True))
 
     def flush(self, touched: set[Link]) -> None:
-        """Queue the payloads that may leave on their links, and add those links to ``touched``. Payloads of this step
-        may leave when the control socket has taken everything that is queued there by now."""
+        """Queue the payloads that may leave on their links, and add those links to ``touched``. Payloads of the present
+        step may leave when the control socket has taken everything queued there by now."""
         if self._made:
             upto = self._control.put
             for entry in self._made:
@@ -147,7 +147,7 @@ class SendQueue:
                     self._release(route.lent.popleft()[1])
 
     def lost(self, link: Link, requests: Iterable[RequestCredits]) -> None:
-        """Take back all credits and memory of a consumer that is gone, and drop further payloads for that consumer."""
+        """Take back all credits and memory of a vanished consumer, and drop further payloads for the consumer."""
         for request in requests:
             for route in request.routes:
                 if route.link is link:
@@ -157,8 +157,7 @@ class SendQueue:
                     self._release_held(route)
 
     def drop(self, request: RequestCredits) -> None:
-        """Free the payloads that were not announced to any reader. (Waiting payloads are freed when their turn
-        comes.)"""
+        """Free the payloads not announced to any reader. (Waiting payloads are freed when their turn comes.)"""
         for slot in request.placed:
             self.arena.release(slot)
         request.placed.clear()
@@ -190,7 +189,7 @@ class SendQueue:
         self._last[entry.request.key] = entry
 
     def _pack(self, entry: _Entry) -> None:
-        """Put a payload where its readers will get it, before the engine goes on. Nothing is held when this raises."""
+        """Put a payload into its place for the readers, before the engine goes on. Nothing is held when this raises."""
         request, payload = entry.request, entry.payload
         if request.dropped or payload is None:
             return
