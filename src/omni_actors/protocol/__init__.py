@@ -1,4 +1,4 @@
-"""Wire-level facts that every room may import: msgspec structs, their limits, and the typed error.
+"""Wire-level facts that every package may import: msgspec structs, limits, and the typed error.
 
-Nothing here does any work, opens anything or imports another room of the package.
+No module here does any work, opens anything or imports another package of the library.
 """

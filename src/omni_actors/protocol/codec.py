@@ -1,4 +1,13 @@
-"""Frames to bytes and back: a 4-byte little-endian length, then msgpack."""
+"""Encoding and decoding of frames: a 4-byte little-endian length, then msgpack.
+
+>>> from omni_actors.protocol.frames import Abort
+>>> reader = down_reader()
+>>> data = frame(Abort(7))
+>>> reader.feed(data[:3])  # incomplete
+[]
+>>> reader.feed(data[3:])
+[Abort(key=7)]
+"""
 
 from __future__ import annotations
 
@@ -15,16 +24,25 @@ encode = _encoder.encode
 
 
 class ProtocolError(Exception):
-    """The other side broke the framing or sent what it may not. Only its channel is affected."""
+    """The other side broke the framing or sent a frame that is not allowed. Only the one channel is affected."""
 
 
 class FrameTooLarge(Exception):
-    """A message over the limit of its channel: it must not be sent, since its reader would end the channel."""
+    """A message over the limit of its channel. The sender must not send the message, since the reader would end the
+    channel."""
 
 
 def frame(message: msgspec.Struct, limit: int = MAX_CONTROL_FRAME) -> bytes:
-    """A message as it goes on the wire. Raises :class:`FrameTooLarge`, and what msgspec raises for a value that has no
-    encoding (:class:`TypeError`, :class:`OverflowError`, :class:`ValueError`)."""
+    """Encode a message for the wire.
+
+    Args:
+        message: A struct of :mod:`omni_actors.protocol.frames`.
+        limit: The most bytes of the body.
+
+    Raises:
+        FrameTooLarge: The body is over the limit.
+        TypeError, OverflowError, ValueError: A value has no encoding (raised by msgspec).
+    """
     body = encode(message)
     if len(body) > limit:
         raise FrameTooLarge(f"a {type(message).__name__} of {len(body)} bytes; the limit is {limit}")
@@ -32,9 +50,11 @@ def frame(message: msgspec.Struct, limit: int = MAX_CONTROL_FRAME) -> bytes:
 
 
 def told_frame(message: msgspec.Struct) -> bytes:
-    """Encode what a worker tells the serving process, and read it once as its reader will: a field of another type than
-    is declared would end the channel there. Raises what :func:`frame` raises, and
-    :class:`msgspec.ValidationError` for such a field. Measured: 0.4 µs, and 0.15 for each delta of text."""
+    """Encode a message of a worker to the serving process, and decode the frame once as the reader will.
+
+    A field of another type than declared would end the channel at the reader. Raises as :func:`frame` does, and
+    :class:`msgspec.ValidationError` for such a field. Measured: 0.4 µs, and 0.15 for each delta of text.
+    """
     data = frame(message)
     _told.decode(memoryview(data)[4:])
     return data
@@ -44,16 +64,12 @@ _told: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """A value encoded once, to ride in several messages."""
+    """Encode a value once, to ride in several messages."""
     return msgspec.Raw(encode(value))
 
 
 class FrameReader(Generic[T]):
-    """Splits a byte stream into messages of one union of frames.
-
-    ``feed`` returns the messages that are complete. Raises :class:`ProtocolError` on an oversized, malformed or
-    unknown frame; the reader is not usable after that.
-    """
+    """A splitter of a byte stream into messages of one union of frames."""
 
     def __init__(self, kind: Any, limit: int) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
@@ -63,8 +79,12 @@ class FrameReader(Generic[T]):
         self._need = 4
 
     def feed(self, data: bytes) -> list[T]:
+        """Take the next piece of the stream, and return the messages that are complete by now.
+
+        Raises :class:`ProtocolError` for an oversized, malformed or unknown frame; do not use the reader after that.
+        """
         if self._parts:
-            # A large frame arrives in many pieces: join them once, when it is whole.
+            # A large frame arrives in many pieces: join the pieces once, when the frame is complete.
             self._parts.append(data)
             self._have += len(data)
             if self._have < self._need:
@@ -95,12 +115,15 @@ class FrameReader(Generic[T]):
 
 
 def down_reader() -> FrameReader[Down]:
+    """Return a reader of frames from the serving process to a worker."""
     return FrameReader(Down, MAX_CONTROL_FRAME)
 
 
 def up_reader() -> FrameReader[Up]:
+    """Return a reader of frames from a worker to the serving process."""
     return FrameReader(Up, MAX_CONTROL_FRAME)
 
 
 def peer_reader() -> FrameReader[Peer]:
+    """Return a reader of frames between two workers."""
     return FrameReader(Peer, MAX_PEER_FRAME)

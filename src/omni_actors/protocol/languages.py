@@ -1,8 +1,8 @@
 """Values of a request's field ``language``: a code, an English name, or nothing.
 
 Clients write the same language in many ways (``en``, ``EN``, ``en-US``, ``en_US``, ``English``), and leave the choice
-to the model by an empty text or ``auto`` as often as by leaving the field out. Surfaces and stages read the field with
-:func:`chosen_language`, so that all of them take the same.
+to the model by an empty text or ``auto`` as often as by leaving the field out. API handlers and stages read the field
+with :func:`chosen_language`, so that all take the same values.
 """
 
 from __future__ import annotations
@@ -210,20 +210,31 @@ _QUOTED = 64
 
 
 def language_code(given: str | None) -> str | None:
-    """The code of a language that is written as a code (with or without a country) or by its English name, in any case.
+    """Return the code of a language written as a code (with or without a country) or by its English name, in any case.
 
-    ``None`` where the choice is left to the model: by ``None``, a blank text or ``auto``. A language that is not in the
+    Returns ``None`` if the choice is left to the model: by ``None``, a blank text or ``auto``. A language outside the
     table comes back in lower case, without its country.
+
+        >>> language_code("en-US"), language_code("German"), language_code("auto")
+        ('en', 'de', None)
     """
     wanted = _plain(given)
     return None if wanted in _LEFT_TO_THE_MODEL else _code(wanted)
 
 
 def chosen_language(given: str | None, known: Collection[str], param: str = "language") -> str | None:
-    """The one of ``known`` (codes or English names, as the model has them) that ``given`` means.
+    """Return the entry of ``known`` (codes or English names, in the model's spelling) that ``given`` means.
 
-    ``None`` where the choice is left to the model. With nothing known, the code of what is given. Raises 400 with
-    ``param`` for a language that is not known, listing those that are.
+    Args:
+        given: The field of the request.
+        known: The model's languages; if empty, the result is the code of ``given``.
+        param: The name of the field, for the error.
+
+    Returns:
+        The language, or ``None`` if the choice is left to the model.
+
+    Raises:
+        OmniError: 400 with ``param`` for an unknown language; the message lists the known ones.
     """
     wanted = _plain(given)
     if wanted in _LEFT_TO_THE_MODEL:

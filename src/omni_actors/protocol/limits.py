@@ -1,4 +1,4 @@
-"""The capacities of one replica, by which its worker bounds what it holds: the keys of :attr:`Hello.limits`."""
+"""The capacities of one replica, by which the worker bounds its memory and queues: the keys of :attr:`Hello.limits`."""
 
 from __future__ import annotations
 

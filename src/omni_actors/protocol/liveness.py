@@ -1,15 +1,15 @@
-"""The page of memory by which a worker shows that it moves: written by the worker, read by the serving process.
+"""The liveness page: memory in which a worker shows its progress, written by the worker, read by the serving process.
 
-It is a sealed memfd whose descriptor the worker inherits (environment variable :data:`VARIABLE`). It begins with three
-native 64-bit words, each written and read whole:
+The page is a sealed memfd whose descriptor the worker inherits (environment variable :data:`VARIABLE`). The page begins
+with three native 64-bit words, each written and read whole:
 
 =====  =======================================================================================================
 0      count of the turns of the worker's loop
-1      what it is doing: an :class:`Activity`
-2      when word 0 or 1 was last written: nanoseconds of ``CLOCK_MONOTONIC``, which all processes share
+1      the worker's present :class:`Activity`
+2      time of the last write to word 0 or 1: nanoseconds of ``CLOCK_MONOTONIC``, shared by all processes
 =====  =======================================================================================================
 
-The words are not written together: who finds a worker late looks again a moment later before he believes it.
+The words are not written together: a reader that finds a worker late reads again a moment later before it decides.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ VARIABLE = "OMNI_ACTORS_LIVENESS"
 """Environment variable with the number of the descriptor."""
 
 HEARTBEAT_S = 1.0
-"""A worker that holds requests takes a turn at least so often, also when all of them wait."""
+"""Longest time between two turns of a worker that holds requests, in seconds, also when all requests wait."""
 
 
 class Activity(enum.IntEnum):
-    """What a worker does, by which the plan says how long it may go without a sign of life."""
+    """The activity of a worker. The plan has a bound for each on the time without a sign of life."""
 
     LOADING = 0
-    """From its start to its first turn. (The page begins as zeros.)"""
+    """From the start of the worker to the first turn. (The page begins as zeros.)"""
     WAITING = 1
-    """For its sockets: for input, credit, or anything to do at all."""
+    """Waiting for sockets: for input, credit, or any work at all."""
     WORKING = 2
-    """It takes in what came, steps, or writes."""
+    """Taking input in, computing a step, or writing."""
     COMPILING = 3
-    """A step among a life's first :data:`FIRST_STEPS`, in which kernels may be compiled or graphs captured."""
+    """A step among the first :data:`FIRST_STEPS` of an incarnation, in which kernels may be compiled or graphs
+    captured."""
 
 
 FIRST_STEPS = 8

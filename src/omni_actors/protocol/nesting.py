@@ -1,4 +1,4 @@
-"""How deeply a JSON value may be nested, and which field of a body is nested too deeply."""
+"""The limit of nesting in a JSON value, and the name of the field of a body that is nested too deeply."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 MOST = 100
-"""Levels of objects and lists in a value that is passed on as it is."""
+"""Most levels of objects and lists in a value that is passed on unread."""
 
 TOKENS = 50_000
-"""So many strings and brackets of a body are looked at for the field that is nested too deeply."""
+"""Most strings and brackets of a body that are searched for the field that is nested too deeply."""
 
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*+)"|[\[\]{}]')
 
 
 def check_nesting(value: Any, param: str) -> None:
-    """Raises 400 with ``param`` for a value of more than :data:`MOST` levels."""
+    """Raise 400 with ``param`` for a value of more than :data:`MOST` levels.
+
+    >>> check_nesting({"a": [1, {"b": 2}]}, "metadata")
+    """
     level = [value]
     for _ in range(MOST + 1):
         level = [
@@ -32,7 +35,8 @@ def check_nesting(value: Any, param: str) -> None:
 
 
 def too_deep(body: bytes) -> OmniError:
-    """The error for a JSON object that is nested too deeply to be read. It names the field, unless that comes late."""
+    """Return the error for a JSON object that is nested too deeply to be parsed. The error names the field, unless the
+    field comes late in the body."""
     field = _deep_field(body)
     if field is None:
         return invalid_request("The body is nested too deeply.", code="invalid_json")

@@ -1,8 +1,8 @@
 """The sections of a request's parameters.
 
-A request carries a mapping of *section name → struct*. A stage declares which sections it reads
-(``Stage.sections``) and receives only those. Entrypoints build them from wire formats; workers decode them by type.
-Field defaults are those of OpenAI's API where it has the field, of vLLM where only vLLM has it.
+A request carries a mapping of *section name → struct*. A stage declares the sections that it reads (``Stage.sections``)
+and receives only those. Entrypoints build sections from wire formats; workers decode sections by type. Field defaults
+are those of OpenAI's API where the field exists there, and of vLLM where only vLLM has the field.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     ``messages`` follow the chat format; a content is a string or a list of parts ``{"type": "text", "text": …}`` and
     ``{"type": "audio" | "image" | "video", "index": i}``, where ``i`` counts the request's media of all kinds in order.
-    ``media_kwargs`` says how they are meant: ``{"use_audio_in_video": True}`` when a video's audio track (delivered
-    with it, where it has one) belongs to the prompt.
+    ``media_kwargs`` are settings for the media: ``{"use_audio_in_video": True}`` when a video's audio track (delivered
+    with the video, if there is one) belongs to the prompt.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -32,8 +32,8 @@ class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Constraint(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the whole of an answer must be. Exactly one is set: ``json``, a JSON schema as text; ``json_object``, any
-    JSON object; ``regex``; ``choice``, one of these texts; ``grammar``, in GBNF."""
+    """A constraint on the whole of an answer. Exactly one field is set: ``json``, a JSON schema as text;
+    ``json_object``, any JSON object; ``regex``; ``choice``, one of these texts; ``grammar``, in GBNF."""
 
     json: str | None = None
     json_object: bool = False
@@ -45,10 +45,10 @@ class Constraint(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Section ``sampling``: how an autoregressive stage chooses tokens and when it stops.
 
-    ``None`` for ``max_tokens`` means up to the model's context; for ``temperature``, ``top_p``, ``top_k``, ``min_p``
-    and ``repetition_penalty`` it means the stage's default from the deploy overlay, else the model's generation
+    ``None`` for ``max_tokens`` means up to the model's context. For ``temperature``, ``top_p``, ``top_k``, ``min_p``
+    and ``repetition_penalty`` ``None`` means the stage's default from the deploy overlay, else the model's generation
     config, else the neutral value. ``seed=None`` draws a fresh seed per request. ``logprobs`` is the number of
-    alternatives per token (0: only the chosen one, ``None``: off). ``lora`` names an adapter of the stage's.
+    alternatives per token (0: only the chosen one, ``None``: off). ``lora`` names an adapter of the stage.
     """
 
     max_tokens: int | None = None
@@ -75,14 +75,15 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Speech(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Section ``speech``: what a speech stage says (``text`` is ``None`` when it comes by an edge) and how.
+    """Section ``speech``: the text that a speech stage speaks (``text`` is ``None`` when it comes by an edge), and the
+    manner.
 
-    ``voice`` is one of the model's own, or ``default``. ``task_type`` says where the voice comes from: ``custom_voice``
-    (that one), ``voice_design`` (made after ``instructions``), ``clone`` (after a reference clip), ``None`` where the
-    family knows no distinction. ``reference`` is true when a clip comes on the stage's audio port; ``ref_text`` is what
-    is said in it, and ``x_vector_only`` takes only the speaker's likeness of it. ``max_tokens`` bounds the frames of
-    speech, ``initial_chunk_frames`` the first piece that leaves. ``None`` in the last fields means the stage's own
-    default.
+    ``voice`` is one of the model's own, or ``default``. ``task_type`` is the source of the voice: ``custom_voice`` (the
+    named voice), ``voice_design`` (made after ``instructions``), ``clone`` (after a reference clip), ``None`` for
+    families without the distinction. ``reference`` is true when a clip comes on the stage's audio port; ``ref_text`` is
+    the transcript of the clip, and ``x_vector_only`` takes only the speaker's likeness from the clip. ``max_tokens``
+    bounds the frames of speech, ``initial_chunk_frames`` is the size of the first piece of output in frames. ``None``
+    in the last fields means the stage's own default.
     """
 
     text: str | None = None
@@ -104,10 +105,13 @@ class Speech(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Transcription(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Section ``transcription``. ``timestamps``: ``none``, ``segment`` or ``word``; ``task``: ``transcribe`` or
-    ``translate``. ``clips`` is the number of audio clips that will arrive on the audio port. ``max_tokens`` is the most
-    tokens of a clip's transcript, counted as the stage's usage counts them; ``None`` leaves it to the stage's own
-    bound, and a bound beyond what the model can write is the same as none."""
+    """Section ``transcription``.
+
+    ``timestamps``: ``none``, ``segment`` or ``word``; ``task``: ``transcribe`` or ``translate``. ``clips`` is the
+    number of audio clips that will arrive on the audio port. ``max_tokens`` is the most tokens of a clip's transcript,
+    counted as the stage's usage counts them; ``None`` means the stage's own bound, and a bound beyond the model's
+    capacity has no effect.
+    """
 
     language: str | None = None
     prompt: str | None = None

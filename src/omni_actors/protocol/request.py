@@ -1,4 +1,4 @@
-"""What an entrypoint asks of the orchestrator, and the events it gets back."""
+"""The request from an entrypoint to the orchestrator, and the events that come back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 from omni_actors.protocol.errors import ErrorInfo
 
 MAX_PRIORITY = 100
-"""Priorities are whole numbers from minus this to this."""
+"""Priorities are whole numbers from minus this value to this value."""
 
 
 class MediaRef(msgspec.Struct, frozen=True):
-    """A decoded medium that waits in the media process: ``id`` there, ``modality`` (``audio``, ``image`` or ``video``),
-    ``seconds`` of it (0 for an image)."""
+    """A decoded medium in the media process: ``id`` there, ``modality`` (``audio``, ``image`` or ``video``), and its
+    length in ``seconds`` (0 for an image)."""
 
     id: int
     modality: str
@@ -24,15 +24,17 @@ class MediaRef(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, kw_only=True):
     """One request.
 
-    ``task`` names one of the pipeline's tasks (``chat``, ``completion``, ``speech``, ``transcription``, …).
-    ``inputs`` are the modalities that the request brings, ``outputs`` those that the client wants.
-    ``params`` maps section names (:mod:`omni_actors.protocol.params`) to structs.
-    ``media`` are clips, images and videos, in order, delivered to the entry stage of their modalities.
-    ``id`` is the caller's label for logs and echoes; identity inside is never taken from it.
-    ``deadline_s`` is the whole budget in seconds from admission; ``None`` takes the deployment's default.
-    ``affinity`` keeps requests with the same value on the same replicas while those live.
-    ``priority`` decides who is admitted first when not all can be: the lower the earlier.
-    ``tenant`` is on whose behalf it is made, an opaque name: tenants share what there is evenly, within their limit.
+    ``task`` names one of the pipeline's tasks (``chat``, ``completion``, ``speech``, ``transcription``, …). ``inputs``
+    are the modalities of the request's input, ``outputs`` the modalities that the client wants. ``params`` maps section
+    names (:mod:`omni_actors.protocol.params`) to structs. ``media`` are clips, images and videos, in order, delivered
+    to the entry stage of their modalities. ``id`` is the caller's label for logs and echoes; identity inside is never
+    taken from ``id``. ``deadline_s`` is the whole budget in seconds from admission; ``None`` takes the deployment's
+    default. ``affinity`` keeps requests with the same value on the same replicas while the replicas live. ``priority``
+    decides the order of admission when not all requests fit: the lower the earlier. ``tenant`` is an opaque name of the
+    request's owner: tenants share the capacity evenly, within their limit.
+
+        >>> Request(task="chat", outputs=("text", "audio"), deadline_s=60.0).inputs
+        ('text',)
     """
 
     task: str
@@ -48,7 +50,7 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class Usage(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What one stage consumed and produced for one request. Audio in seconds."""
+    """The consumption and production of one stage for one request. Audio in seconds."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -58,8 +60,8 @@ class Usage(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
-    """A token, its text (bytes that need not be UTF-8), log-probability (natural), and ``top``:
-    alternatives as (token id, bytes, log-probability), best first."""
+    """A token, its text (bytes, perhaps not valid UTF-8), its natural log-probability, and ``top``: alternatives as
+    (token id, bytes, log-probability), best first."""
 
     token_id: int
     token: bytes
@@ -68,9 +70,12 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TextDelta(msgspec.Struct, array_like=True, frozen=True):
-    """Text that the stop matcher has released. ``index`` is the choice (``n`` > 1). The last delta of a choice has
-    ``finish_reason`` (``stop``, ``length``). ``token_ids`` are the tokens sampled since the last delta: their text
-    may still be held back, so ``text`` can be empty."""
+    """Text released by the stop matcher.
+
+    ``index`` is the choice (``n`` > 1). The last delta of a choice has ``finish_reason`` (``stop``, ``length``).
+    ``token_ids`` are the tokens sampled since the last delta: their text may still be held back, so ``text`` can be
+    empty.
+    """
 
     key: int
     index: int
@@ -81,8 +86,8 @@ class TextDelta(msgspec.Struct, array_like=True, frozen=True):
     meta: dict[str, Any] | None = None
     """Stage-specific facts about this delta (for a transcription: its segments and detected language)."""
     usage: Usage | None = None
-    """What the stage has used so far, where it counts that: tokens of which ``token_ids`` tell need not be in it. The
-    first delta of an attempt tells at least those of the prompt; a delta behind it need not have it."""
+    """The stage's usage so far, from stages that count usage; tokens of this delta need not be included. The first
+    delta of an attempt includes at least the tokens of the prompt; later deltas need not have a usage."""
 
 
 class MediaChunk(msgspec.Struct, array_like=True, frozen=True):
@@ -96,7 +101,7 @@ class MediaChunk(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StageDone(msgspec.Struct, array_like=True, frozen=True):
-    """The stage has produced everything it will for this request."""
+    """The stage has produced all its output for this request."""
 
     key: int
     usage: Usage
@@ -116,4 +121,4 @@ class Completed(msgspec.Struct, frozen=True):
 
 
 Event = TextDelta | MediaChunk | Completed
-"""What an entrypoint receives. Failure and cancellation are raised, not delivered."""
+"""An event that an entrypoint receives. Failure and cancellation are raised, not delivered."""

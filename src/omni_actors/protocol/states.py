@@ -1,7 +1,14 @@
-"""The two state machines of the house: of a request, and of a replica.
+"""The two state machines: of a request, and of a replica.
 
-Whoever owns one moves it by :func:`advance`, which refuses what the tables do not allow: a second terminal event or a
-replica that is ready twice is a bug that shows where it happens.
+The owner of a machine moves it by :func:`advance`, which refuses transitions outside the tables: a second terminal
+event, or a replica that is ready twice, is a bug that shows where it happens.
+
+    >>> advance(RequestState.NEW, RequestState.ADMITTED)
+    <RequestState.ADMITTED: 'admitted'>
+    >>> advance(RequestState.COMPLETED, RequestState.RUNNING)
+    Traceback (most recent call last):
+    ...
+    omni_actors.protocol.states.IllegalTransition: RequestState: completed → running
 """
 
 from __future__ import annotations
@@ -12,10 +19,11 @@ from typing import TypeVar
 
 
 class RequestState(enum.Enum):
-    """Of one request (one attempt).
+    """The state of one request (one attempt).
 
-    ``admitted``: bound to replicas and submitted. ``running``: its first output is there. The terminal states are what
-    the caller sees, exactly one of them. ``released``: every stage has let go or died; admission counts it until then.
+    ``admitted``: bound to replicas and submitted. ``running``: the first output has arrived. The terminal states are
+    the outcomes for the caller, exactly one per request. ``released``: every stage has released the request or died;
+    admission counts the request until then.
     """
 
     NEW = "new"
@@ -26,7 +34,7 @@ class RequestState(enum.Enum):
     CANCELLED = "cancelled"
     RELEASED = "released"
 
-    __hash__ = object.__hash__  # a member is only itself; Enum's own is a call in Python, ten of them for each request
+    __hash__ = object.__hash__  # members are compared by identity; Enum's own hash is a call in Python, ten per request
 
     def __init__(self, word: str) -> None:
         self.live = word in ("admitted", "running")
@@ -35,7 +43,7 @@ class RequestState(enum.Enum):
 
 
 class ReplicaState(enum.Enum):
-    """Of one replica: each incarnation goes from ``starting`` to ``dead``."""
+    """The state of one replica: each incarnation goes from ``starting`` to ``dead``."""
 
     STARTING = "starting"
     READY = "ready"
@@ -69,11 +77,12 @@ S = TypeVar("S", RequestState, ReplicaState)
 
 
 class IllegalTransition(Exception):
-    """A bug in whoever owns the machine."""
+    """A bug in the owner of a state machine."""
 
 
 def advance(current: S, following: S) -> S:
-    """``following``, if the machine may go there from ``current``; raises :class:`IllegalTransition` otherwise."""
+    """Return ``following``, if the machine may go there from ``current``. Raises :class:`IllegalTransition`
+    otherwise."""
     table = REQUEST if isinstance(current, RequestState) else REPLICA
     if following not in table[current]:  # type: ignore[index]
         raise IllegalTransition(f"{type(current).__name__}: {current.value} → {following.value}")
