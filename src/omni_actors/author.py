@@ -1,10 +1,14 @@
-"""Everything that the author of a pipeline, an engine, a connector or a balancer needs, in one import::
+"""The author's kit: every name for the author of a pipeline, an engine, a connector or a balancer, in one import::
 
     from omni_actors.author import GenerationAdapter, Piece, Result, Work, audio_piece
 
-A name is imported from its module when it is first asked for, so this module itself imports neither torch nor any other
-part of the package. ``docs/plugins.md`` says how the names are used; each is documented where it is defined. They are a
-public contract: one that goes, or that takes or gives something else, is announced and kept for a release.
+A name is imported from its module on first use, so this module itself imports neither torch nor any other part of the
+package. ``docs/plugins.md`` describes the use of the names; each name is documented at its definition. The names are a
+public contract: a name that goes, or takes or returns something else, is announced and kept for a release.
+
+    >>> payload = text_payload("Hello")
+    >>> isinstance(payload, Payload), payload.kind
+    (True, 'text')
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ if TYPE_CHECKING:
     from omni_actors.worker.isolation import Faults as Faults
 
 _WHERE = {
-    # What a pipeline declares; the serving process imports these.
+    # The declaration of a pipeline; the serving process imports these.
     "Pipeline": "pipelines.declaration",
     "Stage": "pipelines.declaration",
     "Port": "pipelines.declaration",
@@ -72,7 +76,7 @@ _WHERE = {
     "Parameter": "pipelines.declaration",
     "PipelineFacts": "pipelines.declaration",
     "Option": "protocol.options",
-    # Sections of a request, and what is asked and answered.
+    # Sections of a request, requests and their events.
     "Request": "protocol.request",
     "Prompt": "protocol.params",
     "Sampling": "protocol.params",
@@ -81,7 +85,7 @@ _WHERE = {
     "TextDelta": "protocol.request",
     "MediaChunk": "protocol.request",
     "Usage": "protocol.request",
-    # What goes between stages.
+    # Payloads between stages.
     "Payload": "connectors.payload",
     "text_payload": "connectors.payload",
     "pcm_payload": "connectors.payload",
@@ -111,17 +115,17 @@ _WHERE = {
     "UnixLink": "connectors.unix",
     "Balancer": "stages.balancers",
     "Candidate": "stages.balancers",
-    # What goes wrong.
+    # Errors.
     "OmniError": "protocol.errors",
     "ErrorInfo": "protocol.errors",
     "invalid_request": "protocol.errors",
     "InputError": "worker.checks",
     "OutputError": "worker.checks",
 }
-"""Name → module of this package. Those of :data:`TORCH` bring torch with them."""
+"""Name → module of this package. The modules of :data:`TORCH` import torch."""
 
 TORCH = frozenset({"CodecAdapter", "AutoregressiveAdapter", "Decoder", "PromptInput", "StepInputs", "StepOutput"})
-"""The names whose modules import torch: for adapters, which run in workers, and not for a pipeline's declaration."""
+"""Names whose modules import torch: for adapters, which run in workers, and not for a pipeline's declaration."""
 
 __all__ = list(_WHERE)
 

@@ -1,4 +1,4 @@
-"""Where this package keeps what it makes for later: weights, compiled code, what plug-ins were found to be."""
+"""The cache directory of this package: weights, compiled code, findings about plug-ins."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 CACHE_VARIABLE = "OMNI_ACTORS_CACHE"
-"""Environment variable: the cache directory."""
+"""Environment variable: the path of the cache directory."""
 
 
 def cache_root() -> Path:
-    """The cache directory: ``$OMNI_ACTORS_CACHE``, else ``~/.cache/omni-actors`` (by ``$XDG_CACHE_HOME``)."""
+    """Return the cache directory: ``$OMNI_ACTORS_CACHE``, else ``~/.cache/omni-actors`` (or below
+    ``$XDG_CACHE_HOME``)."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")

@@ -1,4 +1,4 @@
-"""The documents that messages name: they lie in the installed package, or beside it in a checkout."""
+"""Documents named in messages: files of the installed package, or beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ PACKAGE = Path(__file__).parent
 
 
 def document(name: str) -> str:
-    """The path of a document, such as ``docs/platforms/cuda.md`` or ``README.md``; empty where there is none."""
+    """Return the path of a document, such as ``docs/platforms/cuda.md`` or ``README.md``; an empty text if there is
+    none."""
     for folder in (PACKAGE, PACKAGE.parents[1]):
         if (folder / name).is_file():
             return str(folder / name)
@@ -16,5 +17,5 @@ def document(name: str) -> str:
 
 
 def platform_page(name: str) -> str:
-    """The path of a platform's page; empty for one that is not this package's."""
+    """Return the path of a platform's page; an empty text for a platform of another distribution."""
     return document(f"docs/platforms/{name}.md")

@@ -1,4 +1,4 @@
-"""What installed distributions offer to this one: their entry points, whatever else is installed beside them."""
+"""Entry points of installed distributions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ log = logging.getLogger(__name__)
 FILE = "entry_points.txt"
 
 OWN = "omni-actors"
-"""The distribution that this package is in: what it announces itself is known without entry points."""
+"""The distribution of this package, whose own stages and platforms are known without entry points."""
 
 
 def installed(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group. A distribution whose list of them cannot be read offers none; it is a warning if the
-    list speaks of the group, and nobody's business here if it does not."""
+    """Return the entry points of a group.
+
+    A distribution with an unreadable list of entry points offers none; a warning is logged if the list mentions the
+    group.
+    """
     try:
         return tuple(entry_points(group=group))
-    except Exception as error:  # somebody's: the library reads all lists, and stops at the first that it cannot
-        log.debug("reading each distribution's entry points by itself: %r", error)
+    except Exception as error:  # the library reads all lists and stops at the first unreadable one
+        log.debug("entry points are read one distribution at a time: %r", error)
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for distribution in distributions():
         name = _name(distribution)
-        if name not in found:  # the first on the path is the one that is imported
+        if name not in found:  # the first one on the path is imported
             found[name] = _offered(distribution, name, group)
     return tuple(point for points in found.values() for point in points)
 
@@ -47,9 +50,9 @@ def _text(distribution: Distribution) -> str:
 
 
 def _name(distribution: Distribution) -> str:
-    """As it is installed; of one that does not say, something that no other is called."""
+    """Return the installed name of a distribution; a unique text for a distribution without a name."""
     try:
         name = distribution.metadata["Name"]
-    except Exception:  # its metadata is no better than its list
+    except Exception:  # the metadata is as broken as the list
         name = None
     return canonicalize_name(name) if name else f"a distribution without a name ({distribution!r})"

@@ -1,5 +1,8 @@
-"""The child's side of :func:`omni_actors.plugins.inquiry.ask`. Standard library only: it runs as a file of its own,
-without the package, so that it starts in the time that Python takes."""
+"""The child process of :func:`omni_actors.plugins.inquiry.ask`.
+
+The module uses the standard library only: it runs as a file of its own, without the package, and so starts as fast as
+Python does.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(descriptor: int, parent: int, script: str, question: str) -> None:
-    """Answer by what the function ``answer`` of ``script`` returns, as one line of JSON on ``descriptor``, and end.
+    """Write the result of the function ``answer`` of ``script`` as one line of JSON to ``descriptor``, and end the
+    process.
 
-    ``{"answer": …}``, or ``{"error": "ImportError: …"}`` for whatever was raised, SystemExit too. Nothing that the
-    script has left behind is run or waited for.
+    The line is ``{"answer": …}``, or ``{"error": "ImportError: …"}`` for any exception, SystemExit included. Threads
+    and exit handlers of the script are neither run nor waited for.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew that this process follows it
+    if os.getppid() != parent:  # the parent died before PDEATHSIG was set
         os._exit(1)
     os.set_inheritable(descriptor, False)
     told = json.loads(question)
@@ -35,10 +39,10 @@ def main(descriptor: int, parent: int, script: str, question: str) -> None:
 
 
 def said(error: BaseException) -> str:
-    """``ImportError: No module named x``, also of an exception that cannot say what it is."""
+    """Return ``ImportError: No module named x``, also for an exception whose text cannot be made."""
     try:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
-    except BaseException:  # what an exception says of itself is somebody else's code too
+    except BaseException:  # the text of an exception is foreign code too
         return type(error).__name__
 
 

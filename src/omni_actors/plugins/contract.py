@@ -1,16 +1,22 @@
-"""Versions of the contracts that plug-ins' classes are written for."""
+"""Versions of the contracts for which plug-ins' classes are written."""
 
 from __future__ import annotations
 
 CONTRACT = 1
-"""The version of the contracts of engines, connectors and balancers. A change that an existing class would not stand
-makes it another one."""
+"""The version of the contracts of engines, connectors and balancers. An incompatible change makes a new version."""
 
 
 def contract_trouble(kind: type, word: str, version: int, *, required: bool = True) -> str:
-    """Say what is wrong with the contract that a class states, as the end of a sentence; empty if nothing is. A class
-    of this package states this version, whichever a class that derives from it was written for. Where it is not
-    ``required``, one that states none is taken for right."""
+    """Return the reason why a class does not fit the contract, as the end of a sentence; empty if the class fits.
+
+    A class of this package states the present version, which does not count for classes derived from it. A class
+    without a stated version fits unless ``required``.
+
+        >>> class Mine:
+        ...     contract = 2
+        >>> contract_trouble(Mine, "engine", 1)
+        'was written for version 2 of the engine contract, and this is version 1'
+    """
     chain = [it for it in kind.__mro__ if it.__module__.partition(".")[0] != "omni_actors"]
     if kind not in chain:
         return ""

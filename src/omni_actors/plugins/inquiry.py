@@ -1,8 +1,8 @@
-"""Questions that are asked in processes of their own, each with a deadline.
+"""Subprocess probes: a question to code in a process of its own, with a deadline.
 
-For code that is not to be trusted with the serving process: a vendor's management library opens the device and may hang
-in its driver, a plugin may do anything. What such a process answers is data. Whatever else becomes of it (it crashes,
-exits, hangs, floods its output) is a sentence.
+Probes are for code that is not to be trusted with the serving process: a vendor's management library opens the device
+and may hang in its driver, a plugin may do anything. The answer of such a process is data. Any other end of the process
+(a crash, an exit, a hang, a flood of output) becomes a sentence.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from omni_actors.plugins import answering
 from omni_actors.telemetry.opt_out import quiet_environment
 
 MOST_OUTPUT = 1 << 20
-"""Bytes that a child may print; one that goes on is ended."""
+"""Bytes that a child may print; a child that prints more is ended."""
 MOST_ANSWER = 1 << 20
 KILL_S = 2.0
-"""Seconds that a killed process has to be gone. It takes longer only in a call of a driver that hangs."""
+"""Seconds for a killed process to be gone. Only a call of a hanging driver takes longer."""
 
 TAIL = 300
-"""Bytes of its output that are told when it dies without an answer."""
+"""Bytes of a child's output that are shown if the child dies without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """A file of Python whose function ``answer(argument)`` returns something that JSON can say. It runs without this
-    package's being imported, with this process's ``sys.path``, and with ``environment`` on top of its variables (what
-    that has as PYTHONPATH is searched first)."""
+    """A probe: a Python file whose function ``answer(argument)`` returns a JSON value.
+
+    The file runs without an import of this package, with this process's ``sys.path``, and with ``environment`` on top
+    of its variables (a PYTHONPATH there is searched first).
+    """
 
     script: Path
     argument: Any = None
@@ -50,8 +52,8 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``value`` as it was returned, if ``trouble`` is empty; else one sentence about what became of the question.
-    ``silent`` says that the deadline came first."""
+    """The result of a probe: ``value`` as returned if ``trouble`` is empty; else ``trouble`` is one sentence about the
+    failure. ``silent`` says that the deadline came first."""
 
     value: Any = None
     trouble: str = ""
@@ -65,7 +67,7 @@ class _Envelope(msgspec.Struct):
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    """A question that is being asked: the process, its pidfd, a pipe for its answer and one for what it prints."""
+    """A running probe: the process, its pidfd, a pipe for the answer and one for printed output."""
 
     popen: subprocess.Popen[bytes]
     life: int
@@ -77,7 +79,7 @@ class _Child:
     over: bool = False
 
     def read(self, descriptor: int) -> bool:
-        """Take what came; whether more may come from there."""
+        """Read from one of the pipes, and return whether more may come."""
         content = os.read(descriptor, 1 << 16)
         if descriptor == self.prints:
             self.printed += len(content)
@@ -95,10 +97,12 @@ class _Child:
         return self.said.endswith(b"\n")
 
     def end(self) -> int | None:
-        """Kill what is left of its process group; how the process ended (negative: by that signal). ``None`` if it does
-        not end: a hanging driver holds it in the kernel, which reaps it whenever that lets go."""
+        """Kill the rest of the process group, and return the exit status (negative: a signal). ``None`` if the process
+        does not end: a hanging driver holds it in the kernel, which reaps the process when the driver lets go."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
+            os.killpg(
+                self.popen.pid, signal.SIGKILL
+            )  # not reaped yet, so the process id cannot belong to another process
         end = select.poll()
         end.register(self.life, select.POLLIN)
         self.over = True
@@ -120,10 +124,13 @@ class _Child:
 
 
 def ask(inquiries: Sequence[Inquiry], within_s: float) -> list[Answer]:
-    """Ask them all at once and return each one's answer, at the latest after ``within_s`` seconds (and
-    :data:`KILL_S` for each that a driver does not let end).
+    """Run all probes at once, and return the answer of each.
 
-    Their process groups are killed when this returns, however it does; should this process be killed, they are too.
+    Args:
+        inquiries: The probes.
+        within_s: The deadline in seconds. Each child that a driver does not let end adds up to :data:`KILL_S`.
+
+    The children's process groups are killed when this function returns or raises, and also if this process is killed.
     """
     with contextlib.ExitStack() as stack:
         children: list[_Child | Answer] = []
@@ -144,7 +151,7 @@ def _start(inquiry: Inquiry) -> _Child | Answer:
     answers, answering_end = _pipe()
     prints, printing_end = _pipe()
     first = [entry for entry in inquiry.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    path = [entry for entry in sys.path if isinstance(entry, str)]  # imports pass over whatever else is in it
+    path = [entry for entry in sys.path if isinstance(entry, str)]  # imports ignore entries that are not strings
     said = json.dumps({"path": [*first, *path], "argument": inquiry.argument})
     arguments = [str(answering_end), str(os.getpid()), str(inquiry.script), said]
     try:
@@ -168,7 +175,8 @@ def _start(inquiry: Inquiry) -> _Child | Answer:
 
 
 def _pipe() -> tuple[int, int]:
-    """None of its ends is one of the numbers that become the child's standard streams, even where ours are closed."""
+    """Return a pipe whose ends are above 2, the numbers of the child's standard streams, even if this process has those
+    closed."""
     ends = os.pipe()
     try:
         reads, writes = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
@@ -179,8 +187,8 @@ def _pipe() -> tuple[int, int]:
 
 
 def _listen(children: list[_Child], deadline: float) -> set[_Child]:
-    """Read until each has answered, ended or printed too much, or the deadline comes: then those are returned that have
-    done neither."""
+    """Read until each child has answered, ended or printed too much, or the deadline comes. Return the children that
+    the deadline found still running."""
     waiting = set(children)
     with selectors.DefaultSelector() as selector:
         for child in children:
@@ -208,7 +216,7 @@ def _answer_of(child: _Child, silent: bool, within_s: float) -> Answer:
         try:
             envelope = msgspec.json.decode(child.said, type=_Envelope)
         except msgspec.MsgspecError as error:
-            return Answer(trouble=f"it answered what is no JSON: {error}")
+            return Answer(trouble=f"its answer is not JSON: {error}")
         return Answer(envelope.answer, one_line(envelope.error))
     if child.flooding:
         return Answer(trouble=f"it printed more than {MOST_OUTPUT >> 20} MiB and did not come to an end")
@@ -226,6 +234,10 @@ def _signal_name(number: int) -> str:
 
 
 def one_line(text: str, most: int = 400) -> str:
-    """A text as one line that can be logged, cut where it is longer than that."""
+    """Return a text as one printable line, cut at ``most`` characters.
+
+    >>> one_line("a  b   c", most=10)
+    'a b c'
+    """
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return flat if len(flat) <= most else f"{flat[: most - 1]}…"

@@ -1,8 +1,8 @@
-"""Installed plug-ins, looked at before the serving process imports one.
+"""Examination of installed plug-ins before the serving process imports one.
 
 Each plug-in is imported and examined in a process of its own, all at once, under a deadline. So whatever a plug-in does
-(it hangs, exits, crashes, floods its output, imports torch, opens a device), the serving process reads a sentence about
-it. What was found of a plug-in that only code decides about is kept on disk until that code changes
+(hangs, exits, crashes, floods its output, imports torch, opens a device), the serving process gets a sentence about the
+plug-in. Findings about plug-ins that depend on code alone are kept on disk until the code changes
 (:mod:`omni_actors.plugins.records`).
 """
 
@@ -26,7 +26,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 DEADLINE_S = 20.0
 DEADLINE_VARIABLE = "OMNI_ACTORS_PROBE_TIMEOUT_S"
-"""Environment variable: seconds that plug-ins get to answer, instead of :data:`DEADLINE_S`."""
+"""Environment variable: seconds for plug-ins to answer, instead of :data:`DEADLINE_S`."""
 
 State = Literal["usable", "present", "absent", "broken"]
 
@@ -36,15 +36,15 @@ Judged = tuple[State, str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PluginReport:
-    """A report on a plug-in. ``name`` and ``value`` are its entry point's, ``distribution`` and ``version`` of the
-    package that brings it (empty if that cannot be known), ``kind`` says what it is. ``state``:
+    """A report on a plug-in.
 
-    - ``usable``: it works (a platform: and its device can be used here);
+    ``name`` and ``value`` are its entry point's, ``distribution`` and ``version`` those of its package (empty if
+    unknown), ``kind`` is the kind of plug-in, ``facts`` are further facts from the plug-in, and ``state`` is one of:
+
+    - ``usable``: the plug-in works (a platform: and its device can be used here);
     - ``present``: a platform that works, whose device is here and cannot be used, for ``reason``;
     - ``absent``: a platform that works, and there is no such device here;
-    - ``broken``: it must not be imported, for ``reason``.
-
-    ``facts`` is what else it says of itself.
+    - ``broken``: the plug-in must not be imported, for ``reason``.
     """
 
     name: str
@@ -63,10 +63,13 @@ class PluginReport:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of plug-in. ``script`` is a file whose ``answer({"name", "value"})`` examines one. It gives
-    ``{"broken": sentence}``, or what ``judge`` makes a state, a reason and facts of; that raises :class:`ValueError`
-    for nonsense. ``argument`` is told to the script besides. ``taken`` are names of this package's own. ``kept`` says
-    that what was found holds until the plug-in's code changes."""
+    """A kind of plug-in.
+
+    ``script`` is a file whose ``answer({"name", "value"})`` examines one plug-in. The answer is ``{"broken":
+    sentence}``, or a value that ``judge`` turns into a state, a reason and facts; ``judge`` raises :class:`ValueError`
+    for nonsense. ``argument`` is merged into the script's argument. ``taken`` are names of this package's own. ``kept``
+    says that findings hold until the plug-in's code changes.
+    """
 
     word: str
     group: str
@@ -88,10 +91,18 @@ def probe(
     forgive: bool = False,
     within_s: float | None = None,
 ) -> tuple[PluginReport, ...]:
-    """A report on each of ``plugins`` (default: the installed ones), in their order; on those called ``only`` alone
-    where that is given. Blocks for as long as they take to answer, at most ``within_s`` seconds (default:
-    :func:`deadline_s`). A plug-in whose code is as it was when it was looked at last is not asked again, unless
-    ``anew``, or ``forgive`` if it was broken. Without plug-ins it costs nothing; it never raises because of one.
+    """Return a report on each plug-in, in order. Blocks until the plug-ins have answered.
+
+    Args:
+        kind: The kind of plug-in.
+        plugins: The entry points; by default the installed ones.
+        only: Report only on plug-ins of this name.
+        anew: Examine plug-ins again although their code is unchanged since the last time.
+        forgive: Examine plug-ins again that were broken.
+        within_s: The most seconds to wait; by default :func:`deadline_s`.
+
+    Returns:
+        The reports. Without plug-ins the call costs nothing, and no plug-in can make it raise.
     """
     found = list(installed(kind.group)) if plugins is None else list(plugins)
     refusals = {id(plugin): _refusal(kind, plugin, found) for plugin in found}
@@ -123,8 +134,8 @@ def probe(
 
 
 def deadline_s() -> float:
-    """The seconds that plug-ins get to answer. Raises :class:`OmniError` when :data:`DEADLINE_VARIABLE` is no number of
-    seconds."""
+    """Return the seconds for plug-ins to answer. Raises :class:`OmniError` if :data:`DEADLINE_VARIABLE` is not a number
+    of seconds."""
     said = os.environ.get(DEADLINE_VARIABLE)
     if not said:
         return DEADLINE_S
@@ -139,14 +150,14 @@ def deadline_s() -> float:
 
 
 def brought_by(plugin: EntryPoint) -> tuple[str, str]:
-    """The distribution that brings a plug-in, and its version; empty where they cannot be known."""
+    """Return the distribution of a plug-in, and its version; empty texts if unknown."""
     if plugin.dist is None:
         return "", ""
     return plugin.dist.name or "", plugin.dist.version or ""
 
 
 def _refusal(kind: Kind, plugin: EntryPoint, all_of_them: list[EntryPoint]) -> str:
-    """Why a plug-in is not even asked."""
+    """Return why a plug-in is refused without examination, or an empty text."""
     if not kind.pattern.fullmatch(plugin.name):
         return f"a {kind.word}'s name is {kind.spelling}"
     if plugin.name in kind.taken:
@@ -169,7 +180,7 @@ def _judged(kind: Kind, record: Record) -> Judged:
     try:
         return kind.judge(record.answer)
     except ValueError as error:
-        return "broken", f"it answered nonsense: {error}", {}
+        return "broken", f"its answer makes no sense: {error}", {}
 
 
 def _report(kind: Kind, plugin: EntryPoint, judged: Judged) -> PluginReport:

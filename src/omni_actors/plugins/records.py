@@ -1,8 +1,8 @@
-"""Findings about plug-ins, kept on disk: so that not all plug-ins are imported, each in a process, at every start.
+"""Findings about plug-ins, kept on disk, so that a start need not import every plug-in in a process of its own.
 
-A record holds while the plug-in's code is what it was: its distribution's version, and the size and time of change of
-each file of its package, which an editable install changes without a version. One about a plug-in that was broken holds
-for :data:`BROKEN_FOR_S`, since what it needs may have been installed meanwhile.
+A record holds while the plug-in's code is unchanged: the version of its distribution, and the size and modification
+time of each file of its package, since an editable install changes files without a new version. A record about a broken
+plug-in holds for :data:`BROKEN_FOR_S`, since a missing requirement may have been installed meanwhile.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 BROKEN_FOR_S = 600.0
 MOST_FILES = 2000
-"""Files of a package that are looked at; what is found of a larger one is not kept."""
+"""Most files of a package that are compared; findings about a larger package are not kept."""
 
 
 class Record(msgspec.Struct):
-    """A plug-in's answer, or one sentence about what became of the question. ``at`` is in seconds since 1970,
-    ``code`` says what the plug-in's code was."""
+    """A plug-in's answer, or one sentence about the failure. ``at`` is in seconds since 1970, ``code`` identifies the
+    plug-in's code."""
 
     trouble: str = ""
     answer: Any = None
@@ -51,7 +51,7 @@ class Records:
         self._folder = folder or cache_root() / "plugins"
 
     def read(self, plugin: EntryPoint) -> Record | None:
-        """Return the record of this plug-in's code; ``None`` if there is none that still holds."""
+        """Return the record of this plug-in's code; ``None`` if there is no valid one."""
         try:
             record = msgspec.json.decode(self._path(plugin).read_bytes(), type=Record)
         except (OSError, msgspec.MsgspecError):
@@ -62,7 +62,7 @@ class Records:
         return record
 
     def write(self, plugin: EntryPoint, record: Record) -> None:
-        """Keep what was found. Where it cannot be kept, it is found again the next time."""
+        """Keep a finding. A finding that cannot be written is made again the next time."""
         record.at, record.code = time.time(), code_of(plugin)
         if not record.code:
             return
@@ -73,7 +73,7 @@ class Records:
                 file.write(msgspec.json.encode(record))
             os.replace(file.name, path)
         except OSError as error:
-            log.debug("what was found of plugin '%s' is not kept: %s", plugin.name, error)
+            log.debug("the finding about plugin '%s' is not kept: %s", plugin.name, error)
 
     def _path(self, plugin: EntryPoint) -> Path:
         told = "\0".join((sys.prefix, plugin.group, plugin.name, plugin.value))
@@ -81,8 +81,8 @@ class Records:
 
 
 def code_of(plugin: EntryPoint) -> str:
-    """A text that is another one when the plug-in's code is, or this package's version, or Python's. Empty when its
-    files cannot be found without importing it."""
+    """Return a text that changes with the plug-in's code, this package's version and Python's. Empty if the files
+    cannot be found without an import."""
     files = _files(plugin.value.partition(":")[0].partition(".")[0])
     if not files:
         return ""

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 ENGINE_COUNTERS: Mapping[str, str] = {
     # every worker
     "jobs": "Requests that the worker has in memory, finished ones whose output is still on its way included.",
-    "credits_outstanding": "Chunks that the worker may still send before its consumers grant more.",
+    "credits_outstanding": "Chunks sent to other workers and not acknowledged yet.",
     "arena_bytes": "Size of the shared memory for payloads to other workers.",
     "arena_used_bytes": "Shared memory that payloads on their way to other workers take.",
-    "inbox_bytes": "Size of the memory for payloads that have arrived and wait for their request.",
-    "inbox_used_bytes": "Memory that payloads take that have arrived and wait for their request.",
-    "early": "Messages that arrived before the request that they belong to.",
+    "inbox_bytes": "Size of the memory for payloads that arrive by TCP.",
+    "inbox_used_bytes": "Memory of payloads that arrived by TCP and are not acknowledged yet.",
+    "early": "Requests whose first chunks arrived before the request itself.",
     "chunks_total": "Chunks sent to other workers.",
     "chunk_bytes_total": "Bytes of the tensors in chunks sent to other workers.",
     "device_links": "Links to other workers over which tensors stay on the device.",

@@ -1,5 +1,4 @@
-"""Lines that libraries would write to the console by themselves go through the log: their warnings, and their loggers'
-lines."""
+"""Console output of libraries goes through the log: their warnings, and the lines of their loggers."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ log = logging.getLogger("py.warnings")
 
 
 def take_over() -> None:
-    """From now on no logger of this process writes to the console beside the root's handlers, whenever its library is
-    imported, and Python's warnings are lines of the logger ``py.warnings``.
+    """Keep the loggers of this process from writing to the console beside the root's handlers, whenever their library
+    is imported, and turn Python's warnings into lines of the logger ``py.warnings``.
 
-    It is for a process that is wholly ours: a server, a command, a worker.
+    Call this function only in a process of this project's own: a server, a command, a worker.
     """
     logging.setLoggerClass(LibraryLogger)
     for logger in list(logging.root.manager.loggerDict.values()):
@@ -29,10 +28,10 @@ def take_over() -> None:
 
 
 class LibraryLogger(logging.Logger):
-    """A logger that cannot be given a handler for the console.
+    """A logger that takes no handler for the console.
 
-    Instead its records go on to its parent, as do those of any logger that such a handler was meant for: libraries that
-    write to the console themselves keep their records from the root's handlers, so that no line comes twice.
+    Instead the logger's records go on to its parent, even if the library has turned propagation off: libraries that
+    write to the console themselves keep their records from the root's handlers, so that no line would come twice.
     """
 
     _meant_for_console = False
@@ -65,7 +64,7 @@ def _show(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Stands for :func:`warnings.showwarning`: one line, with the end of the file's path."""
+    """Replace :func:`warnings.showwarning`: write one line, with the end of the file's path."""
     if file is not None:
         file.write(warnings.formatwarning(message, category, filename, lineno, line))
         return

@@ -1,4 +1,4 @@
-"""One line per event, the same in every process, with the request that it belongs to."""
+"""The log: one line per event, in the same format in every process, with the id of the request."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import TextIO
 from omni_actors.telemetry import libraries
 
 current_request: ContextVar[str] = ContextVar("omni_actors_request", default="-")
-"""The id of the request that this task (or this step of a worker) works for."""
+"""The id of the request for which this task (or this step of a worker) works."""
 
 _SECRET = re.compile(r"(?i)\b(bearer\s+|api[_-]?key['\"]?\s*[=:]\s*['\"]?|sk-)[^\s'\",;]+")
 
 
 class LineFormatter(logging.Formatter):
-    """``2026-01-01T12:00:00.123Z INFO serving[123] omni_actors.http req-…: message``. What looks like a key is masked,
-    in tracebacks too."""
+    """The format ``2026-01-01T12:00:00.123Z INFO serving[123] omni_actors.http req-…: message``. Texts that look like
+    keys are masked, in tracebacks too."""
 
     def __init__(self, process: str) -> None:
         super().__init__(
@@ -42,14 +42,15 @@ ROOM = 10_000
 """Lines that may wait to be written."""
 
 FLUSH_S = 0.5
-"""What they get at the process' end."""
+"""Seconds for waiting lines at the end of the process."""
 
 
 class PatientHandler(logging.Handler):
-    """Writes to a descriptor from a thread of its own, so that who logs never waits for who reads: a terminal that is
-    stopped or a pipe whose reader stands still would hold up the whole process. Of lines over :data:`ROOM` only their
-    number is written, in their place; what cannot be written (a full disk) is lost. :meth:`flush` waits for
-    :data:`FLUSH_S` at most.
+    """A handler that writes to a descriptor from a thread of its own, so that logging never waits for the reader: a
+    stopped terminal, or a pipe whose reader stands still, would hold up the whole process.
+
+    Over :data:`ROOM` waiting lines, further lines are dropped and their number is written in their place; lines that
+    cannot be written (a full disk) are lost. :meth:`flush` waits for :data:`FLUSH_S` at most.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -111,18 +112,22 @@ def _write(descriptor: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(descriptor, data) :]
-        except BlockingIOError:  # somebody who shares it has set it so
+        except BlockingIOError:  # another process that shares the descriptor has made it non-blocking
             select.select((), (descriptor,), ())
         except OSError:
             return
 
 
 def configure(level: str = "INFO", process: str = "serving", stream: TextIO | None = None) -> None:
-    """Send the logs of this process to ``stream`` (stderr), its libraries' and Python's warnings among them. Calling it
-    again replaces the handler.
+    """Send the logs of this process to ``stream`` (default: stderr), with the warnings of Python and of libraries. A
+    second call replaces the handler.
 
-    ``process`` names it in each line (``serving``, or a worker's stage). A record may name its request by
-    ``extra={"request": id}``; else :data:`current_request` does.
+    Args:
+        level: The level of this project's loggers.
+        process: The name of the process in each line (``serving``, or a worker's stage).
+        stream: A text stream, or ``None`` for stderr.
+
+    A record may name its request by ``extra={"request": id}``; else :data:`current_request` does.
     """
     handler = _handler(stream)
     handler.setFormatter(LineFormatter(process))
@@ -133,7 +138,7 @@ def configure(level: str = "INFO", process: str = "serving", stream: TextIO | No
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("omni_actors").setLevel(level.upper())
-    logging.lastResort = handler  # type: ignore[assignment]  # of a logger that has no handler and no parent
+    logging.lastResort = handler  # type: ignore[assignment]  # for a logger without a handler and a parent
     libraries.take_over()
 
 
@@ -142,5 +147,5 @@ def _handler(stream: TextIO | None) -> logging.Handler:
         return logging.StreamHandler(stream)
     try:
         return PatientHandler(sys.stderr.fileno())
-    except (AttributeError, io.UnsupportedOperation):  # none, or one that is no file
+    except (AttributeError, io.UnsupportedOperation):  # no stderr, or one without a descriptor
         return logging.StreamHandler(sys.stderr)

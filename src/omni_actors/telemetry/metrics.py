@@ -23,19 +23,20 @@ from omni_actors.telemetry.series import Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Methods that are counted by name: clients may send any word, and each would be a series for ever."""
+"""Methods that are counted by name: clients may send any word, and each word would stay a series for ever."""
 _FAST = (0.0005, 0.001, 0.0025, *_SECONDS)
 
 
 class HttpRecord(Protocol):
-    """What is counted of an HTTP exchange once it is over. ``status`` 0: the client left before there was one."""
+    """The facts about an HTTP exchange that are counted at its end. ``status`` 0: the client left before there was a
+    status."""
 
     route: str
     status: int
 
 
 class Metrics:
-    """Everything that the serving process counts. One instance per deployment."""
+    """The metrics of the serving process. One instance per deployment."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -87,7 +88,7 @@ class Metrics:
         self._audio_out = counter("audio_output_seconds", "Seconds of audio produced, by stage.", "stage")
 
     def http_begun(self) -> None:
-        """An HTTP exchange has begun: one :meth:`http_over` follows."""
+        """Count the begin of an HTTP exchange; one :meth:`http_over` follows."""
         self._http_open.inc()
 
     def http_over(self, record: HttpRecord, method: str) -> None:
@@ -129,10 +130,17 @@ class Metrics:
         load: AdmissionLoad | None = None,
         resumes: ResumeCounts | None = None,
     ) -> bytes:
-        """The exposition. ``counters``: stage → counters of each replica; ``replicas``: stage → (live, wanted);
-        ``fetches``: outcome → fetches of clients' URLs, and their ``bytes``; ``states``: stage → state → replicas;
-        ``ends``: stage → cause → lives of workers that ended; ``load``: what is admitted, waits and was refused;
-        ``resumes``: what became of requests whose worker died."""
+        """Return the text of ``/metrics``.
+
+        Args:
+            counters: Stage → counters of each replica.
+            replicas: Stage → (live, wanted) replicas.
+            fetches: Outcome → fetches of clients' URLs, and their ``bytes``.
+            states: Stage → state → replicas.
+            ends: Stage → cause → workers that ended.
+            load: The requests that are admitted, wait, or were refused.
+            resumes: The outcomes of requests whose worker died.
+        """
         stages = CollectorRegistry()
         families = [*_stage_families(counters, replicas), *_fetch_families(fetches or {})]
         families += _life_families(states or {}, ends or {})

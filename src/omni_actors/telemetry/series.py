@@ -1,7 +1,8 @@
-"""Counters, gauges and histograms of one thread's own: touching one costs an entry of a dictionary.
+"""Counters, gauges and histograms for a single thread: an update costs an entry of a dictionary.
 
-prometheus_client's may be touched by any thread, and pay for that with a lock and a search for the labels each time: a
-quarter of what a short request cost the serving process. These are collected by its registry all the same.
+The classes of prometheus_client may be updated by any thread, and pay for that with a lock and a search for the labels
+on each update: a quarter of the serving process's cost of a short request. Its registry collects the classes here all
+the same.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class _Series:
         self._labels = labels
         self._values: defaultdict[Labels, float] = defaultdict(float)
         if not labels:
-            self._values[()] = 0.0  # one without labels is there before it is touched
+            self._values[()] = 0.0  # a series without labels exists before its first update
 
     def inc(self, *labels: str) -> None:
         self._values[labels] += 1
@@ -41,12 +42,14 @@ class _Series:
 
 
 class Counter(_Series):
-    """Only grows. ``labels`` are given by value, in the order in which they were declared."""
+    """A counter, which only grows. ``labels`` are given by value, in the order of their declaration."""
 
     _family = CounterMetricFamily
 
 
 class Gauge(_Series):
+    """A gauge. ``labels`` are given by value, in the order of their declaration."""
+
     _family = GaugeMetricFamily
 
     def dec(self, *labels: str) -> None:
@@ -54,7 +57,8 @@ class Gauge(_Series):
 
 
 class Histogram:
-    """``bounds`` are the buckets' upper ends, which belong to them; values over the last are in one more."""
+    """A histogram. ``bounds`` are the buckets' inclusive upper ends; values over the last bound are in one more
+    bucket."""
 
     def __init__(self, name: str, doc: str, bounds: Sequence[float], labels: Sequence[str] = ()) -> None:
         self._name = name
