@@ -6,6 +6,7 @@ A name is imported from its module on first use, so this module itself imports n
 package. ``docs/plugins.md`` describes the use of the names; each name is documented at its definition. The names are a
 public contract: a name that goes, or takes or returns something else, is announced and kept for a release.
 
+    >>> from omni_actors.author import Payload, text_payload
     >>> payload = text_payload("Hello")
     >>> isinstance(payload, Payload), payload.kind
     (True, 'text')
