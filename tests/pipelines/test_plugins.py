@@ -24,9 +24,9 @@ from omni_actors.pipelines.plan import PlanError
 from omni_actors.pipelines.registry import BUILTINS, GROUP, UNOFFERED, Registry
 from omni_actors.platforms.platform import Verdict
 from omni_actors.plugins import OWN, installed
-from omni_actors.plugins.inquiry import Answer, Inquiry, ask
 from omni_actors.plugins.probe import DEADLINE_VARIABLE
 from omni_actors.plugins.records import BROKEN_FOR_S
+from omni_actors.plugins.subprocess_probe import ProbeAnswer, SubprocessProbe, run_probes
 
 pytestmark = pytest.mark.process
 
@@ -140,13 +140,13 @@ def test_what_was_found_is_kept_until_the_code_changes(
 ) -> None:
     plugins = [install(site, "even"), install(site, "odd", first("raise OSError('libodd.so.1')"))]
     asked: list[int] = []
-    real = ask
+    real = run_probes
 
-    def counted(inquiries: Sequence[Inquiry], within_s: float) -> list[Answer]:
-        asked.append(len(inquiries))
-        return real(inquiries, within_s)
+    def counted(probes: Sequence[SubprocessProbe], within_s: float) -> list[ProbeAnswer]:
+        asked.append(len(probes))
+        return real(probes, within_s)
 
-    monkeypatch.setattr("omni_actors.plugins.probe.ask", counted)
+    monkeypatch.setattr("omni_actors.plugins.probe.run_probes", counted)
     for _ in range(3):
         assert [it.state for it in Registry.installed(plugins).reports()] == ["usable", "broken"]
     assert asked == [2]

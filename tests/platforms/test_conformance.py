@@ -29,7 +29,7 @@ from omni_actors.platforms.testing.kit import _compared, serving_half
 from omni_actors.platforms.testing.parent_half import ParentHalf, Watch
 from omni_actors.platforms.testing.worker_half import WorkerHalf
 from omni_actors.platforms.testing.workload import PROMPTS
-from omni_actors.plugins.inquiry import Answer
+from omni_actors.plugins.subprocess_probe import ProbeAnswer
 
 pytestmark = pytest.mark.process
 
@@ -305,10 +305,10 @@ def attention(
     )[0].transpose(0, 1)
 
 
-def said(*tokens: tuple[int, float], second: float = 1.0) -> Answer:
+def said(*tokens: tuple[int, float], second: float = 1.0) -> ProbeAnswer:
     """The same for each prompt: tokens with their log-probability, the next best behind it by ``second``."""
     answer = [{"token": it, "top": [[it, best], [999, best - second]]} for it, best in tokens]
-    return Answer([answer for _ in PROMPTS])
+    return ProbeAnswer([answer for _ in PROMPTS])
 
 
 @pytest.mark.parametrize(
@@ -320,10 +320,10 @@ def said(*tokens: tuple[int, float], second: float = 1.0) -> Answer:
         (said((1, -0.5), (2, -0.8)), 1.0, "failed", "log-probability is off by 0.1"),
         (said((1, -0.5), (2, math.nan)), 1.0, "failed", "log-probability is off by nan"),
         (said((1, -0.5)), 1.0, "failed", "1 tokens, not 2"),
-        (Answer(trouble="it died of SIGSEGV"), 1.0, "failed", "the device: it died of SIGSEGV"),
+        (ProbeAnswer(trouble="it died of SIGSEGV"), 1.0, "failed", "the device: it died of SIGSEGV"),
     ],
 )
-def test_tokens_are_held_to_the_reference(found: Answer, second: float, state: str, words: str) -> None:
+def test_tokens_are_held_to_the_reference(found: ProbeAnswer, second: float, state: str, words: str) -> None:
     result = _compared(said((1, -0.5), (2, -0.7), second=second), found, "float32")
     assert (result.state, words in result.why) == (state, True), result
 

@@ -20,7 +20,7 @@ from tests.platforms.distributions import changed, install
 from omni_actors.entrypoints.offline import open_omni
 from omni_actors.platforms import PlatformError, probe, select
 from omni_actors.platforms.probe import DEADLINE_VARIABLE, PluginReport, deadline_s, probe_plugins
-from omni_actors.plugins.inquiry import Inquiry, ask
+from omni_actors.plugins.subprocess_probe import SubprocessProbe, run_probes
 from omni_actors.protocol.errors import OmniError
 
 pytestmark = pytest.mark.process
@@ -250,7 +250,7 @@ def test_what_it_prints_is_not_taken_for_its_answer(site: Path) -> None:
 
 
 def test_without_plugins_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_actors.plugins.probe.ask", None)
+    monkeypatch.setattr("omni_actors.plugins.probe.run_probes", None)
     assert probe_plugins([]) == ()
     assert select("cpu").name == "cpu"
     assert select("cuda", plugins=[]).name == "cuda"
@@ -306,7 +306,7 @@ def test_what_an_asked_process_started_is_gone_with_it(tmp_path: Path) -> None:
         "script.py",
         "import subprocess\ndef answer(argument):\n    return subprocess.Popen(['sleep', '3600']).pid\n",
     )
-    (answer,) = ask([Inquiry(script)], 10)
+    (answer,) = run_probes([SubprocessProbe(script)], 10)
     fd = None
     try:
         fd = os.pidfd_open(answer.value)
@@ -323,7 +323,7 @@ def test_a_program_that_has_more_than_texts_in_its_path_is_asked_for(
 ) -> None:
     script = machines.write(tmp_path, "script.py", "import sys\ndef answer(argument):\n    return sys.path\n")
     monkeypatch.setattr(sys, "path", ["first", tmp_path, *sys.path])  # imports pass over what is no text
-    (answer,) = ask([Inquiry(script)], 10)
+    (answer,) = run_probes([SubprocessProbe(script)], 10)
     assert answer.value[:2] == ["first", sys.path[2]]
 
 
@@ -335,7 +335,7 @@ def test_a_process_that_a_driver_does_not_let_end_is_not_waited_for(
     kill = os.killpg
     monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))  # as if it had no effect
     started = time.monotonic()
-    (answer,) = ask([Inquiry(script)], 0.5)
+    (answer,) = run_probes([SubprocessProbe(script)], 0.5)
     assert (answer.trouble, answer.silent) == ("it gave no answer in 0.5 s", True)
     assert time.monotonic() - started < 10
     kill(killed[0], signal.SIGKILL)
@@ -354,8 +354,8 @@ def test_an_asked_process_does_not_outlive_the_one_that_asks(tmp_path: Path) -> 
         "    os.kill(os.getppid(), 9)\n"
         "    time.sleep(3600)\n",
     )
-    ours = "from pathlib import Path; from omni_actors.plugins.inquiry import Inquiry, ask"
-    code = f"{ours}; ask([Inquiry(Path({str(script)!r}))], 60)"
+    ours = "from pathlib import Path; from omni_actors.plugins.subprocess_probe import SubprocessProbe, run_probes"
+    code = f"{ours}; run_probes([SubprocessProbe(Path({str(script)!r}))], 60)"
     asking = subprocess.run([sys.executable, "-c", code], timeout=30)
     assert asking.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 10

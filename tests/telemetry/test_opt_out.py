@@ -11,7 +11,7 @@ import pytest
 
 import omni_actors
 from omni_actors.pipelines.factory import resolve
-from omni_actors.plugins.inquiry import Inquiry, ask
+from omni_actors.plugins.subprocess_probe import SubprocessProbe, run_probes
 from omni_actors.telemetry.opt_out import OPT_OUT, quiet_environment
 from omni_actors.worker.compiled import FOLDERS, keep_what_is_compiled
 
@@ -38,7 +38,7 @@ def test_a_probe_has_them(tmp_path: Path) -> None:
     """Probes of platforms and plug-ins import vendors' packages."""
     script = tmp_path / "look.py"
     script.write_text("import os\n\ndef answer(argument):\n    return dict(os.environ)\n")
-    (answer,) = ask([Inquiry(script, None)], within_s=20)
+    (answer,) = run_probes([SubprocessProbe(script, None)], within_s=20)
     assert OPT_OUT.items() <= answer.value.items()
 
 

@@ -23,7 +23,7 @@ from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.machine import torch_build
 from omni_actors.platforms.platform import Detection, Device, OmniPlatform, PlatformError
 from omni_actors.platforms.quantization import TORCH
-from omni_actors.plugins.inquiry import Inquiry, ask, one_line
+from omni_actors.plugins.subprocess_probe import SubprocessProbe, one_line, run_probes
 
 MANAGEMENT_S = 20.0
 """What a vendor's management library gets to answer. One that does not has a driver that does not."""
@@ -165,7 +165,7 @@ class Accelerator(OmniPlatform):
         """What a management library says, asked in a process of its own; ``None`` if it says nothing at all: then the
         driver does not answer, and a worker would wait as long. A library that is missing or broken in any other way is
         in ``trouble``, and files have to do."""
-        answer = ask([Inquiry(script, argument)], MANAGEMENT_S)[0]
+        answer = run_probes([SubprocessProbe(script, argument)], MANAGEMENT_S)[0]
         if answer.silent:
             return None
         if answer.trouble:

@@ -1,4 +1,5 @@
-"""A device that is opened as a worker opens it, in a process of its own: see :mod:`omni_actors.plugins.inquiry`."""
+"""A check that opens a device as a worker does, in a process of its own (see
+:mod:`omni_actors.plugins.subprocess_probe`)."""
 
 from __future__ import annotations
 

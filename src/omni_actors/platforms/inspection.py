@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from omni_actors.plugins.answering import said
+from omni_actors.plugins.probe_child import said
 
 HEAVY = (
     "torch",

@@ -11,11 +11,6 @@ def contract_trouble(kind: type, word: str, version: int, *, required: bool = Tr
 
     A class of this package states the present version, which does not count for classes derived from it. A class
     without a stated version fits unless ``required``.
-
-        >>> class Mine:
-        ...     contract = 2
-        >>> contract_trouble(Mine, "engine", 1)
-        'was written for version 2 of the engine contract, and this is version 1'
     """
     chain = [it for it in kind.__mro__ if it.__module__.partition(".")[0] != "omni_actors"]
     if kind not in chain:

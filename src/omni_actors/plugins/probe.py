@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from omni_actors.plugins import installed
-from omni_actors.plugins.inquiry import Answer, Inquiry, ask, one_line
 from omni_actors.plugins.records import Record, Records
+from omni_actors.plugins.subprocess_probe import ProbeAnswer, SubprocessProbe, one_line, run_probes
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -113,13 +113,14 @@ def probe(
         read = {id(it): record for it in chosen if (record := records.read(it)) is not None}
         known = {key: record for key, record in read.items() if not (forgive and record.broken)}
     asked = [plugin for plugin in chosen if not refusals[id(plugin)] and id(plugin) not in known]
-    answers: dict[int, Answer] = {}
+    answers: dict[int, ProbeAnswer] = {}
     if asked:
-        inquiries = [
-            Inquiry(kind.script, {**kind.argument, "name": plugin.name, "value": plugin.value}) for plugin in asked
+        probes = [
+            SubprocessProbe(kind.script, {**kind.argument, "name": plugin.name, "value": plugin.value})
+            for plugin in asked
         ]
         within = deadline_s() if within_s is None else within_s
-        answers = dict(zip(map(id, asked), ask(inquiries, within), strict=True))
+        answers = dict(zip(map(id, asked), run_probes(probes, within), strict=True))
     reports = []
     for plugin in chosen:
         if refusal := refusals[id(plugin)]:
@@ -168,7 +169,7 @@ def _refusal(kind: Kind, plugin: EntryPoint, all_of_them: list[EntryPoint]) -> s
     return ""
 
 
-def _record_of(answer: Answer) -> Record:
+def _record_of(answer: ProbeAnswer) -> Record:
     return Record(trouble=answer.trouble, answer=None if answer.trouble else answer.value)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from omni_actors.connectors.payload import Payload
 from omni_actors.pipelines import plugin_check
 from omni_actors.pipelines.plan import MEDIA_STAGE
-from omni_actors.plugins.inquiry import Inquiry, ask
+from omni_actors.plugins.subprocess_probe import SubprocessProbe, run_probes
 from omni_actors.testing import cutting
 from omni_actors.testing.bench import Part, StageBench
 from omni_actors.testing.outcome import Outcome
@@ -51,7 +51,7 @@ class PipelineConformance:
         """It can be imported by the serving process: quickly, without torch, with nothing wrong in it."""
         name = resolve_name(self.pipeline).name
         argument = {"name": name, "value": self.pipeline}
-        (answer,) = ask([Inquiry(Path(plugin_check.__file__), argument)], self.probe_s)
+        (answer,) = run_probes([SubprocessProbe(Path(plugin_check.__file__), argument)], self.probe_s)
         assert not answer.trouble, answer.trouble
         assert not answer.value.get("broken"), answer.value["broken"]
 

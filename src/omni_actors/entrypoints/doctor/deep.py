@@ -13,7 +13,7 @@ from omni_actors.pipelines.planning.engines import installed, missing_for
 from omni_actors.pipelines.strategy import VLLM
 from omni_actors.platforms import probe
 from omni_actors.platforms.platform import Finding, OmniPlatform, Verdict, default_options
-from omni_actors.plugins.inquiry import Answer, Inquiry, ask
+from omni_actors.plugins.subprocess_probe import ProbeAnswer, SubprocessProbe, run_probes
 
 SCRIPT = Path(probe.__file__).with_name("device_check.py")
 """Not imported here: it imports torch."""
@@ -23,7 +23,7 @@ def open_devices(found: tuple[Hardware, ...], chosen: str, within_s: float) -> I
     """A device of each platform that can be used: the first that nothing is known to be wrong with. What does not open
     is a problem of the ``chosen`` one, and a warning of any other."""
     usable = [(it, it.platform, _sound(it)) for it in found if it.detection and it.platform is not None and it.devices]
-    answers = ask([_inquiry(platform, device) for _, platform, device in usable], within_s)
+    answers = run_probes([_probe(platform, device) for _, platform, device in usable], within_s)
     for (it, _, device), answer in zip(usable, answers, strict=True):
         bad = Verdict.PROBLEM if it.name == chosen else Verdict.WARNING
         page = platform_page(it.name)
@@ -35,7 +35,7 @@ def _sound(it: Hardware) -> str:
     return next((device.name for device in it.devices if not device.trouble), it.devices[0].name)
 
 
-def _inquiry(platform: OmniPlatform, device: str) -> Inquiry:
+def _probe(platform: OmniPlatform, device: str) -> SubprocessProbe:
     options = default_options(platform)
     argument = {
         "platform": f"{type(platform).__module__}:{type(platform).__qualname__}",
@@ -44,10 +44,10 @@ def _inquiry(platform: OmniPlatform, device: str) -> Inquiry:
         "dtype": platform.default_dtype,
         "engines": [kind for kind in platform.engines if kind != VLLM or not missing_for(platform, installed())],
     }
-    return Inquiry(SCRIPT, argument, platform.worker_environment(device, 1, options))
+    return SubprocessProbe(SCRIPT, argument, platform.worker_environment(device, 1, options))
 
 
-def _findings(subject: str, answer: Answer, bad: Verdict, remedy: str) -> Iterator[Finding]:
+def _findings(subject: str, answer: ProbeAnswer, bad: Verdict, remedy: str) -> Iterator[Finding]:
     if answer.trouble:
         yield Finding(subject, bad, f"does not open: {answer.trouble}", remedy)
         return

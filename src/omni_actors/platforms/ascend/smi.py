@@ -1,5 +1,5 @@
-"""What ``npu-smi`` says. Asked in a process of its own (see :mod:`omni_actors.plugins.inquiry`), as it opens the
-devices. Standard library only."""
+"""Output of ``npu-smi``. The module runs in a process of its own (see :mod:`omni_actors.plugins.subprocess_probe`),
+since it opens the devices. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What NVIDIA's management library says, and others of the same interface (Moore Threads' ``pymtml``).
 
-Asked in a process of its own (see :mod:`omni_actors.plugins.inquiry`): it opens the devices. Standard library only.
+The module runs in a process of its own (see :mod:`omni_actors.plugins.subprocess_probe`), since it opens the devices.
+Standard library only.
 """
 
 from __future__ import annotations

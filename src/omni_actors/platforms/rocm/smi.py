@@ -1,5 +1,5 @@
-"""What AMD's management library says. Asked in a process of its own (see :mod:`omni_actors.plugins.inquiry`): it
-opens the devices. Standard library only."""
+"""Facts from AMD's management library. The module runs in a process of its own (see
+:mod:`omni_actors.plugins.subprocess_probe`), since it opens the devices. Standard library only."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.platforms.testing.workload import PROMPTS, TOKENS
-from omni_actors.plugins.inquiry import Answer, Inquiry, ask
+from omni_actors.plugins.subprocess_probe import ProbeAnswer, SubprocessProbe, run_probes
 
 HERE = Path(__file__).parent
 
@@ -65,16 +65,16 @@ def check_platform(
         "dtypes": facts["dtypes"],
         "transports": facts["transports"],
     }
-    wanted, second = ask(
+    wanted, second = run_probes(
         [
-            Inquiry(HERE / "workload.py", _reference(dtype), CpuPlatform().worker_environment("cpu", 1, {})),
-            Inquiry(HERE / "worker_half.py", told, chosen["environment"]),
+            SubprocessProbe(HERE / "workload.py", _reference(dtype), CpuPlatform().worker_environment("cpu", 1, {})),
+            SubprocessProbe(HERE / "worker_half.py", told, chosen["environment"]),
         ],
         deadline_s,
     )
     if second.trouble:
         return (*results, Result("second_half", "failed", second.trouble))
-    found = Answer(second.value["said"], second.value["trouble"])
+    found = ProbeAnswer(second.value["said"], second.value["trouble"])
     return (*results, *_results(second.value["results"]), _compared(wanted, found, dtype))
 
 
@@ -82,7 +82,7 @@ def serving_half(
     kind: type[OmniPlatform], *, deadline_s: float = DEADLINE_S
 ) -> tuple[tuple[Result, ...], dict[str, Any]]:
     """Its results alone, and what it says for the other half; nothing where it does not even answer."""
-    (said,) = ask([Inquiry(HERE / "parent_half.py", {"platform": _dotted(kind)})], deadline_s)
+    (said,) = run_probes([SubprocessProbe(HERE / "parent_half.py", {"platform": _dotted(kind)})], deadline_s)
     if said.trouble:
         return (Result("first_half", "failed", said.trouble),), {}
     facts: dict[str, Any] = said.value
@@ -114,7 +114,7 @@ def _reference(dtype: str) -> dict[str, Any]:
     }
 
 
-def _compared(wanted: Answer, found: Answer, dtype: str) -> Result:
+def _compared(wanted: ProbeAnswer, found: ProbeAnswer, dtype: str) -> Result:
     for side, who in ((wanted, "the processor"), (found, "the device")):
         if side.trouble:
             return Result("tokens", "failed", f"{who}: {side.trouble}")

@@ -1,6 +1,6 @@
 """The serving process' half of a platform, in a process where what it must not do is noticed.
 
-Run by :func:`omni_actors.plugins.inquiry.ask`: see :mod:`omni_actors.platforms.testing.kit`.
+Run by :func:`omni_actors.plugins.subprocess_probe.run_probes`: see :mod:`omni_actors.platforms.testing.kit`.
 """
 
 from __future__ import annotations

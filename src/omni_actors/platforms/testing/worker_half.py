@@ -1,7 +1,7 @@
 """The worker's half of a platform, on its device, as a worker has it.
 
-Run by :func:`omni_actors.plugins.inquiry.ask`: see :mod:`omni_actors.platforms.testing.kit`. As a program
-(``worker_half.py open``) it is the other process of a hand-over.
+Run by :func:`omni_actors.plugins.subprocess_probe.run_probes`: see :mod:`omni_actors.platforms.testing.kit`.
+As a program (``worker_half.py open``) it is the other process of a hand-over.
 """
 
 from __future__ import annotations

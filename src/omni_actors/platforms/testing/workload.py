@@ -1,6 +1,6 @@
 """A tiny language model by the real engine, on a platform's device: what it says, greedily.
 
-Run by :func:`omni_actors.plugins.inquiry.ask`: see :mod:`omni_actors.platforms.testing.kit`.
+Run by :func:`omni_actors.plugins.subprocess_probe.run_probes`: see :mod:`omni_actors.platforms.testing.kit`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from omni_actors.plugins import answering
+from omni_actors.plugins import probe_child
 from omni_actors.telemetry.opt_out import quiet_environment
 
 MOST_OUTPUT = 1 << 20
@@ -38,7 +38,7 @@ TAIL = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class SubprocessProbe:
     """A probe: a Python file whose function ``answer(argument)`` returns a JSON value.
 
     The file runs without an import of this package, with this process's ``sys.path``, and with ``environment`` on top
@@ -51,7 +51,7 @@ class Inquiry:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """The result of a probe: ``value`` as returned if ``trouble`` is empty; else ``trouble`` is one sentence about the
     failure. ``silent`` says that the deadline came first."""
 
@@ -123,51 +123,51 @@ class _Child:
             os.close(descriptor)
 
 
-def ask(inquiries: Sequence[Inquiry], within_s: float) -> list[Answer]:
+def run_probes(probes: Sequence[SubprocessProbe], within_s: float) -> list[ProbeAnswer]:
     """Run all probes at once, and return the answer of each.
 
     Args:
-        inquiries: The probes.
+        probes: The probes.
         within_s: The deadline in seconds. Each child that a driver does not let end adds up to :data:`KILL_S`.
 
     The children's process groups are killed when this function returns or raises, and also if this process is killed.
     """
     with contextlib.ExitStack() as stack:
-        children: list[_Child | Answer] = []
-        for inquiry in inquiries:
-            child = _start(inquiry)
+        children: list[_Child | ProbeAnswer] = []
+        for probe in probes:
+            child = _start(probe)
             if isinstance(child, _Child):
                 stack.callback(child.close)
             children.append(child)
         running = [child for child in children if isinstance(child, _Child)]
         open_ones = _listen(running, time.monotonic() + within_s)
         return [
-            child if isinstance(child, Answer) else _answer_of(child, child in open_ones, within_s)
+            child if isinstance(child, ProbeAnswer) else _answer_of(child, child in open_ones, within_s)
             for child in children
         ]
 
 
-def _start(inquiry: Inquiry) -> _Child | Answer:
+def _start(probe: SubprocessProbe) -> _Child | ProbeAnswer:
     answers, answering_end = _pipe()
     prints, printing_end = _pipe()
-    first = [entry for entry in inquiry.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    first = [entry for entry in probe.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     path = [entry for entry in sys.path if isinstance(entry, str)]  # imports ignore entries that are not strings
-    said = json.dumps({"path": [*first, *path], "argument": inquiry.argument})
-    arguments = [str(answering_end), str(os.getpid()), str(inquiry.script), said]
+    said = json.dumps({"path": [*first, *path], "argument": probe.argument})
+    arguments = [str(answering_end), str(os.getpid()), str(probe.script), said]
     try:
         popen = subprocess.Popen(
-            [sys.executable, "-P", answering.__file__, *arguments],
+            [sys.executable, "-P", probe_child.__file__, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=printing_end,
             stderr=printing_end,
             pass_fds=(answering_end,),
-            env=quiet_environment(inquiry.environment),
+            env=quiet_environment(probe.environment),
             start_new_session=True,
         )
     except OSError as error:
         os.close(answers)
         os.close(prints)
-        return Answer(trouble=f"no process could be started to ask it in: {error}")
+        return ProbeAnswer(trouble=f"no process could be started for the probe: {error}")
     finally:
         os.close(answering_end)
         os.close(printing_end)
@@ -210,20 +210,20 @@ def _listen(children: list[_Child], deadline: float) -> set[_Child]:
     return waiting
 
 
-def _answer_of(child: _Child, silent: bool, within_s: float) -> Answer:
+def _answer_of(child: _Child, silent: bool, within_s: float) -> ProbeAnswer:
     status = child.end()
     if child.answered:
         try:
             envelope = msgspec.json.decode(child.said, type=_Envelope)
         except msgspec.MsgspecError as error:
-            return Answer(trouble=f"its answer is not JSON: {error}")
-        return Answer(envelope.answer, one_line(envelope.error))
+            return ProbeAnswer(trouble=f"its answer is not JSON: {error}")
+        return ProbeAnswer(envelope.answer, one_line(envelope.error))
     if child.flooding:
-        return Answer(trouble=f"it printed more than {MOST_OUTPUT >> 20} MiB and did not come to an end")
+        return ProbeAnswer(trouble=f"it printed more than {MOST_OUTPUT >> 20} MiB and did not come to an end")
     if silent or status is None:
-        return Answer(trouble=f"it gave no answer in {within_s:g} s", silent=True)
+        return ProbeAnswer(trouble=f"it gave no answer in {within_s:g} s", silent=True)
     how = f"died of {_signal_name(-status)}" if status < 0 else f"ended its process with status {status}"
-    return Answer(trouble=one_line(f"it {how}{child.last_words()}"))
+    return ProbeAnswer(trouble=one_line(f"it {how}{child.last_words()}"))
 
 
 def _signal_name(number: int) -> str:

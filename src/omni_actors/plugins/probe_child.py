@@ -1,4 +1,4 @@
-"""The child process of :func:`omni_actors.plugins.inquiry.ask`.
+"""The child process of :func:`omni_actors.plugins.subprocess_probe.run_probes`.
 
 The module uses the standard library only: it runs as a file of its own, without the package, and so starts as fast as
 Python does.
