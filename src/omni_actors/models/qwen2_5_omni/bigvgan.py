@@ -1,9 +1,9 @@
 """The vocoder's second half, ``Qwen2_5OmniToken2WavBigVGANModel`` (https://arxiv.org/abs/2206.04658), written out.
 
-Two things make it cheap. Of a window's context each stage of convolutions keeps only what the stages behind it reach:
-most of the work is done at high rates, where that is little. And most of what it does are activations between two
-samplings, up and down, by filters that are every channel's: few long channels are folded into many short ones, which is
-what libraries' depthwise convolutions are fast for.
+Two measures make the computation cheap. Each stage of convolutions keeps only the part of a window's context that later
+stages reach: most of the work is done at high rates, where the context is short. And most of the work is activations
+between up- and downsampling by filters shared by all channels: few long channels are folded into many short ones, the
+shape for which libraries' depthwise convolutions are fast.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Activation:
 
 
 class Block:
-    """Three pairs of convolutions, each behind an activation, beside the path that goes around them."""
+    """Three pairs of convolutions, each behind an activation, with residual connections."""
 
     def __init__(self, module: Qwen2_5OmniAMPBlock, kernels: Kernels) -> None:
         activations = [Activation.of(activation, kernels) for activation in module.activations]
@@ -101,7 +101,7 @@ class Block:
 
 
 class BigVGAN:
-    """The model's weights stay where they are."""
+    """The vocoder's network. The weights are the model's own tensors, not copies."""
 
     def __init__(self, model: Qwen2_5OmniToken2WavBigVGANModel, kernels: Kernels) -> None:
         self._model = model

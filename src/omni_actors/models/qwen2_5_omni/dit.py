@@ -1,11 +1,11 @@
 """The vocoder's diffusion transformer, ``Qwen2_5OmniToken2WavDiTModel``, written out over blocks.
 
-Frames come in blocks (``block`` of them), and no layer looks further than one block back or ahead. So blocks, not
-sequences, are what is computed: any number of windows, of any lengths, lie one behind the other in one batch, and
-attention costs a block times two or three, not the window squared.
+Frames come in blocks of ``block`` frames, and no layer looks further than one block back or ahead. The unit of
+computation is therefore a block, not a sequence: any number of windows, of any lengths, lie one behind the other in one
+batch, and attention costs a block times two or three, not the window squared.
 
-What depends on the time alone (embedding, modulations) is computed once, since the solver's times are known; so is what
-a request's voice and codes add to the input.
+The parts that depend on the time alone (embedding, modulations) are computed once, since the solver's times are known;
+the contributions of a request's voice and codes to the input are computed once as well.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _GELU_CUBE = 0.044715 * _GELU_LINE
 class Layout:
     """How the blocks of a batch lie: window after window, guided ones and then the same windows free.
 
-    ``starts`` int64 [2 * windows] are the first blocks' places, ``ends`` the last ones', and ``kept`` those of the
+    ``starts`` int64 [2 * windows] are the places of the first blocks, ``ends`` of the last blocks, and ``kept`` of the
     blocks to be remembered. ``filled`` int64 [blocks] says how many frames of a block exist; ``remembered`` bool
-    [2 * windows], whether the block before a window is; ``positions`` float32 [blocks, block] are the frames' places in
-    their sequence.
+    [2 * windows] whether the block before a window is remembered; ``positions`` float32 [blocks, block] are the places
+    of frames in their sequence.
     """
 
     starts: torch.Tensor
@@ -43,7 +43,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Rows (blocks) some of whose keys do not exist, and what is added to their scores: [rows, 1, keys]."""
+    """Rows (blocks) with some missing keys, and the mask added to the scores of the rows: [rows, 1, keys]."""
 
     rows: torch.Tensor
     bias: torch.Tensor
@@ -51,8 +51,8 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What of a layout every layer and evaluation needs: ``edges`` by (looks back, looks ahead), ``cos`` and ``sin``
-    [blocks, block, head]."""
+    """The tensors of a layout used by every layer and evaluation: ``edges`` by (looks back, looks ahead), ``cos`` and
+    ``sin`` [blocks, block, head]."""
 
     layout: Layout
     edges: dict[tuple[bool, bool], Edges | None]
@@ -71,8 +71,8 @@ class _Layer:
 
 
 class Network:
-    """``times`` [evaluations] are those at which it will be evaluated, in order. Weights are the model's own (some of
-    them copies in another order); it computes in their dtype."""
+    """The diffusion transformer. ``times`` [evaluations] are the times of its evaluations, in order. The weights are
+    the model's own (some are copies in another order), and computation is in the weights' dtype."""
 
     def __init__(self, model: Qwen2_5OmniToken2WavDiTModel, times: torch.Tensor) -> None:
         attention: Any = model.transformer_blocks[0].attn
@@ -101,8 +101,9 @@ class Network:
         self._last = [evaluation.unbind() for evaluation in last.unbind()]
 
     def _layer(self, block: Any) -> _Layer:
-        """Queries' weights are scaled. The first head alone is rotated, by pairs of neighbours, which are drawn apart
-        into halves; what the sine multiplies is a product of its own, behind the values."""
+        """Prepare a layer's weights: the queries' weights are scaled. Only the first head is rotated, by pairs of
+        neighbours, and the pairs are separated into halves; the factor of the sine is a product of its own, behind the
+        values."""
 
         def rows(linear: Any, scale: float = 1.0) -> torch.Tensor:
             return torch.cat((linear.weight, linear.bias[:, None]), 1) * scale
@@ -124,7 +125,8 @@ class Network:
         return _Layer(back, ahead, qkv, of(attention.to_out[0]), of(wide), of(narrow))
 
     def memory_shape(self, windows: int) -> tuple[int, ...]:
-        """[evaluations, layers that look back, keys and values, heads, 2 * windows, block, head]."""
+        """Return the shape Return the shape [evaluations, layers that look back, keys and values, heads, 2 * windows,
+        block, head]."""
         backward = sum(layer.back for layer in self._layers)
         return self.evaluations, backward, 2, self.heads, 2 * windows, self.block, self.head
 
@@ -155,7 +157,8 @@ class Network:
         return Edges(rows, bias[rows][:, None])
 
     def constant(self, values: torch.Tensor) -> torch.Tensor:
-        """What a voice and codes [blocks, block, …] (likeness, embedding of the code, vector) add to the input."""
+        """Compute the contribution of a voice and codes [blocks, block, …] (likeness, embedding of the code,
+        vector)."""
         return F.linear(values, *self._constant)
 
     def velocity(
@@ -168,10 +171,10 @@ class Network:
         past: torch.Tensor,
         future: torch.Tensor,
     ) -> torch.Tensor:
-        """Where the frames x [blocks / 2, block, mels] move, with guidance; of the same shape.
+        """Compute the velocity of the frames x [blocks / 2, block, mels], with guidance; same shape.
 
         ``past`` is the windows' memory at this evaluation (:meth:`memory_shape`): keys and values of the blocks before
-        them, in the layers that look back. Those of the blocks to be remembered are written to ``future``.
+        the windows, in the layers that look back. Keys and values of blocks to be remembered are written to ``future``.
         """
         hidden = (F.linear(x, self._take) + constant.unflatten(0, (2, -1))).flatten(0, 1)
         backward = 0
@@ -211,8 +214,8 @@ class Network:
 
 
 def _beside(own: torch.Tensor, layout: Layout, past: torch.Tensor | None, ahead: bool) -> torch.Tensor:
-    """Each block's keys and values [2, heads, blocks, block, head] between those of the blocks beside it. What a
-    window's first and last block see there of other windows is for :class:`Edges` to hide."""
+    """Put each block's keys and values [2, heads, blocks, block, head] between the keys and values of its neighbours.
+    :class:`Edges` masks the keys of other windows from a window's first and last block."""
     parts = [own]
     if past is not None:
         before = own.roll(1, 2)
@@ -224,7 +227,7 @@ def _beside(own: torch.Tensor, layout: Layout, past: torch.Tensor | None, ahead:
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
-    """``gelu`` by tanh, which is ``x * sigmoid(2 z)`` with ``z = sqrt(2 / pi) * (x + 0.044715 x³)``: torch's sigmoid is
-    many times faster on a CPU than its tanh."""
+    """Compute ``gelu`` by tanh as ``x * sigmoid(2 z)`` with ``z = sqrt(2 / pi) * (x + 0.044715 x³)``: on a CPU torch's
+    sigmoid is many times faster than torch's tanh."""
     inner = (x * x).mul_(_GELU_CUBE).add_(_GELU_LINE).mul_(x)
     return inner.sigmoid_().mul_(x)

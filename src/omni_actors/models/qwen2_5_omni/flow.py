@@ -1,14 +1,15 @@
 """The vocoder's first half: a diffusion transformer that turns codec tokens into a mel spectrogram, block by block.
 
 The network sees the spectrogram in blocks (``block_size`` frames): each layer attends within its block, some of them
-one block back or ahead. So blocks are solved from left to right, in groups: what a group's last block was to the layers
-that look back is remembered at each of the flow's evaluations, and the next group goes on from there as if it were one
-sequence. Nobody can remember what is ahead: a group is solved together with some blocks behind it, which are solved
-again in their own time. ``evaluations * layers that look ahead`` of them give what the whole sequence gives; the
-makers' own streaming uses one (https://arxiv.org/abs/2503.20215, section 2.4).
+one block back or ahead. Blocks are therefore solved from left to right, in groups: at each of the flow's evaluations
+the keys and values of a group's last block are remembered for the layers that look back, and the next group continues
+as if both groups were one sequence. Blocks ahead cannot be remembered: a group is solved together with some following
+blocks, and the following blocks are solved again in their own group. ``evaluations * layers that look ahead`` following
+blocks give the same result as the whole sequence; the makers' own streaming uses one following block
+(https://arxiv.org/abs/2503.20215, section 2.4).
 
-Noise is a function of the request's seed and of the block's number, so that a block does not depend on the windows that
-it was computed in beside what it sees in them.
+Noise is a function of the request's seed and of the block's number. A block therefore depends only on the content of
+its windows, not on how windows were cut.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a group of blocks is computed from: codes int64 [n], from block number ``block`` on (only the last block may
-    be short), their noise [n * repeats, mels], and the place of the group's own codes, ``begin … end - 1``, in them.
-    ``past`` is what the block before has left (:class:`Solved`), ``None`` for nothing."""
+    """The input of a group of blocks: codes int64 [n], from block number ``block`` on (only the last block may be
+    short), the noise of the codes [n * repeats, mels], and the place ``begin … end - 1`` of the group's own codes.
+    ``past`` is the memory of the block before (:class:`Solved`), ``None`` for no memory."""
 
     codes: torch.Tensor
     noise: torch.Tensor
@@ -51,7 +52,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """Log-mel float32 [frames, mels], and what its last block leaves to the window that goes on behind it, float32
+    """Log-mel float32 [frames, mels], and the last block's memory for the next window, float32
     [evaluations, layers that look back, keys and values, heads, guided and free, block, head]."""
 
     mel: torch.Tensor
@@ -59,7 +60,7 @@ class Solved:
 
 
 def block_noise(seed: int, block: int, frames: int, mels: int) -> torch.Tensor:
-    """What block number ``block`` of a request begins with: float32 [frames, mels], on the host."""
+    """Draw the noise with which block number ``block`` of a request begins: float32 [frames, mels], on the host."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + block) % (1 << 63))
     return torch.randn(frames, mels, generator=generator)
 
@@ -94,7 +95,7 @@ class Flow:
         return Condition(speaker.cond.to(self.device)[0], self._encode(reference)[0], self._encode(silence)[0])
 
     def noise(self, seed: int, block: int) -> torch.Tensor:
-        """Of a whole block: float32 [block, mels]."""
+        """Return the noise of a whole block: float32 [block, mels]."""
         return block_noise(seed, block, self.block_codes * self.repeats, self.mels).to(self.device)
 
     def solve(self, windows: Sequence[Window]) -> list[Solved]:
@@ -145,7 +146,7 @@ class Flow:
         )
 
     def _constant(self, windows: Sequence[Window], counts: Sequence[int]) -> torch.Tensor:
-        """What voices and codes are to the network: guided [blocks, block, width], and free."""
+        """Compute the contribution of voices and codes: guided [blocks, block, width], and free."""
         guided: list[torch.Tensor] = []
         free: list[torch.Tensor] = []
         for window, count in zip(windows, counts, strict=True):

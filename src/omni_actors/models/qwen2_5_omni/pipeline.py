@@ -103,7 +103,7 @@ TOKEN2WAV = Stage(
 
 
 def describe(folder: Path) -> PipelineFacts:
-    """What a checkpoint's folder says: its voices, and whether it speaks at all."""
+    """Read a checkpoint's folder: its voices, and whether the model speaks at all."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not config.get("enable_audio_output", True):
         return PipelineFacts(lacks=("talker", "token2wav"))
@@ -111,10 +111,10 @@ def describe(folder: Path) -> PipelineFacts:
 
 
 def speaker_names(path: Path) -> tuple[str, ...] | None:
-    """The names in a checkpoint's dictionary of speakers, lower case, ``None`` without the file.
+    """Return the names in a checkpoint's dictionary of speakers, lower case; ``None`` without the file.
 
-    The serving process has no torch and unpickles nothing: it reads the strings of the pickled dictionary. Those that
-    are neither a speaker's field nor say where a tensor's numbers lie are the names.
+    The serving process has no torch and unpickles nothing: the process reads the strings of the pickled dictionary. The
+    names are the strings other than a speaker's field or the place of a tensor's numbers.
     """
     if not path.exists():
         return None

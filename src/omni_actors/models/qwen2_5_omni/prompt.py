@@ -22,7 +22,7 @@ class Layout(layout.Layout):
 
     @classmethod
     def of(cls, config: Any, tokenizer: Any) -> Layout:
-        """Of a thinker's config and the folder's tokenizer."""
+        """Make the layout of a thinker's config and the folder's tokenizer."""
         return cls(
             image=config.image_token_index,
             video=config.video_token_index,
@@ -35,7 +35,7 @@ class Layout(layout.Layout):
         )
 
     def for_talker(self, config: Any) -> Layout:
-        """The same prompts as a talker of this config counts them."""
+        """Return the layout of the same prompts as a talker with this config counts positions."""
         return replace(self, positions_per_s=config.position_id_per_seconds, chunk_s=config.seconds_per_chunk)
 
     def grid(self, medium: Medium) -> Floats:
@@ -67,8 +67,9 @@ class Layout(layout.Layout):
         return [turn for seen, heard in pairs for turn in (seen, heard + len(video)) if len(turn)]
 
     def _chunks(self, times: Floats) -> list[Ints]:
-        """Places of ascending times, cut where one reaches the next multiple of a chunk's positions: one cut at most a
-        place, so that a leap over several multiples is made up for place by place, as the reference does it."""
+        """Cut places of ascending times where a place reaches the next multiple of a chunk's positions: one cut at most
+            a
+        place, so that a leap over several multiples is made up for place by place, as in the reference."""
         per_chunk = int(self.positions_per_s * self.chunk_s)
         cuts: list[int] = []
         for place, time in enumerate(times):

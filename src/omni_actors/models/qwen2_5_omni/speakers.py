@@ -23,8 +23,8 @@ class Speaker:
 
 
 def read_speakers(folder: Path) -> dict[str, Speaker]:
-    """By name, in the file's order. Only tensors and plain values are read of the file: nothing in it is run. Raises
-    :class:`OmniError` (500) without one."""
+    """Return the speakers by name, in the file's order. Only tensors and plain values are read; no code of the file
+    runs. Raises :class:`OmniError` (500) if the file has no speaker."""
     try:
         found = torch.load(folder / FILE, map_location="cpu", weights_only=True)
         return {

@@ -1,8 +1,8 @@
-"""The talker: what the thinker heard and says, to codec tokens.
+"""The talker turns the thinker's input and output into codec tokens.
 
 Its prompt is the thinker's whole prompt, token by token, then the speaker's own start mark and the first token of the
-answer, with the codec's marks beside those two. The rest of the answer is heard while it speaks, one token a code. The
-order is that of transformers' ``Qwen2_5OmniForConditionalGeneration``.
+answer, with the codec's marks beside the last two. The rest of the answer is added while codes are generated, one token
+for each code. The order is the one of transformers' ``Qwen2_5OmniForConditionalGeneration``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from omni_actors.worker.tensors import tensor_of
 
 @dataclass(slots=True)
 class _Heard:
-    """What the thinker has handed over so far: ``states`` [n, thinker's width] of ``tokens``. ``mark`` is the token
-    with which the speaker begins."""
+    """The hidden states received from the thinker so far: ``states`` [n, thinker's width] of ``tokens``. ``mark`` is
+    the token with which the speaker begins."""
 
     mark: int
     tokens: list[int] = field(default_factory=list)
@@ -50,7 +50,8 @@ class _Heard:
 
 
 class Qwen25OmniTalker(Talker):
-    """``hello.model`` is the checkpoint's folder. Options: those of the autoregressive engine."""
+    """The talker stage's engine. ``hello.model`` is the checkpoint's folder; options are the autoregressive
+    engine's."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)

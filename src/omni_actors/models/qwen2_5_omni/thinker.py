@@ -1,6 +1,7 @@
-"""The thinker: text, and the features of images, sound and video, to text; its states go to the talker.
+"""The thinker turns text and the features of images, sound and video into text; its states go to the talker.
 
-Of each token the talker hears the sum of its embedding (nothing for a feature) and of the last layer's normed output.
+For each token the talker receives the sum of the token's embedding (zero for a feature) and the last layer's normed
+output.
 """
 
 from __future__ import annotations

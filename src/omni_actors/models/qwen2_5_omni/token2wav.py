@@ -1,9 +1,9 @@
-"""The vocoder stage: codec tokens to sound, block by block, while they come.
+"""The vocoder stage turns codec tokens into sound, block by block, while the tokens arrive.
 
-Blocks' spectrograms are computed in groups, when the codes that a group looks ahead to are there (:mod:`flow`). Groups
-grow from one to the next, since each costs what it looks ahead to beside its own; where they begin and end is a matter
-of the blocks' numbers alone. Sound is made of spectrograms by BigVGAN, in windows with as much context on both sides as
-its convolutions reach. So what leaves does not depend on how it was cut, nor on when its codes came.
+Spectrograms of blocks are computed in groups, as soon as the codes ahead of a group are there (:mod:`flow`). Groups
+grow from one to the next, since each group also pays for the blocks ahead; the borders of groups depend on the blocks'
+numbers alone. BigVGAN turns spectrograms into sound, in windows with as much context on both sides as its convolutions
+reach. The sound therefore depends neither on the cut of the input nor on the time of its arrival.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PROBE_FRAMES = 192
 
 @dataclass(slots=True, eq=False)
 class Voicing:
-    """One request. ``mel`` [frames, mels] is the spectrogram from frame ``base`` on, as far as ``blocks`` blocks reach;
-    ``memory`` is what the last of them left to the next (:class:`~omni_actors.models.qwen2_5_omni.flow.Solved`);
+    """The state of one request. ``mel`` [frames, mels] is the spectrogram from frame ``base`` on, as far as ``blocks``
+    blocks reach; ``memory`` is the last block's memory (:class:`~omni_actors.models.qwen2_5_omni.flow.Solved`);
     ``sent`` frames have left as sound."""
 
     work: Work
@@ -129,8 +129,8 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         }
 
     def _reach(self) -> int:
-        """How many frames on either side of a frame have a part in its sound: one in the middle is changed, and what
-        changes of the sound is looked at."""
+        """Measure how many frames on either side of a frame affect its sound: change one frame in the middle, and see
+        which samples change."""
         generator = torch.Generator().manual_seed(0)
         mel = torch.randn(1, self._flow.mels, PROBE_FRAMES, generator=generator).to(self.hello.device) - 4
         before = self._vocoder(mel, 0, PROBE_FRAMES)
@@ -178,7 +178,7 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         return (state,)
 
     def _group_end(self, state: Voicing, block: int) -> int:
-        """Where the group ends that begins with this block; ``block`` itself, where it cannot be solved yet."""
+        """Return the end of the group that begins with ``block``; ``block`` itself while the group cannot be solved."""
         size, codes = self._flow.block_codes, len(state.codes)
         end = group_end(block, self._context / (size * self._flow.repeats), self._most, self._pace)
         if (end + self._ahead) * size <= codes:
@@ -187,7 +187,7 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         return -(-codes // size) if state.ended else block
 
     def _sounding(self, state: Voicing, blocks: int) -> int:
-        """So many frames can be turned into sound when so many blocks are computed."""
+        """Return how many frames can be turned into sound when ``blocks`` blocks are computed."""
         frames = min(blocks * self._flow.block_codes, len(state.codes)) * self._flow.repeats
         whole = state.ended and blocks * self._flow.block_codes >= len(state.codes)
         return frames if whole else max(state.sent, frames - self._context)
@@ -206,7 +206,7 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         return results
 
     def _target(self, state: Voicing) -> int:
-        """How many blocks this piece takes the request to: enough that sound comes of it, no more than asked."""
+        """Return up to which block the request is solved now: enough blocks to give sound, no more than asked."""
         wanted = state.sent + state.ramp.wanted * self._flow.repeats
         blocks = state.blocks
         while self._sounding(state, blocks) < wanted and (end := self._group_end(state, blocks)) > blocks:
@@ -214,8 +214,8 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         return blocks
 
     def _solve(self, items: Sequence[Voicing], targets: dict[int, int]) -> dict[int, Solved]:
-        """Each request's spectrogram up to its target, with what it has of it; groups of a request one by one, those of
-        different requests together."""
+        """Solve each request's spectrogram up to its target, after the part that exists; groups of one request one by
+        one, groups of different requests together."""
         blocks = {id(state): state.blocks for state in items}
         mels = {id(state): [state.mel] for state in items}
         memories = {id(state): state.memory for state in items}
@@ -231,7 +231,7 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         return {key: Solved(torch.cat(parts), memories[key]) for key, parts in mels.items()}
 
     def _window(self, state: Voicing, block: int, end: int, memory: torch.Tensor | None) -> Window:
-        """Of the group of blocks ``block … end - 1``."""
+        """Return the window of the group of blocks ``block … end - 1``."""
         size, repeats = self._flow.block_codes, self._flow.repeats
         first = block if self._back is None else max(0, block - self._back)
         codes = state.codes[first * size : (end + self._ahead) * size]
@@ -260,8 +260,8 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
         return found
 
     def _begin(self, state: Voicing) -> int:
-        """The first frame of the next piece of sound. Spectrograms depend on those before and are made again; the sound
-        of frames that the client has is not, but for the last one's, so that there is something to finish with."""
+        """Return the first frame of the next piece of sound. Spectrograms depend on earlier spectrograms and are made
+        again; delivered sound is not, except the last frame's, so that a last piece remains to finish with."""
         return max(state.sent, state.work.delivered // self._hop - 1)
 
     def _result(self, state: Voicing, samples: np.ndarray[Any, np.dtype[np.float32]], end: int) -> Result:
@@ -278,11 +278,11 @@ class Token2Wav(GenerationAdapter[Voicing, Voicing]):
 
 
 def group_end(block: int, context: float, most: int, pace: float) -> int:
-    """Where the group ends that begins with this block; the first one begins with block 0. ``context`` is how many
-    blocks behind its own a moment's sound needs, ``most`` the largest group.
+    """Return the end of the group that begins with ``block``; the first group begins with block 0. ``context`` is the
+    number of following blocks that a moment's sound needs, ``most`` the size of the largest group.
 
-    The first is as short as gives any sound. When blocks ``0 … block - 1`` are solved, ``block - context`` of them are
-    sound, and as they are played ``pace`` times as many come.
+    The first group is as short as possible while giving any sound. When blocks ``0 … block - 1`` are solved,
+    ``block - context`` blocks are sound, and during their playback ``pace`` times as many blocks arrive.
     """
     first = int(context) + 1
     end = first if block == 0 else int(first + pace * (block - context))

@@ -15,8 +15,8 @@ from omni_actors.models.qwen3_omni.pipeline import SAMPLE_RATE
 
 
 class Code2Wav(TransformerCodec):
-    """A frame's last samples need the next frame: transposed convolutions look one step ahead, and the network leaves
-    out what it cannot know (555 of 1920 samples in the published checkpoints)."""
+    """The codec decoder. A frame's last samples need the next frame: transposed convolutions look one step ahead, and
+    the network leaves out samples that depend on a missing frame (555 of 1920 samples in the published checkpoints)."""
 
     def prepare(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         folder = self.hello.model

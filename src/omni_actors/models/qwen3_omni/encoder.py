@@ -17,8 +17,10 @@ from omni_actors.models.common.vision import Patches
 
 
 class Encoder(MediaEncoder):
-    """transformers' own networks. A clip is heard as transformers hears one clip: beside others of unequal length its
-    processor pads, which changes a clip's last spectra and, under a second, what its convolutions see."""
+    """The encoders of images, sound and video, which are transformers' own networks.
+
+    Each clip is encoded alone, as transformers encodes one clip. Beside clips of unequal length transformers' processor
+    pads, and padding changes a clip's last spectra and, under a second, the input of its convolutions."""
 
     def build(self, folder: str, device: torch.device, dtype: torch.dtype) -> None:
         config = AutoConfig.from_pretrained(folder, local_files_only=True).thinker_config
@@ -71,7 +73,8 @@ class Encoder(MediaEncoder):
 
 
 def _tokens(frames: int) -> int:
-    """Of a chunk of so many frames: three convolutions of stride 2 each halve it, rounding up."""
+    """Count the tokens of a chunk of so many frames: three convolutions of stride 2 each halve the count, rounding
+    up."""
     for _ in range(3):
         frames = (frames + 1) // 2
     return frames

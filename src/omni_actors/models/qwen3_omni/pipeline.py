@@ -30,7 +30,7 @@ CODE2WAV = Stage(
 
 
 def describe(folder: Path) -> PipelineFacts:
-    """What a checkpoint's config says: its voices, and whether it speaks at all (the "Thinking" ones do not)."""
+    """Read a checkpoint's config: its voices, and whether the model speaks at all ("Thinking" checkpoints do not)."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not config.get("enable_audio_output", True):
         return PipelineFacts(lacks=("talker", "code2wav"))

@@ -15,14 +15,17 @@ from omni_actors.models.common.multimodal import Medium
 
 @dataclass(frozen=True, slots=True)
 class Layout(layout.Layout):
-    """With ``talker`` positions are as transformers' ``generate`` gives them to the talker. It does not tell it that a
-    video's sound stands among its pictures, so these are counted like text, unless an image follows."""
+    """The order and positions of a prompt's tokens.
+
+    With ``talker``, positions are as transformers' ``generate`` gives them to the talker: ``generate`` does not tell
+    the talker that a video's sound stands among its pictures, so sound is counted like text, unless an image
+    follows."""
 
     talker: bool = False
 
     @classmethod
     def of(cls, config: Any, tokenizer: Any) -> Layout:
-        """Of a thinker's config and the folder's tokenizer."""
+        """Make the layout of a thinker's config and the folder's tokenizer."""
         return cls(
             image=config.image_token_id,
             video=config.video_token_id,
@@ -34,7 +37,7 @@ class Layout(layout.Layout):
         )
 
     def for_talker(self, config: Any) -> Layout:
-        """The same prompts as a talker of this config counts them."""
+        """Return the layout of the same prompts as a talker with this config counts positions."""
         return replace(self, positions_per_s=config.position_id_per_seconds, talker=True)
 
     def grid(self, medium: Medium) -> Floats:
@@ -53,15 +56,17 @@ class Layout(layout.Layout):
         canvas.text([self.audio_end])
 
     def _sound_track(self, medium: Medium) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which of a video's tokens are of its sound track. Each grid comes at its time, the sound up to the next grid
-        behind it; a token of sound is one position."""
+        """Mark the tokens of a video that belong to its sound track. Each grid comes at its time, followed by the sound
+            up to
+        the next grid; a token of sound is one position."""
         per_grid = medium.tokens // medium.grid[0]
         seen = np.repeat(np.arange(medium.grid[0]), per_grid) * medium.second_per_grid * self.positions_per_s
         return _in_time(seen, np.arange(medium.audio_tokens, dtype=np.float64)) >= medium.tokens
 
     def _positions(self, medium: Medium, start: np.float32) -> tuple[Floats, np.float32]:
-        """Positions [3, tokens] of a video with its sound track from ``start`` on, and the one behind which text goes
-        on: the highest of what comes last, be it pictures or sound, which need not be the highest of all."""
+        """Return the positions [3, tokens] of a video with its sound track from ``start`` on, and the position after
+            which
+        text goes on: the highest one of the last pictures or the last sound, which need not be the highest of all."""
         video = self.grid(medium) + start
         sound = np.broadcast_to(np.arange(medium.audio_tokens, dtype=np.float32) + start, (3, medium.audio_tokens))
         order = _in_time(video[0], sound[0])

@@ -1,9 +1,8 @@
-"""The talker: what the thinker heard and says, to codec frames.
+"""The talker turns the thinker's input and output into codec frames.
 
 Its prompt is made of the conversation's user turns (embeddings of text, inner states of media), then of the head of the
-assistant's turn with the codec's marks and the speaker beside it; the text that the thinker writes is heard while
-frames are spoken, one token a frame. The order is that of transformers' ``Qwen3OmniMoeForConditionalGeneration``.
-"""
+assistant's turn with the codec's marks and the speaker beside it. While frames are generated, one token of the
+thinker's text is added to each frame. The order is that of transformers' ``Qwen3OmniMoeForConditionalGeneration``."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ HEAD = 3
 
 @dataclass(slots=True)
 class _Heard:
-    """What the thinker has handed over so far: ``states`` [n, thinker's width] of ``tokens``."""
+    """The hidden states received from the thinker so far: ``states`` [n, thinker's width] of ``tokens``."""
 
     speaker: int
     tokens: list[int] = field(default_factory=list)
@@ -58,7 +57,8 @@ class _Heard:
 
 
 class Qwen3OmniTalker(Talker):
-    """``hello.model`` is the checkpoint's folder. Options: those of the autoregressive engine."""
+    """The talker stage's engine. ``hello.model`` is the checkpoint's folder; options are the autoregressive
+    engine's."""
 
     penalize_prompt = False
 
@@ -173,12 +173,12 @@ class Qwen3OmniTalker(Talker):
         return PromptInput(ids, reuse=False, complete=True)
 
     def _media(self, heard: _Heard, kept: frozenset[int]) -> list[Medium]:
-        """Those that users brought; the talker sees nothing of what stands elsewhere."""
+        """Mark the media of users' turns; the talker sees no media of other turns."""
         first = begins(self._layout, heard.tokens[: heard.prompt], heard.media)
         return [medium for medium, at in zip(heard.media, first, strict=True) if at in kept]
 
     def _user_turns(self, heard: _Heard, states: torch.Tensor, kept: list[int]) -> tuple[torch.Tensor, list[int]]:
-        """What users said (tokens ``kept``), as the talker's input [n, width], and its tokens."""
+        """Return the users' turns (tokens ``kept``) as the talker's input [n, width], and their tokens."""
         ids = [heard.tokens[i] for i in kept]
         rows = states[kept]
         media = [i for i, token in enumerate(ids) if token in self._layout.placeholders]
@@ -188,8 +188,8 @@ class Qwen3OmniTalker(Talker):
         return made, ids
 
     def _assistant_turn(self, states: torch.Tensor, speaker: int) -> torch.Tensor:
-        """The head of the assistant's turn [9, width]: text above, the codec's marks below. ``states`` are those of its
-        three opening tokens and of the first one of text."""
+        """Return the head of the assistant's turn [9, width]: text above, the codec's marks below. ``states`` are the
+        states of the turn's three opening tokens and of the first token of text."""
         talker = self._config.talker_config
         text = self._text_projection(states)
         above = torch.cat((text[:HEAD], self._pad.expand(4, -1), self._bos.unsqueeze(0), text[HEAD:]))
@@ -211,8 +211,8 @@ class Qwen3OmniTalker(Talker):
 
 
 def _assistant(prompt: Sequence[int], config: Any) -> int:
-    """Where the last assistant's turn begins: the place of its start mark. A prompt without one has none before its
-    end (a completion is not spoken)."""
+    """Find where the last assistant's turn begins: the place of its start mark. For a prompt without an assistant's
+    turn the place is the prompt's end (a completion is not spoken)."""
     for at in range(len(prompt) - 2, -1, -1):
         if prompt[at] == config.im_start_token_id and prompt[at + 1] == config.assistant_token_id:
             return at

@@ -1,7 +1,7 @@
-"""The thinker: text, and the features of images, sound and video, to text; its hidden states go to the talker.
+"""The thinker turns text and the features of images, sound and video into text; its hidden states go to the talker.
 
-The talker hears what was said: of each token of text its embedding, of each feature the output of an inner layer
-(``accept_hidden_layer`` of the talker's config). Those vectors are the thinker's side output, kept in its paged cache.
+The talker receives the embedding of each token of text, and for each feature the output of an inner layer
+(``accept_hidden_layer`` of the talker's config). The vectors are the thinker's side output, kept in its paged cache.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Qwen3-TTS (12 Hz): a talker that writes codec frames, and the codec that sounds them."""
+"""Qwen3-TTS (12 Hz): a talker generates codec frames, and a codec decodes the frames into sound."""

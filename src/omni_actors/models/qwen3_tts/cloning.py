@@ -1,4 +1,4 @@
-"""What the talker takes from a clip of somebody's voice: an embedding of its timbre, and its codec frames."""
+"""Voice cloning: the talker's input from a clip of a voice, an embedding of its timbre and its codec frames."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MEL = {"n_fft": 1024, "num_mels": 128, "hop_size": 256, "win_size": 1024, "fmin
 
 @dataclass(slots=True)
 class Voice:
-    """A clip as the model hears it. ``samples`` are at the model's rate; ``codes`` int64 [frames, groups] are made when
-    they are first needed."""
+    """A clip of a voice as the model's input. ``samples`` are at the model's rate; ``codes`` int64 [frames, groups] are
+    made on first use."""
 
     samples: Samples
     timbre: torch.Tensor
@@ -50,7 +50,7 @@ class Cloner:
         self.cache: ByteCache[bytes, Voice] = ByteCache(cache_bytes)
 
     def hear(self, clip: Clip, *, codes: bool) -> Voice:
-        """The clip's voice, with its codec frames if ``codes``. Raises 400 for a clip that is too short."""
+        """Return the clip's voice, with its codec frames if ``codes``. Raises 400 for a clip below the least length."""
         if len(clip.samples) < MIN_SECONDS * clip.rate:
             raise invalid_request(f"A reference clip has at least {MIN_SECONDS:g} s.", param="ref_audio")
         digest = hashlib.blake2b(clip.samples.tobytes(), digest_size=16, key=str(clip.rate).encode()).digest()

@@ -1,7 +1,7 @@
 """The 12 Hz codec: sound to codes and back. Its folder is the checkpoint's ``speech_tokenizer``.
 
-The decoder is the package's class. The encoder is a Mimi without its decoder, which transformers has: the package's
-own subclass of it cannot be built since transformers took Mimi apart into two halves.
+The decoder is the class of the package ``qwen-tts-hf``. The encoder is transformers' Mimi without its decoder: the
+package's own subclass of Mimi cannot be built since transformers split Mimi into two halves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint's small files say of it: which kind it is, its voices and languages."""
+"""The facts in a checkpoint's small files: its kind, voices and languages."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """``voices``, ``language_ids`` are names in lower case → ids in the codec's vocabulary; ``dialects`` voices that
-    speak one → its name in ``language_ids``. ``instructed`` says whether instructions are heard. ``generation`` is
-    ``generation_config.json``, ``sample_rate`` that of the sound."""
+    """The facts about one checkpoint.
+
+    ``voices`` and ``language_ids`` map names in lower case to ids in the codec's vocabulary; ``dialects`` maps a voice
+    that speaks a dialect to the dialect's name in ``language_ids``. ``instructed`` says whether instructions have an
+    effect. ``generation`` is ``generation_config.json``, ``sample_rate`` the rate of the sound in Hz."""
 
     kind: str
     voices: Mapping[str, int]
@@ -66,7 +68,7 @@ class Folder:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """Languages that may be asked for, beside ``auto``: dialects belong to voices."""
+        """The languages that a request may name, beside ``auto``; dialects belong to voices."""
         return tuple(name for name in self.language_ids if "dialect" not in name)
 
     def voice(self, name: str) -> str | None:

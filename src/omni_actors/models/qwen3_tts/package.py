@@ -1,13 +1,13 @@
 """The model code of the package ``qwen-tts-hf``, without the rest of that package.
 
-Importing ``qwen_tts`` itself would import librosa, torchaudio, sox and a web interface, for a handful of modules that
-define networks. Here those modules alone are loaded, from the installed files, under a private package name: a program
-that does use ``qwen_tts`` beside us finds it untouched, and so is transformers. Two things are handed in:
+Importing ``qwen_tts`` itself would import librosa, torchaudio, sox and a web interface, for a handful of modules with
+networks. Here only the modules with networks are loaded, from the installed files, under a private package name: a
+program that uses ``qwen_tts`` as well finds that package, and transformers, unchanged. Two things are provided:
 
 * ``librosa.filters.mel``, the only use of librosa: where librosa is not installed, transformers' filter bank with the
-  same (Slaney's) scale and norm stands in for it while the module is imported;
-* the rotary initialiser ``default``, which transformers 5 no longer has in its table: these modules get a table with
-  it, transformers' own stays as it is.
+  same (Slaney's) scale and norm replaces the function while the module is imported;
+* the rotary initialiser ``default``, missing from the table of transformers 5: the modules get a table that has the
+  initialiser, and transformers' own table is not changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PACKAGES = ("", ".core", ".core.models", ".core.tokenizer_12hz", ".inference")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """The classes that are used, by their own names in the package."""
+    """The classes used here, by their names in the package."""
 
     config: Any
     """``Qwen3TTSConfig``."""
@@ -64,7 +64,7 @@ class Package:
 
 @cache
 def package() -> Package:
-    """Load it. Raises :class:`OmniError` when ``qwen-tts-hf`` is not installed."""
+    """Load the package's classes. Raises :class:`OmniError` when ``qwen-tts-hf`` is not installed."""
     spec = importlib.util.find_spec("qwen_tts")  # finds, does not import
     if spec is None or spec.origin is None:
         raise OmniError(
@@ -107,7 +107,7 @@ def package() -> Package:
 
 
 def config_of(folder: Path) -> Any:
-    """``Qwen3TTSConfig`` of a checkpoint. The names that it has for rotary settings are older than transformers 5's."""
+    """Return the ``Qwen3TTSConfig`` of a checkpoint, whose rotary settings have names older than transformers 5's."""
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -116,7 +116,7 @@ def config_of(folder: Path) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """While it lasts, transformers keeps to itself that the folder's model is none of its own."""
+    """Silence transformers' warning about a folder whose model type transformers does not know."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -126,7 +126,8 @@ def quiet() -> Iterator[None]:
 
 
 def mel_filters(sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float) -> np.ndarray[Any, Any]:
-    """``librosa.filters.mel`` with its defaults: float32 [n_mels, 1 + n_fft / 2]."""
+    """Return the result of Return the result of ``librosa.filters.mel`` with its defaults: float32 [n_mels, 1 + n_fft /
+    2]."""
     bank = mel_filter_bank(1 + n_fft // 2, n_mels, fmin, fmax, sr, norm="slaney", mel_scale="slaney")
     filters: np.ndarray[Any, Any] = np.ascontiguousarray(bank.T, dtype=np.float32)
     return filters
@@ -134,7 +135,7 @@ def mel_filters(sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float) -> n
 
 @contextmanager
 def _librosa() -> Iterator[None]:
-    """While it lasts, ``from librosa.filters import mel`` works."""
+    """Make ``from librosa.filters import mel`` work inside the block."""
     if importlib.util.find_spec("librosa") is not None:
         yield
         return

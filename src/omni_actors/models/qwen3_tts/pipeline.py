@@ -87,7 +87,7 @@ FIELDS = ("language", "instructions", "task_type", "max_tokens", "initial_chunk_
 
 
 def describe(folder: Path) -> PipelineFacts:
-    """What a checkpoint's folder says of its voices, languages and kind."""
+    """Read a checkpoint's voices, languages and kind from its folder."""
     read = Folder.read(folder)
     facts = _facts(read, "talker")
     return facts if read.kind == "clone" else replace(facts, lacks=("voice",))

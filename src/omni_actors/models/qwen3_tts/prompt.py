@@ -1,9 +1,9 @@
-"""What the talker reads before its first frame, and beside each frame: two columns, text and codec.
+"""The talker's prompt, and its input beside each frame: two columns, text and codec.
 
-A row of the talker's input is the sum of what stands in both columns. The order is that of the package's
-``Qwen3TTSForConditionalGeneration.generate``: instructions, the head of the assistant's turn, the codec's marks with
-the voice among them under padding; then either the whole text at once, or a piece of it with every frame. A clip to go
-on from stands with its own text before that.
+A row of the talker's input is the sum of both columns' embeddings. The order is the one of the package's
+``Qwen3TTSForConditionalGeneration.generate``: instructions, the head of the assistant's turn, the codec's marks and the
+voice under padding; then either the whole text at once, or a piece of the text with every frame. A clip to continue
+from comes before the text, with the clip's own text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Marks:
 
     @classmethod
     def of(cls, config: Any) -> Marks:
-        """Those of a ``Qwen3TTSConfig``."""
+        """Read the marks of a ``Qwen3TTSConfig``."""
         talker = config.talker_config
         return cls(
             text_bos=config.tts_bos_token_id,
@@ -51,9 +51,11 @@ class Marks:
 
 @dataclass(slots=True)
 class Layout:
-    """``text`` and ``codec`` are columns of equal length. In the codec's, ``None`` is nothing, or what is no mark: the
-    row ``speaker_at`` holds the voice's embedding, if a clip gives it, and ``frames`` rows from ``frames_at`` on hold
-    the clip's frames. ``beside`` is the text that goes with the frames to come, one piece with each."""
+    """A prompt as columns of ids.
+
+    ``text`` and ``codec`` are columns of equal length. ``None`` in the codec's column is an empty cell or a cell
+    without a mark: the row ``speaker_at`` holds the voice's embedding, if a clip gives one, and ``frames`` rows from
+    ``frames_at`` on hold the clip's frames. ``beside`` is the text of the frames to come, one piece for each."""
 
     text: list[int] = field(default_factory=list)
     codec: list[int | None] = field(default_factory=list)
@@ -71,12 +73,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be said, as ids of the text's vocabulary, and how.
+    """The text to be spoken, as ids of the text's vocabulary, and the manner of speaking.
 
-    ``speaker`` is a voice's id in the codec's vocabulary; ``cloned`` says that its embedding comes from a clip instead;
-    with neither the model chooses. ``language`` is an id in the codec's vocabulary, ``None`` lets the model find out.
-    ``clip_text`` and ``clip_frames`` are what a clip says, to go on from. ``whole`` says that the prompt holds the
-    whole text.
+    ``speaker`` is a voice's id in the codec's vocabulary; with ``cloned`` the voice's embedding comes from a clip
+    instead; with neither the model chooses. ``language`` is an id in the codec's vocabulary; with ``None`` the model
+    detects the language. ``clip_text`` and ``clip_frames`` are the content of a clip to continue from. With ``whole``
+    the prompt holds the whole text.
     """
 
     head: Sequence[int]
@@ -115,7 +117,8 @@ def lay_out(marks: Marks, asked: Asked) -> Layout:
 
 
 def _go_on(made: Layout, marks: Marks, text: Sequence[int], asked: Asked) -> None:
-    """The clip's frames behind a begin mark, and before them, or in their rows, its text with what is to be said."""
+    """Add the clip's frames behind a begin mark, and the clip's text with the text to be spoken before or beside the
+    frames."""
     codec: list[int | None] = [marks.bos, *([None] * asked.clip_frames)]
     if asked.whole:
         made.put(text, [marks.pad] * len(text))
@@ -127,7 +130,7 @@ def _go_on(made: Layout, marks: Marks, text: Sequence[int], asked: Asked) -> Non
 
 
 def tokens_of(encode: Callable[[str], list[int]], text: str, instructions: str | None) -> tuple[list[int], ...]:
-    """Ids of the turn's head, of the text, and of the instructions' turn. White space around the text is not said; were
-    it left there, it could be one token with the line break of the head."""
+    """Return ids of the turn's head, of the text, and of the instructions' turn. White space around the text is
+    removed: white space could become one token together with the line break of the head."""
     written = encode(INSTRUCTIONS.format(instructions)) if instructions else []
     return encode(HEAD), encode(text.strip()), written

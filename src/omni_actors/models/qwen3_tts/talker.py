@@ -49,16 +49,15 @@ FIRST = {"temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.
 
 @dataclass(frozen=True, slots=True)
 class _Voice:
-    """What was heard of a clip: ``timbre`` [width], and ``codes`` int64 [frames, groups] unless the timbre alone is
-    wanted."""
+    """A cloned voice: ``timbre`` [width], and ``codes`` int64 [frames, groups] unless only the timbre is wanted."""
 
     timbre: torch.Tensor
     codes: torch.Tensor | None
 
 
 class Qwen3TTSTalker(Talker):
-    """``hello.model`` is the checkpoint's folder. Options: those of the autoregressive engine, and those that
-    :mod:`omni_actors.models.qwen3_tts.pipeline` declares."""
+    """The talker stage's engine. ``hello.model`` is the checkpoint's folder; options are the autoregressive engine's
+    and the ones declared in :mod:`omni_actors.models.qwen3_tts.pipeline`."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -145,7 +144,8 @@ class Qwen3TTSTalker(Talker):
             raise
 
     def _depth_sampling(self, work: Work) -> DepthSampling:
-        """What a request asks of its codes counts for all of a frame; else each has what its makers recommend."""
+        """Return the sampling of a frame's further codes: the request's own if given, else the values that the makers
+        recommend."""
         asked = self.sampling(work)
         first = resolve(asked, self.options["sampling"], self.sampling_defaults)
         makers = RESIDUAL | dict(self._recommended)
@@ -167,7 +167,7 @@ class Qwen3TTSTalker(Talker):
         return self._begin(key, self._waiting.pop(key), voice)
 
     def _check(self, speech: Speech, clip: bool) -> None:
-        """Raises 400 for what this checkpoint cannot do."""
+        """Raise 400 for a request beyond this checkpoint's abilities."""
         folder = self._folder
         if not (speech.text or "").strip():
             raise invalid_request("Input text cannot be empty.", param="input")

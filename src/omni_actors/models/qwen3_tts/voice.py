@@ -1,8 +1,8 @@
-"""The voice stage of a ``base`` checkpoint: a clip of somebody's voice to what the talker needs of it.
+"""The voice stage of a ``base`` checkpoint encodes a clip of a voice for the talker.
 
-It has a worker of its own, since an unknown clip takes as long as many of the talker's steps. Its payload, kind
-``voice``, has ``timbre`` float32 [talker's width] and ``codes`` int64 [frames, groups]: no frames where the timbre
-alone is wanted.
+The stage has a worker of its own, since encoding a new clip takes as long as many of the talker's steps. The payload,
+kind ``voice``, has ``timbre`` float32 [talker's width] and ``codes`` int64 [frames, groups], without frames where only
+the timbre is wanted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from omni_actors.worker.tensors import tensor_payload
 
 @dataclass(slots=True)
 class Hearing:
-    """One request's state. ``whole`` says that the clip's frames are wanted too."""
+    """The state of one request. ``whole`` says that the clip's frames are wanted too."""
 
     whole: bool
     clip: Clip | None = None
