@@ -1,4 +1,4 @@
-"""A pipeline's stages in the test's process, one after the other."""
+"""A test bench for a pipeline's stages, run one after the other in the test's process."""
 
 from __future__ import annotations
 
@@ -32,21 +32,29 @@ from omni_actors.worker.returned import facts_of
 
 @dataclass(frozen=True)
 class Part:
-    """A stage's part in a sample, with all of its input."""
+    """The work of one stage for a sample, with all of its input."""
 
     stage: str
     params: Mapping[str, Any]
     inputs: Mapping[str, Sequence[Payload]]
     chunked: frozenset[str]
-    """Ports whose input may be cut: those of edges that hand on pieces, and those that are fed from outside."""
+    """Ports whose input may be cut: ports of edges in ``chunk`` mode, and ports that are fed from outside."""
     visible: bool
     routed: bool
 
 
 class StageBench:
-    """The stages of the pipeline that ``target`` names (``package.module:PIPELINE``), on the CPU. ``model`` is the
-    folder of its weights, ``overrides`` are settings as of ``--set``. Engines are loaded when they are first needed and
-    closed with the bench, which is a context manager."""
+    """The stages of a pipeline on the CPU. A context manager: engines are loaded on first use and closed with the
+    bench::
+
+        with StageBench("my_family.pipeline:PIPELINE") as bench:
+            outcomes = bench.whole(Sample({"speech": Speech(text="hello")}, task="speech", outputs=("audio",)))
+
+    Args:
+        target: The pipeline, as ``package.module:PIPELINE``.
+        model: The folder of its weights, if it has any.
+        overrides: Settings, in the form of ``--set``.
+    """
 
     def __init__(self, target: str, model: str | None = None, overrides: Sequence[str] = ()) -> None:
         pipeline: Pipeline = resolve_name(target)
@@ -70,7 +78,7 @@ class StageBench:
         self._engines.clear()
 
     def engine(self, stage: str) -> Engine:
-        """The stage's engine, loaded."""
+        """Return the engine of a stage, loaded."""
         if stage not in self._engines:
             hello = self.plan.hello(stage, 0, 1)
             runtime_of(hello)
@@ -80,8 +88,14 @@ class StageBench:
         return self._engines[stage]
 
     def whole(self, sample: Sample) -> dict[str, Outcome]:
-        """What each stage gives for the sample, by its name, when all input is there at once and credits abound. A
-        stage behind one that failed is not run. Raises what the request's own mistake is (a section's value, say)."""
+        """Run a sample through all its stages, with all input at once and unlimited credits.
+
+        Returns:
+            The output of each stage, by name. A stage behind a failed one is not run.
+
+        Raises:
+            OmniError: The request itself is wrong (the value of a section, say).
+        """
         outcomes: dict[str, Outcome] = {}
         graph = self.graph(sample)
         for part in graph.parts:
@@ -97,11 +111,11 @@ class StageBench:
         return outcomes
 
     def graph(self, sample: Sample) -> Subgraph:
-        """The stages that the sample needs."""
+        """Return the stages that the sample needs."""
         return subgraph(self.plan, sample.task, sample.inputs, sample.outputs)
 
     def part(self, sample: Sample, graph: Subgraph, stage: str, outcomes: Mapping[str, Outcome]) -> Part:
-        """A stage's part in the sample: ``outcomes`` are those of the stages before it."""
+        """Return the work of a stage for the sample, given the ``outcomes`` of the stages before it."""
         (own,) = (part for part in graph.parts if part.stage.name == stage)
         sections = sections_of(sample.request(), self.plan.pipeline.parameters)
         params = {
@@ -135,9 +149,19 @@ class StageBench:
         credits: random.Random | None = None,
         abort_at: Mapping[int, int] | None = None,
     ) -> dict[int, Outcome]:
-        """Run parts of one stage at the same time: what became of each, by its place. ``cutting`` cuts their input
-        anew, ``order`` mixes input and steps, ``credits`` makes credits short; ``abort_at`` aborts a part before a
-        step."""
+        """Run parts of one stage at the same time.
+
+        Args:
+            parts: The parts, all of one stage.
+            cutting: Cut the input into other pieces at random.
+            how: The function that cuts a payload.
+            order: Mix input and steps at random; without it all input comes first.
+            credits: Make credits scarce at random.
+            abort_at: The index of a part → the step before which the part is aborted.
+
+        Returns:
+            The outcome of each part, by its index.
+        """
         engine = self.engine(parts[0].stage)
         jobs = []
         for place, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""A stage's input in other pieces."""
+"""Cuts of a stage's input into other pieces."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Split = Callable[[Payload, random.Random], Sequence[Payload]]
 
 
 def split(payload: Payload, chance: random.Random) -> Sequence[Payload]:
-    """The payload in random parts, where it is known how: a text between any two characters, tensors of one length
-    between any two rows. One that has other metadata, or nothing to cut, stays whole."""
+    """Split a payload into random parts: a text between any two characters, tensors of equal length between any two
+    rows. A payload with other metadata, or without a place to cut, stays whole."""
     if not payload.tensors and payload.meta.keys() == {"text"}:
         text = payload.meta["text"]
         return [Payload(payload.kind, {"text": part}) for part in _parts(text, chance)] or [payload]
@@ -32,7 +32,7 @@ def split(payload: Payload, chance: random.Random) -> Sequence[Payload]:
 
 
 def cut(payloads: Sequence[Payload], chance: random.Random, how: Split = split) -> list[Payload]:
-    """All of them, joined and split anew at random."""
+    """Join and split payloads anew at random."""
     found: list[Payload] = []
     for payload in payloads:
         if found and chance.random() < 0.3 and (both := _join(found[-1], payload)) is not None:

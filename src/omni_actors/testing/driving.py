@@ -1,4 +1,4 @@
-"""An engine, driven inside the test's process as a worker's loop drives it."""
+"""A driver that runs an engine inside the test's process as a worker's loop does."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MOST_TURNS = 100_000
 
 
 class Broken(AssertionError):
-    """The stage breaks a rule of the contract between an engine and its loop; the message says which."""
+    """The stage breaks a rule of the contract between an engine and its loop; the message names the rule."""
 
 
 @dataclass
 class Job:
-    """A request for one stage. ``inputs`` are what comes on each port, in order; ``abort_at`` is the step of the engine
-    before which it is aborted."""
+    """A request for one stage. ``inputs`` are the payloads for each port, in order; ``abort_at`` is the step of the
+    engine before which the request is aborted."""
 
     work: Work
     inputs: dict[str, Sequence[Payload]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Job:
 
 
 class Box:
-    """The engine's outbox. With ``chance`` credits are short: they come back at random, between steps."""
+    """The engine's outbox. With ``chance`` credits are scarce: they come back at random, between steps."""
 
     def __init__(self, chance: random.Random | None = None) -> None:
         self.outcomes: dict[int, Outcome] = {}
@@ -48,7 +48,7 @@ class Box:
         self._credits[key] = 0 if self._chance is not None else 1 << 30
 
     def give_back(self) -> None:
-        """Some consumers have read something, perhaps."""
+        """Give back credits at random, as if some consumers had read."""
         if self._chance is not None:
             for key in self._credits:
                 self._credits[key] = min(2, self._credits[key] + self._chance.randrange(2))
@@ -65,7 +65,7 @@ class Box:
             outcome.sound += chunk.data
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
-        """What a new attempt would get; none comes here."""
+        """Ignore records for a new attempt: there is none here."""
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)
@@ -75,7 +75,7 @@ class Box:
         if outcome is None:
             return
         if not self.ready(key):
-            raise Broken("it emits a payload for a request whose edges have no credit (see Outbox.ready)")
+            raise Broken("the engine emits a payload for a request whose edges have no credit (see Outbox.ready)")
         self._credits[key] -= 1
         outcome.payloads.append(payload.copy())
 
@@ -93,20 +93,28 @@ class Box:
             self.over.add(key)
 
     def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
-        """Nothing is asked here."""
+        """Ignore replies: there are no queries here."""
 
     def _open(self, key: int, what: str) -> Outcome | None:
         if key in self.over:
-            raise Broken(f"it puts out {what} of a request that is over")
+            raise Broken(f"the engine puts out {what} of a request that is over")
         return self.outcomes.get(key)
 
 
 def drive(
     engine: Engine, jobs: Sequence[Job], *, order: random.Random | None = None, credits: random.Random | None = None
 ) -> dict[int, Outcome]:
-    """Run the jobs to their end and give what became of each, by key. Without ``order`` all input is there before the
-    first step; with it, input and steps come in turns at random. With ``credits`` those are short. Raises
-    :class:`Broken` for a rule that the engine breaks, and what its step raises."""
+    """Run the jobs to their end, and return the outcome of each by key.
+
+    Args:
+        engine: The engine, loaded.
+        jobs: The requests.
+        order: Mix input and steps at random; without it all input comes before the first step.
+        credits: Make credits scarce at random.
+
+    Raises:
+        Broken: The engine breaks a rule of the contract. Exceptions of the engine's step are passed on.
+    """
     box, faults = Box(credits), Faults(engine.hello)
     waiting = deque(jobs)
     feeds: dict[int, deque[tuple[str, Payload | None, bool]]] = {}
@@ -157,16 +165,16 @@ def drive(
             continue
         moved = flag_of(engine, "step", engine.step(box), "whether anything ran")
         if not moved and credits is None and not more and engine.runnable:
-            raise Broken("it is runnable, every request has credit, and its step does nothing")
+            raise Broken("the engine is runnable, every request has credit, and its step does nothing")
         box.give_back()
     else:
-        raise Broken(f"it does not come to an end in {MOST_TURNS} turns")
+        raise Broken(f"the requests do not end in {MOST_TURNS} turns")
     _check_end(engine, jobs, box, queued)
     return box.outcomes
 
 
 def _feeds(job: Job) -> deque[tuple[str, Payload | None, bool]]:
-    """Port by port in turns, each with its end."""
+    """Return the feeds of all ports in turns, each port with its end."""
     columns: dict[str, list[tuple[Payload | None, bool]]] = {
         port: [*((payload, i + 1 == len(payloads)) for i, payload in enumerate(payloads))] or [(None, True)]
         for port, payloads in job.inputs.items()

@@ -1,4 +1,4 @@
-"""The output of a stage for one request, and whether two runs gave the same."""
+"""The output of a stage for one request, and a comparison of two runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.request import Usage
 
 TOLERANCE = 1e-4
-"""Of numbers that are floats, relative to full scale."""
+"""Allowed difference of floating-point numbers, relative to full scale."""
 
 
 @dataclass
 class Outcome:
-    """``payloads`` went to the next stages, ``text`` (by choice) and ``sound`` (or other media, as bytes) to the
-    client. Without an ``error`` the request finished, with its ``usage``."""
+    """The output for one request. ``payloads`` went to the next stages, ``text`` (by choice) and ``sound`` (or other
+    media, as bytes) to the client. Without an ``error`` the request finished, with its ``usage``."""
 
     payloads: list[Payload] = field(default_factory=list)
     text: dict[int, str] = field(default_factory=dict)
@@ -27,8 +27,8 @@ class Outcome:
     error: ErrorInfo | None = None
 
     def difference(self, other: Outcome) -> str:
-        """Say in a sentence what the other one has otherwise; empty if they say the same. How output is cut into pieces
-        makes no difference."""
+        """Return a sentence about the first difference to another outcome; empty if both are the same. The cutting of
+        output into pieces makes no difference."""
         if (self.error is None) != (other.error is None):
             return f"one run failed ({(self.error or other.error)}), the other did not"
         if self.error is not None and other.error is not None:
@@ -45,13 +45,13 @@ def _sound_difference(one: bytes, two: bytes) -> str:
     if len(one) != len(two):
         return f"one run gave {len(one)} bytes of media, the other {len(two)}"
     if one == two or len(one) % 2:
-        return "" if one == two else "the bytes of media are others"
+        return "" if one == two else "the bytes of media differ"
     apart = np.abs(np.frombuffer(one, "<i2").astype(np.int32) - np.frombuffer(two, "<i2")).max()
     return "" if apart <= max(1, TOLERANCE * 32767) else f"their sound differs by up to {apart} of 32767"
 
 
 def _joined(payloads: list[Payload]) -> dict[str, Any]:
-    """All of them as one: texts and tensors one behind the other, by kind and name."""
+    """Return all payloads as one: texts and tensors joined, by kind and name."""
     found: dict[str, Any] = {}
     for payload in payloads:
         if isinstance(text := payload.meta.get("text"), str):
@@ -81,5 +81,5 @@ def _payload_difference(one: dict[str, Any], two: dict[str, Any]) -> str:
             if np.shape(mine) != np.shape(theirs):
                 return f"'{name}' has shape {list(np.shape(mine))} in one run and {list(np.shape(theirs))} in the other"
             if not np.allclose(mine, theirs, rtol=0, atol=TOLERANCE * max(1.0, float(np.abs(mine).max(initial=0)))):
-                return f"the numbers of '{name}' are others"
+                return f"the numbers of '{name}' differ"
     return ""

@@ -1,4 +1,4 @@
-"""A request that a pipeline is tried with."""
+"""Sample requests for the tests of a pipeline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from omni_actors.protocol.request import Request
 
 @dataclass(frozen=True)
 class Sample:
-    """``params`` are the request's sections by name, ``task``, ``inputs`` and ``outputs`` as in
-    :class:`~omni_actors.protocol.request.Request`. ``feeds`` are payloads that come from outside by ``stage.port``:
-    what the media process would deliver, or a stream of input. Samples with feeds are tried in the test's process
-    alone."""
+    """A request for the tests of a pipeline.
+
+    Args:
+        params: The request's sections by name.
+        task: As in :class:`~omni_actors.protocol.request.Request`, like ``inputs`` and ``outputs``.
+        inputs: The modalities of the input.
+        outputs: The modalities of the output.
+        feeds: Payloads from outside by ``stage.port``: the delivery of the media process, or a stream of input. Samples
+            with feeds are tried in the test's process alone.
+    """
 
     params: Mapping[str, Any]
     task: str = "chat"
@@ -24,5 +30,5 @@ class Sample:
     feeds: Mapping[str, Sequence[Payload]] = field(default_factory=dict)
 
     def request(self) -> Request:
-        """The sample as the orchestrator takes it."""
+        """Return the sample as a request to the orchestrator."""
         return Request(task=self.task, inputs=self.inputs, outputs=self.outputs, params=dict(self.params))

@@ -1,4 +1,4 @@
-"""A pipeline in real workers, which are killed."""
+"""A test of a pipeline in real workers that are killed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ ANSWER_S = 60.0
 
 
 def deaths(plan: Plan, samples: Sequence[Sample], most: int, *, restart_delay_s: float = 0.05) -> list[str]:
-    """Serve each sample whole, and then once for each stage and event after which that stage's worker is killed,
-    ``most`` of them at most: what a client saw otherwise than without a death, in sentences.
+    """Serve each sample whole, and then once for each stage and moment at which the stage's worker is killed.
 
-    A worker that was killed is started again after ``restart_delay_s`` seconds.
+    Args:
+        plan: The deployment.
+        samples: The requests.
+        most: The most moments of each answer, spread evenly over its events.
+        restart_delay_s: Seconds after which a killed worker is started again.
+
+    Returns:
+        A sentence for each difference to the output without a death.
     """
     limits = replace(plan.limits, restart_delay_s=restart_delay_s, restart_delay_max_s=4 * restart_delay_s)
     quick = replace(plan, limits=limits)
@@ -60,8 +66,8 @@ async def _deaths(plan: Plan, samples: list[Sample], most: int) -> list[str]:
 
 
 async def wait_restarted(orchestrator: Orchestrator, killed: set[int]) -> None:
-    """Wait until every stage has a live replica, none of which is a worker that was killed: the orchestrator may not
-    have noticed a death yet when the answer that it did not disturb is whole."""
+    """Wait until every stage has a live replica and no replica is a killed worker: the orchestrator may not have
+    noticed a death yet when an answer undisturbed by the death is complete."""
     with trio.fail_after(START_S):
         while not orchestrator.ready or any(
             replica.pid in killed for pool in orchestrator.pools.values() for replica in pool.replicas
@@ -70,7 +76,7 @@ async def wait_restarted(orchestrator: Orchestrator, killed: set[int]) -> None:
 
 
 def _may_end(plan: Plan, after: Outcome) -> bool:
-    """Whether a pipeline says of itself that its output cannot be continued."""
+    """Return whether the pipeline declares that its output cannot be continued."""
     assert after.error is not None
     none = any(stage.declaration.recovery == "none" for stage in plan.stages)
     return none and after.error.status == 503
@@ -81,7 +87,7 @@ async def _ask(
 ) -> tuple[Outcome, int]:
     """Ask for a sample as a client does, and kill the worker of ``stage`` after event ``place``.
 
-    Returns what the client got and how many events that were. The killed process's id is added to ``killed``.
+    Returns the client's output and the number of events. The killed process's id is added to ``killed``.
     """
     outcome, events = Outcome(), 0
     try:

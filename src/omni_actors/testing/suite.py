@@ -1,4 +1,4 @@
-"""The kit as tests."""
+"""The conformance tests of a pipeline."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from omni_actors.worker.engines.oneshot import GenerationEngine
 
 
 class PipelineConformance:
-    """Subclass it in a test file with the dotted name of the :attr:`pipeline` and :attr:`samples`; every method is a
-    test. All of them share one loaded copy of the stages."""
+    """Conformance tests of a pipeline. Subclass this class in a test file with the dotted name of the :attr:`pipeline`
+    and with :attr:`samples`; every method is a test. All tests share one loaded copy of the stages."""
 
     pipeline: ClassVar[str]
-    """``package.module:PIPELINE``."""
+    """The pipeline, as ``package.module:PIPELINE``."""
     samples: ClassVar[tuple[Sample, ...]]
-    """Requests that the pipeline serves; a few that take different ways through it."""
+    """Requests that the pipeline serves; a few of them with different ways through the pipeline."""
     model: ClassVar[str | None] = None
-    """The folder of its weights, if it has any."""
+    """The folder of the model's weights, if there are any."""
     overrides: ClassVar[tuple[str, ...]] = ()
-    """Settings, as of ``--set``."""
+    """Settings, in the form of ``--set``."""
     rounds: ClassVar[int] = 8
     """Random runs of each kind, for each stage and sample."""
     kills: ClassVar[int] = 2
     """Moments of each answer at which each stage's worker is killed."""
     probe_s: ClassVar[float] = 20.0
-    """How long importing the declaration may take."""
+    """Longest import of the declaration, in seconds."""
 
     def split(self, payload: Payload, chance: random.Random) -> Sequence[Payload]:
-        """The payload in smaller ones that mean the same to its port. Override it where payloads have metadata: the
-        default leaves those whole."""
+        """Return a payload as smaller payloads with the same meaning for its port. Override this method where payloads
+        have metadata: the default leaves such payloads whole."""
         return cutting.split(payload, chance)
 
     def test_declaration(self) -> None:
-        """It can be imported by the serving process: quickly, without torch, with nothing wrong in it."""
+        """The serving process can import the declaration: quickly, without torch, without mistakes."""
         name = resolve_name(self.pipeline).name
         argument = {"name": name, "value": self.pipeline}
         (answer,) = run_probes([SubprocessProbe(Path(plugin_check.__file__), argument)], self.probe_s)
@@ -56,7 +56,7 @@ class PipelineConformance:
         assert not answer.value.get("broken"), answer.value["broken"]
 
     def test_samples_are_served(self) -> None:
-        """Each sample runs through all its stages, and the last ones say something."""
+        """Each sample runs through all its stages, and the last stages give output."""
         for number, sample in enumerate(self.samples):
             outcomes = self._bench().whole(sample)
             for stage, outcome in outcomes.items():
@@ -66,7 +66,7 @@ class PipelineConformance:
                 assert said.text or said.sound, f"sample {number}: stage '{final.name}' gave the client nothing"
 
     def test_any_cut_of_the_input_gives_the_same(self) -> None:
-        """Input in other pieces, and between any two steps."""
+        """Input in other pieces, and between any two steps, gives the same output."""
         for told, part, whole in self._parts():
             for seed in range(self.rounds if part.inputs else 1):
                 chance = random.Random(seed)
@@ -81,7 +81,7 @@ class PipelineConformance:
                 assert not (difference := whole.difference(found)), f"{told}, credits {seed}: {difference}"
 
     def test_who_is_beside_a_request_makes_no_difference(self) -> None:
-        """All samples at once, twice each, as alone."""
+        """All samples at once, twice each, give the same output as alone."""
         by_stage: dict[str, list[tuple[str, Part, Outcome]]] = {}
         for told, part, whole in self._parts():
             by_stage.setdefault(part.stage, []).extend([(told, part, whole)] * 2)
@@ -93,7 +93,8 @@ class PipelineConformance:
                     assert not (difference := whole.difference(found[place])), f"{told}, in company: {difference}"
 
     def test_an_abort_at_any_step_leaves_nothing(self) -> None:
-        """Nothing comes of a request after its abort, its neighbour is unharmed, and the stage is idle in the end."""
+        """An aborted request gives no output after its abort, its neighbour is unharmed, and the stage is idle in the
+        end."""
         for told, part, whole in self._parts():
             for step in range(4 * self.rounds):
                 order = random.Random(step)
@@ -101,15 +102,15 @@ class PipelineConformance:
                 assert not (difference := whole.difference(found[1])), f"{told}, aborted at {step}: {difference}"
 
     def test_input_that_is_wrong_fails_its_own_request(self) -> None:
-        """A producer that breaks its port's contract harms nobody else: tensors that are missing, of another type,
-        shape or range."""
+        """A producer that breaks its port's contract harms no other request: tensors that are missing, or of another
+        type, shape or range."""
         for told, part, whole in self._parts():
             for name, broken in _spoiled(part):
                 found = self._bench().run([broken, part])
                 assert not (difference := whole.difference(found[1])), f"{told}, beside {name}: {difference}"
 
     def test_a_wrong_return_is_one_failed_request(self) -> None:
-        """An adapter that gives nothing for an item: a 500 that names it, and the stage goes on."""
+        """An adapter that returns nothing for an item causes a 500 with the adapter's name, and the stage goes on."""
         for told, part, whole in self._parts():
             engine = self._bench().engine(part.stage)
             if not isinstance(engine, GenerationEngine):
@@ -125,7 +126,7 @@ class PipelineConformance:
             assert not (difference := whole.difference(self._bench().run([part])[0])), f"{told}: {difference}"
 
     def test_deaths_of_workers_are_not_noticed(self) -> None:
-        """In real workers, each of which is killed in the middle of an answer: the client gets what it gets without.
+        """Real workers are killed in the middle of an answer, and the client gets the same output as without a death.
         Stages that declare ``recovery="none"`` may end with 503."""
         served = [sample for sample in self.samples if not sample.feeds]
         found = deaths(self._bench().plan, served, self.kills)
@@ -135,7 +136,7 @@ class PipelineConformance:
         return _loaded(self.pipeline, self.model, self.overrides)
 
     def _parts(self) -> Iterator[tuple[str, Part, Outcome]]:
-        """Each stage's part in each sample, with what it gives when nothing is in its way."""
+        """Yield the work of each stage for each sample, with its undisturbed output."""
         bench = self._bench()
         for number, sample in enumerate(self.samples):
             graph, outcomes = bench.graph(sample), bench.whole(sample)
@@ -151,7 +152,7 @@ def _loaded(target: str, model: str | None, overrides: tuple[str, ...]) -> Stage
 
 
 def _spoiled(part: Part) -> Iterator[tuple[str, Part]]:
-    """The part with its first payload on each port made wrong in one way."""
+    """Yield the part with its first payload on each port made wrong in one way."""
     for port, payloads in part.inputs.items():
         if not payloads or not payloads[0].tensors:
             continue
