@@ -1,9 +1,9 @@
-"""What messages between actors cost: in one process, and across a process boundary.
+"""The cost of messages between actors: in one process, and across a process boundary.
 
     python benchmarks/actors.py [--quick] [--json FILE]
 
-In-process figures are CPU time of this process per operation (so the load of the machine matters little); those with
-another process in them are wall time. The best of three runs is shown: the others are what disturbed it.
+In-process figures are CPU time of this process per operation (so the load of the machine matters little); figures with
+another process are wall time. The best of three runs is shown: slower runs were disturbed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Forward(Actor[Any]):
 
 
 async def best(run: Callable[[int], Awaitable[float]], count: int) -> float:
-    """Microseconds per operation."""
+    """Return microseconds per operation."""
     return min([await run(count) for _ in range(3)]) / count / 1e3
 
 
@@ -197,7 +197,7 @@ async def measure(scale: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the operations")
-    parser.add_argument("--json", metavar="FILE", help="write machine, rows and aims there")
+    parser.add_argument("--json", metavar="FILE", help="write machine, rows and aims to this file")
     options = parser.parse_args()
     logging.disable()  # the crashes are meant
     rows = trio.run(measure, 2 if options.quick else 20)

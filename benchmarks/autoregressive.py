@@ -1,11 +1,12 @@
-"""How fast does the autoregressive engine write, beside transformers' own ``generate``, in the same process?
+"""The speed of the autoregressive engine, beside transformers' own ``generate`` in the same process.
 
-Prompts of mixed length, so many new tokens each, greedy, on the demo's language model. At each concurrency the engine,
-``generate`` one by one and ``generate`` as one padded batch take turns; the best of the turns counts, since what
-disturbs a shared machine only ever slows. TTFT is the mean time to a request's first token when all arrive at once.
+Prompts of mixed length, a fixed number of new tokens each, greedy, on the demo's language model. At each concurrency
+the engine, ``generate`` one by one and ``generate`` as one padded batch take turns; the best turn counts, since
+disturbances on a shared machine only ever slow a run. TTFT is the mean time to a request's first token when all
+requests arrive at once.
 
-The bound: a decode step must read every weight once. Its bandwidth is measured here, and a profile of some steps says
-where the rest of a step goes.
+The bound: a decode step must read every weight once. The memory bandwidth is measured here, and a profile of some steps
+shows the rest of a step's time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Outcome:
 
 @dataclass
 class Clock:
-    """An Outbox that notes when each request's first token came."""
+    """An Outbox that notes the time of each request's first token."""
 
     start: float = field(default_factory=time.perf_counter)
     firsts: dict[int, float] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class Clock:
 
 
 def read_bandwidth() -> float:
-    """Bytes per second that this process reads from memory, with all its threads."""
+    """Return the bytes per second that this process reads from memory, with all its threads."""
     buffer = torch.ones(128 << 20)
     best = min(timed(buffer.sum) for _ in range(8))
     return float(buffer.numel() * buffer.element_size() / best)
@@ -118,7 +119,7 @@ def run_engine(engine: AutoregressiveEngine, prompts: list[list[int]], tokens: i
 
 
 def run_generate(model: Any, prompts: list[list[int]], tokens: int) -> Outcome:
-    """One left-padded batch; the first token's time is that of a call for one token."""
+    """Run one left-padded batch; the first token's time is that of a call for one token."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -132,7 +133,7 @@ def run_generate(model: Any, prompts: list[list[int]], tokens: int) -> Outcome:
 
 
 def step_profile(engine: AutoregressiveEngine, prompts: list[list[int]]) -> tuple[float, dict[str, float]]:
-    """Seconds of a decode step, and the shares of its parts."""
+    """Return the seconds of a decode step, and the shares of its parts."""
     steps = 12
     out: Any = Clock()
     admit(engine, prompts, 200)

@@ -1,6 +1,7 @@
-"""What chunk edges are worth: time to first sound, real-time factor and latency, against edges that pass on wholes.
+"""The value of chunk edges: time to first sound, real-time factor and latency, against edges that pass on whole
+outputs.
 
-Tiny Qwen3-Omni, text and speech out, closed loops of 1, 8 and 32 clients, turn about with both edges of speech
+Tiny Qwen3-Omni, text and speech out, closed loops of 1, 8 and 32 clients, alternating runs with both edges of speech
 (thinker to talker, talker to code2wav) in ``chunk`` mode and in ``full`` mode.
 """
 
@@ -30,7 +31,7 @@ async def measure(loops: tuple[int, ...], turns: int) -> dict[tuple[str, int], l
 
 
 def figures(runs: list[Run]) -> dict[str, float]:
-    """Medians over the turns of each turn's means."""
+    """Return the medians over the turns of each turn's means."""
     return {
         "TTFP s": statistics.median(run.mean("first_audio_s") for run in runs),
         "E2EL s": statistics.median(run.mean("end_s") for run in runs),

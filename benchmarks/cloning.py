@@ -1,10 +1,10 @@
-"""What a clip of a voice costs when it is heard for the first time, and when it is known (Qwen3-TTS).
+"""The cost of a clip of a voice on its first use, and when the clip is known (Qwen3-TTS).
 
     python benchmarks/cloning.py [--quick] [--json FILE]
 
-Twice: the encoders alone in the sizes of the real checkpoints (0.6B, random weights), and the tiny checkpoint in
-one worker, from the request to its first sound, tokenizing, prompt and all. Wall time of one thread, the least of
-several runs; each cold run has a clip that nobody has heard yet.
+Two measurements: the encoders alone in the sizes of the real checkpoints (0.6B, random weights), and the tiny
+checkpoint in one worker, from the request to its first sound, tokenizing and prompt included. Wall time of one thread,
+the least of several runs; each cold run has a new clip.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ CACHE_BYTES = 256 << 20
 
 
 def clips(seconds: float) -> Iterator[Clip]:
-    """Clips of that length, no two the same."""
+    """Return clips of that length, all different."""
     for seed in count():
         noise = np.random.default_rng(seed).standard_normal(round(seconds * RATE))
         yield Clip((noise * 0.1).astype(np.float32), RATE)
 
 
 def least(run: Callable[[], object], repeats: int) -> float:
-    """Milliseconds."""
+    """Return the least time in milliseconds."""
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
@@ -68,7 +68,7 @@ def cold_and_warm(hear: Callable[[Clip], object], seconds: float, repeats: int) 
 
 
 def encoders(folder: Path) -> Cloner:
-    """The encoders in the sizes of the real checkpoints."""
+    """Return the encoders in the sizes of the real checkpoints."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the package's names are older than transformers 5's
         config = package().config()
@@ -130,7 +130,7 @@ def engine() -> ChainedEngine:
 
 
 def speak(chain: ChainedEngine, speech: Speech, clip: Clip) -> None:
-    """From the request to its first sound."""
+    """Return the time from the request to its first sound."""
     out = FirstSound()
     chain.admit(Work(1, "request", {"speech": speech}, frozenset({"reference"}), visible=True))
     chain.feed(1, "reference", pcm_payload(clip.samples, clip.rate), True)

@@ -1,4 +1,4 @@
-"""What a request costs when the models cost nothing.
+"""The cost of a request when the models cost nothing.
 
 A three-stage stub pipeline, one worker process per stage, driven through the orchestrator in this process, without
 HTTP: latency at 1 in flight, requests/s and CPU at 32, tokens/s and CPU per token with 256 streams. CPU is the serving
@@ -6,7 +6,7 @@ process's own (all its threads), from the kernel's accounting.
 
 ``--sglang-omni PYTHON SCRIPT`` runs SGLang-Omni's own pipeline runner with stub stages (a script that prints JSON lines
 with ``inflight``, ``req_s`` and ``lat_ms``) in the same run, before and after ours. None of its processes may be left
-when ours begins, and the report says what else kept the machine busy before each.
+when ours begins, and the report states the other load of the machine before each run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Load:
 
 
 async def requests(orchestrator: Orchestrator, inflight: int, count: int) -> Load:
-    """Closed loop of ``inflight`` callers."""
+    """Run a closed loop of ``inflight`` callers."""
     latencies: list[float] = []
 
     async def caller(turns: int) -> None:
@@ -69,7 +69,7 @@ async def requests(orchestrator: Orchestrator, inflight: int, count: int) -> Loa
 
 
 async def tokens(orchestrator: Orchestrator, streams: int, each: int) -> Load:
-    """Every stream receives its tokens one event at a time, as a streaming client would."""
+    """Receive the tokens of every stream one event at a time, as a streaming client would."""
     received = 0
 
     async def caller() -> None:
@@ -109,7 +109,7 @@ def _median(loads: list[Load]) -> Load:
 
 
 def sglang_omni(python: str, script: str) -> dict[int, dict[str, float]]:
-    """The peer's figures by requests in flight."""
+    """Return the peer's figures by requests in flight."""
     command = [python, script, "--stages", "3", "--inflight", "1", "32", "--n", "1000"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     output = run_alone(command, env=environment, cwd=os.path.dirname(script))

@@ -1,15 +1,16 @@
-"""One look at an accelerator, for a machine that is lent for minutes and has no network.
+"""A short check of an accelerator, for a machine that is lent for minutes and has no network.
 
-What it asks, each under its own deadline, the whole in less than eight minutes: is the platform detected, and what does
-its runtime say of the device; do the demo (where its weights are on this machine) and tiny Qwen3-Omni serve on it with
-the torch engine; are greedy float32 answers those of the processor, and how many tokens does its usual dtype flip; does
-recording steps (graphs) change a token, and what does it bring; how fast does a tensor reach another process by the
-platform's transport; and does ``kill -9`` of the server leave memory of the device held.
+Each question has its own deadline, and the whole takes less than eight minutes: is the platform detected, and what does
+its runtime report about the device; do the demo (if its weights are on this machine) and tiny Qwen3-Omni serve on the
+device with the torch engine; are greedy float32 answers those of the processor, and how many tokens differ in the
+device's usual dtype; does the capture of steps (graphs) change a token, and how much time does it save; how fast does a
+tensor reach another process by the platform's transport; and does ``kill -9`` of the server leave device memory
+allocated.
 
     python benchmarks/gpu_check.py --json gpu.json
 
-``--platform`` asks the same of another platform; ``cpu`` rehearses it. A check that cannot be made is a row that says
-why, never a missing one.
+``--platform`` checks another platform; ``cpu`` is a rehearsal. A check that cannot be made is a row with the reason,
+never a missing row.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TRANSFER = 256 << 20
 
 
 class NotHere(Exception):
-    """A check that this machine or platform has nothing for."""
+    """A check that is not possible on this machine or platform."""
 
 
 @dataclass
@@ -59,7 +60,8 @@ class Answers:
     seconds: float = 0.0
 
     def flips(self, other: Answers) -> tuple[int, int]:
-        """Answers that differ from ``other``'s, and tokens up to where they do, counted from the front."""
+        """Return the number of answers that differ from ``other``'s, and the number of tokens before the
+        differences."""
         different = same = 0
         for ours, theirs in zip(self.tokens, other.tokens, strict=True):
             agree = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
@@ -69,7 +71,7 @@ class Answers:
 
 
 async def collect(omni: AsyncOmni, requests: Sequence[Request]) -> Answers:
-    """All of them at once."""
+    """Run all clients at once."""
     made = Answers([[] for _ in requests], [np.zeros(0, np.float32) for _ in requests])
 
     async def one(index: int, asked: Request) -> None:
@@ -93,7 +95,7 @@ async def collect(omni: AsyncOmni, requests: Sequence[Request]) -> Answers:
 def serve_tiny(
     patience_s: float, platform: str, dtype: str, outputs: tuple[str, ...], count: int, *settings: str
 ) -> Answers:
-    """Tiny Qwen3-Omni's answers, the second time that they are asked for."""
+    """Return tiny Qwen3-Omni's answers to the second run of the same requests."""
     stages = (*MODEL_STAGES, FAMILY.vocoder)
     overrides = [f"stages.{stage}.dtype={dtype}" for stage in stages] + list(settings)
     asked = [request(FAMILY, text, outputs) for text in prompts(count)]
@@ -108,7 +110,7 @@ def serve_tiny(
 
 
 class Check:
-    """What the checks share: the platform, its child processes, and the rows that they make."""
+    """The shared state of the checks: the platform, its child processes, and the rows of results."""
 
     def __init__(self, platform: OmniPlatform, report: Report, count: int) -> None:
         self.platform = platform
@@ -120,7 +122,7 @@ class Check:
 
     @property
     def left_s(self) -> float:
-        """Until the check in hand has to be done."""
+        """Return the seconds until the deadline of the present check."""
         return max(1.0, self.deadline - time.monotonic())
 
     def row(self, check: str, result: str, figure: float | None = None, unit: str = "") -> None:
@@ -128,7 +130,7 @@ class Check:
         print(f"  {check}: {result}" + ("" if figure is None else f" ({figure:.4g} {unit})"), flush=True)
 
     def child(self, role: str, *words: str) -> subprocess.Popen[str]:
-        """This file again, in a process that has the device's environment and may open it."""
+        """Run this file again, in a process that has the device's environment and may open the device."""
         environment = self.platform.worker_environment(self.device, 1, self.options)
         return subprocess.Popen(
             [sys.executable, __file__, "--role", role, "--platform", self.platform.name, *words],
@@ -172,7 +174,7 @@ class Check:
             "tiny Qwen3-Omni, float32, spoken", f"{self.count} answers, {different} with other tokens than the cpu's"
         )
         self.row("  its sound", f"{len(same) - len(lengths)} of {len(same)} of another length", worst, "of full scale")
-        self.report.aims.append(Aim("float32 answers with other tokens than on the cpu", different, 0, "<="))
+        self.report.aims.append(Aim("float32 answers whose tokens differ from the CPU's", different, 0, "<="))
         self.report.aims.append(Aim("float32 sound, largest difference of full scale", worst, SOUND, "<="))
         usual = self.platform.default_dtype
         if usual != "float32":
@@ -238,7 +240,7 @@ class Check:
                 assert source.stdout is not None
                 handle = source.stdout.readline().strip()
                 if not handle:
-                    raise RuntimeError("the exporting child said nothing")
+                    raise RuntimeError("the exporting child gave no output")
                 said = self.told("open", "--handle", handle)
             finally:
                 source.kill()  # its memory ends with it
@@ -267,7 +269,7 @@ class Check:
 
 @contextmanager
 def serving(model: str, platform: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A real server with all its workers up."""
+    """Run a real server with all its workers up."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with log.open("wb") as sink:
@@ -336,8 +338,8 @@ def as_child(asked: Any) -> None:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--platform", default="cuda", help="the platform to look at")
-    parser.add_argument("--role", help="internal: what a child does")
+    parser.add_argument("--platform", default="cuda", help="the platform to check")
+    parser.add_argument("--role", help="internal: the task of a child process")
     parser.add_argument("--handle", help="internal")
     asked = parser.parse_args()
     if asked.role:

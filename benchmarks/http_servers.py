@@ -1,15 +1,15 @@
-"""What HTTP costs: this project's server beside its peers, and the whole way through three worker processes.
+"""The cost of HTTP: this project's server beside its peers, and the whole way through three worker processes.
 
     python benchmarks/http_servers.py [--quick] [--json FILE]
 
 One server at a time has one core, the load (``httpload/load.c``, compiled here) another. Each load has a server of its
-own, which rests before it: what a server still does for clients of an earlier load would be counted as this one's. All
-do the same work: JSON in and out, a chunk of a streamed chat completion per token, WebSocket frames of 40 ms of sound.
-CPU is the server process's own, by the kernel's accounting, over the measured time. Saturated streams get the next
-token when all have written theirs; paced ones 20 per second each, and the delay is from the making of a token to its
+own, which is idle before the load: work for clients of an earlier load would be counted otherwise. All servers do the
+same work: JSON in and out, a chunk of a streamed chat completion per token, WebSocket frames of 40 ms of sound. CPU is
+the server process's own, by the kernel's accounting, over the measured time. Saturated streams get the next token when
+all have written theirs; paced streams get 20 per second each, and the delay is from the making of a token to its
 arrival. The whole way is ``/v1/chat/completions`` through the orchestrator and three stages without a model.
 
-The peers are the extra ``bench``; without it (or a C compiler) this says so.
+The peers are the extra ``bench``; without the extra (or a C compiler) the benchmark reports that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ CHAT = {"model": "stub", "messages": [{"role": "user", "content": "What is the c
 
 @dataclass(frozen=True)
 class Load:
-    """One row: what is asked of a server, by how many clients."""
+    """One row: a kind of request, and a number of clients."""
 
     name: str
     mode: str
@@ -147,8 +147,11 @@ class Bench:
         return rows
 
     def whole(self, quick: bool) -> list[dict[str, Any]]:
-        """The server's workers are free to run where the load does not. Five processes have to come to their stride:
-        what Python has just begun to execute is slower than what follows, and so is memory at its first touch."""
+        """Measure the whole way through the server and its workers.
+
+        The workers may run on any core that the load does not use. Five processes have to warm up first: code that
+        Python has just begun to execute is slower than later, and so is memory at its first touch.
+        """
         self._times = [str(WHOLE_WARM_S), str(max(WHOLE_S, float(self._times[1])))]
         port = free_port()
         rows = []
@@ -243,7 +246,7 @@ def on(cores: set[int] | None) -> Any:
 
 @contextmanager
 def running(command: list[str], port: int, cores: set[int] | None = SERVER_CORE) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers on its port. Killed in the end, and with it its workers."""
+    """Run a server until it answers on its port. The server and its workers are killed in the end."""
     environment = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
         server = stack.enter_context(
@@ -265,7 +268,7 @@ def running(command: list[str], port: int, cores: set[int] | None = SERVER_CORE)
 
 
 def wait_ready(port: int) -> None:
-    """Until its stages are loaded."""
+    """Wait until the server's stages are loaded."""
     deadline = time.monotonic() + 60
     while True:
         client = HTTPConnection("127.0.0.1", port, timeout=10)

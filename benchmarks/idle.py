@@ -1,7 +1,7 @@
-"""Whether what is not being measured rests: a server before its load, a peer beside the one that is measured.
+"""Checks that processes outside of a measurement are idle: a server before its load, a peer beside the measured one.
 
-A process that still works for clients that have left takes CPU from whatever is measured next, and makes the next
-figure of its own look worse than it is.
+A process that still works for clients that have left takes CPU from the next measurement, and makes the next figure of
+its own look worse.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ WITHIN_S = 15.0
 
 
 class NotIdle(Exception):
-    """A process still works though nothing is asked of it. The message says which and how much."""
+    """A process still works without requests. The message names the process and its load."""
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of a process, all its threads, children not included. Of one that has ended it is 0."""
+    """Return the CPU time of a process, all its threads, without children; 0 if the process has ended."""
     total = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -37,7 +37,7 @@ def cpu_ns(pid: int) -> int:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -52,12 +52,12 @@ def family(pid: int) -> list[int]:
 
 
 def busy(pid: int, seconds: float = LOOK_S) -> float:
-    """How much of one core a process and all below it use."""
+    """Return the share of one core that a process and its descendants use."""
     return sum(it for _, it in _used(pid, seconds))
 
 
 def busy_still(pid: int, within_s: float = 2.0) -> float:
-    """:func:`busy`, once it rests or has had the time to."""
+    """Return :func:`busy`, once the process rests or has had the time to come to rest."""
     deadline = time.monotonic() + within_s
     while (share := busy(pid)) > REST and time.monotonic() < deadline:
         continue
@@ -65,7 +65,7 @@ def busy_still(pid: int, within_s: float = 2.0) -> float:
 
 
 def wait_idle(pid: int, name: str, within_s: float = WITHIN_S) -> None:
-    """Wait until a process and all below it rest. Raises :class:`NotIdle`."""
+    """Wait until a process and its descendants rest. Raises :class:`NotIdle`."""
     deadline = time.monotonic() + within_s
     while True:
         used = sorted(_used(pid, LOOK_S), key=lambda it: -it[1])
@@ -77,8 +77,11 @@ def wait_idle(pid: int, name: str, within_s: float = WITHIN_S) -> None:
 
 
 def run_alone(command: Sequence[str], env: Mapping[str, str], cwd: str | Path, within_s: float = 400.0) -> str:
-    """What a peer's program prints. It runs in a session of its own: a process of it that is left in the end would take
-    CPU from whoever is measured next, and is a :class:`NotIdle`. All of its processes are ended in any case."""
+    """Return the output of a peer's program.
+
+    The program runs in a session of its own: a process left behind would take CPU from the next measurement, and is a
+    :class:`NotIdle`. All processes of the session are ended in any case.
+    """
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=env, cwd=cwd, start_new_session=True
     ) as program:
@@ -97,7 +100,7 @@ def run_alone(command: Sequence[str], env: Mapping[str, str], cwd: str | Path, w
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a session."""
+    """Return the processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -110,7 +113,7 @@ def session(leader: int) -> list[int]:
 
 
 def machine_busy(seconds: float = 1.0) -> float:
-    """How many cores of the machine are in use by whoever it is."""
+    """Return the number of cores of the machine that are in use by any process."""
     before = _machine()
     time.sleep(seconds)
     used, total = (after - it for after, it in zip(_machine(), before, strict=True))

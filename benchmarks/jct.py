@@ -1,9 +1,9 @@
 """Mean job completion time of spoken answers, against transformers' own ``generate`` on the same tiny checkpoints.
 
 Text and speech out, greedy, closed loops of 1, 4, 8 and 16 clients. The reference serves the same requests one by one
-in order of arrival: each is timed alone, and the queue that a loop of clients makes is added up from those times. Since
-the queue alone is worth most of the difference, there is also the reference with every 16 requests as one padded
-batch, which all wait for their batch, and the comparison without any queue, at one client.
+in order of arrival: each is timed alone, and the queue of a loop of clients is added up from those times. Since the
+queue alone is most of the difference, there is also the reference with every 16 requests as one padded batch, where all
+wait for their batch, and the comparison without any queue, at one client.
 
 Both sides run on the same machine: the reference with one, four or all CPU threads, whichever is fastest there, ours
 with replicas and threads by the number of cores (``omni_load.sized``; ``--set`` overrules it). With ``--device cuda``
@@ -27,14 +27,12 @@ BATCH = 16
 
 def options() -> argparse.Namespace:
     parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument("--family", choices=list(FAMILIES), action="append", help="only this one (may be repeated)")
+    parser.add_argument("--family", choices=list(FAMILIES), action="append", help="only this family (may be repeated)")
     parser.add_argument("--requests", type=int, help="requests of each loop (64)")
     parser.add_argument("--clients", type=int, nargs="+", help="clients of each loop (1 4 8 16)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models of both run")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="the device of both models")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of our deployment")
-    parser.add_argument(
-        "--reference", type=Path, metavar="FILE", help="take the reference's times from there, if given"
-    )
+    parser.add_argument("--reference", type=Path, metavar="FILE", help="read the reference's times from this file")
     return parser.parse_args()
 
 
@@ -44,7 +42,7 @@ async def ours(family: Family, texts: list[str], loops: list[int], device: str, 
 
 
 def both(family: Family, texts: list[str], loops: list[int], asked: argparse.Namespace) -> tuple[list[Run], list[Any]]:
-    """Our loops, and the reference's passes."""
+    """Run our loops, and the reference's passes."""
     if asked.reference:
         passes = [json.loads(asked.reference.read_text())[family.name]]
         return trio.run(ours, family, texts, loops, asked.device, asked.set), passes
@@ -99,7 +97,7 @@ def measure(family: Family, count: int, loops: list[int], asked: argparse.Namesp
 
 
 def where_ours_goes(family: Family, run: Run) -> str:
-    """CPU time by stage, and how busy each of its workers was."""
+    """Return the CPU time by stage, and the load of each of its workers."""
     spent = sorted(run.cpu_s.items(), key=lambda item: -item[1])
     parts = [
         f"{stage} {cpu:.2f} s ({run.replicas[stage]} × {100 * cpu / run.wall_s / run.replicas[stage]:.0f} %)"
@@ -110,7 +108,7 @@ def where_ours_goes(family: Family, run: Run) -> str:
 
 
 def where_theirs_goes(family: Family, found: dict[str, Any]) -> str:
-    """Seconds of one request alone, by its parts, and what the choice of threads was worth."""
+    """Return the seconds of one request alone, by its parts, and the gain from the choice of threads."""
     alone = found["batches"]["1"]
     count = len(alone["seconds"])
     parts = ", ".join(f"{name} {seconds / count:.3f} s" for name, seconds in alone["spent"].items())

@@ -1,12 +1,13 @@
-"""What it costs to decode codec frames by windows, with less left context than they depend on (Qwen3-Omni's code2wav).
+"""The cost of decoding codec frames by windows, with less left context than the frames depend on (Qwen3-Omni's
+code2wav).
 
     python benchmarks/left_context.py [--quick] [--json FILE]
 
-Pieces of 25 frames, each decoded with so many frames before it, or (``remembered``) each frame once, against the whole
-in one go: signal to noise in dB, the largest difference of full scale, and the time per second of sound on one thread,
-with pieces of 25 frames and of 4. Two networks of random weights: the tiny checkpoint's, and a narrow one of the
-published geometry (as many layers, windows, kernels and rates; thinner). How much of a voice lies in what is cut off is
-a matter of trained weights: those figures only a released checkpoint gives.
+Pieces of 25 frames, each decoded with a number of frames before it, or (``remembered``) each frame once, against the
+whole in one go: signal to noise in dB, the largest difference of full scale, and the time per second of sound on one
+thread, with pieces of 25 frames and of 4. Two networks of random weights: the tiny checkpoint's, and a narrow one of
+the published geometry (as many layers, windows, kernels and rates; thinner). The part of a voice that lies in the
+missing context depends on trained weights: only a released checkpoint gives such figures.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NARROW = {"hidden_size": 64, "intermediate_size": 128, "decoder_dim": 64, "num_a
 
 
 def published(folder: Path) -> Path:
-    """A checkpoint whose code2wav has the published geometry, and nothing else in it."""
+    """Return a checkpoint whose code2wav has the published geometry, and no other parts."""
     config = Qwen3OmniMoeConfig(code2wav_config={**NARROW, "num_key_value_heads": 4, "codebook_size": 256})
     model = Qwen3OmniMoeCode2Wav._from_config(config.code2wav_config)
     gains = {name.removeprefix("code2wav."): gain for name, gain in GAINS.items() if name.startswith("code2wav.")}
@@ -69,7 +70,7 @@ def loaded(folder: Path) -> Code2Wav:
 def in_pieces(
     codec: Code2Wav, codes: np.ndarray[Any, Any], context: int | None, frames: int
 ) -> tuple[np.ndarray[Any, Any], float]:
-    """The samples, and the milliseconds that a second of them took."""
+    """Return the samples, and the milliseconds per second of sound."""
     codec.configure({"ramp": False, "chunk_frames": frames, "left_context_frames": context})
     stream, _ = codec.open(Work(0, "r0", {}, frozenset({"codes"}), routed=True))
     pieces = []

@@ -1,9 +1,9 @@
-"""Does memory grow with requests that are over? 20,000 short ones over HTTP, every fifth of them left by its client.
+"""Growth of memory with finished requests: 20,000 short requests over HTTP, every fifth of them left by its client.
 
 ``omni-actors serve stub-voice`` as a process of its own: chats, whole and streamed, and speech, from closed loops of
-clients. Who leaves does so before its answer begins, or in the midst of it, by a reset. Resident memory of every
-process is read forty times, when nothing is under way; what counts is its slope over the second half, by least squares.
-Each time every gauge of ``/metrics`` that counts requests, or what they hold, has to come back to zero.
+clients. A client that leaves does so before its answer begins, or in the middle, by a reset. Resident memory of every
+process is read forty times, with no request under way; the slope over the second half counts, by least squares. Each
+time every gauge of ``/metrics`` for requests and their resources has to come back to zero.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _request(path: str, body: bytes) -> bytes:
 
 
 async def _whole(stream: trio.SocketStream) -> int:
-    """Read one answer to its end; its status."""
+    """Read one answer to its end, and return its status."""
     data = bytearray()
 
     async def more() -> None:
@@ -132,7 +132,7 @@ async def _whole(stream: trio.SocketStream) -> int:
 
 @contextmanager
 def server() -> Iterator[tuple[str, int]]:
-    """A server of its own: its URL and pid."""
+    """Run a server of its own: its URL and pid."""
     command = [sys.executable, "-m", "omni_actors", "serve", "stub-voice", "--port", "0", "--log-level", "error"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | ALLOCATOR)
     try:
@@ -147,7 +147,7 @@ def server() -> Iterator[tuple[str, int]]:
 
 
 def processes(pid: int) -> dict[str, int]:
-    """The server and those below it, by what they are called."""
+    """Return the server and its descendants, by name."""
     found = {"server": pid}
     todo = [pid]
     while todo:
@@ -165,12 +165,12 @@ def rss_kib(pid: int) -> float:
 
 
 def slope(values: list[tuple[int, float]]) -> float:
-    """KiB per thousand requests."""
+    """Return KiB per thousand requests."""
     return 1000 * statistics.linear_regression([x for x, _ in values], [y for _, y in values]).slope
 
 
 async def not_zero(client: httpx.AsyncClient) -> dict[str, float]:
-    """Wait until nothing is under way; what is there still after 10 s."""
+    """Wait until no request is under way, and return the gauges that are not zero after 10 s."""
     found: dict[str, float] = {}
     with trio.move_on_after(10):
         while True:
@@ -184,7 +184,8 @@ async def not_zero(client: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def run(count: int) -> tuple[dict[str, list[tuple[int, float]]], Counter[str], dict[str, float]]:
-    """Memory of each process by requests made, how these ended, and what did not come back to zero."""
+    """Return the memory of each process by requests made, the outcomes of the requests, and gauges that did not come
+    back to zero."""
     left: dict[str, float] = {}
     with server() as (url, pid):
         clients = Clients(int(url.rpartition(":")[2]), random.Random(1))
@@ -215,7 +216,7 @@ def main() -> None:
     report.notes.append(f"outcomes: {dict(outcomes)}; not back at zero: {left or 'nothing'}")
     failed = sum(n for name, n in outcomes.items() if name not in ("answered", "left"))
     report.aims.append(Aim("gauges that did not come back to zero", len(left), 0, "<="))
-    report.aims.append(Aim("requests that were answered otherwise", failed, 0, "<="))
+    report.aims.append(Aim("requests with another answer", failed, 0, "<="))
     report.show()
     if options.json:
         report.write(options.json)

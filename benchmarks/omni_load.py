@@ -1,4 +1,5 @@
-"""What the benchmarks of omni models share: the tiny checkpoints, the requests, our side's load, the reference's."""
+"""Shared parts of the benchmarks of omni models: the tiny checkpoints, the requests, our side's load, the
+reference's."""
 
 from __future__ import annotations
 
@@ -45,12 +46,12 @@ MODEL_STAGES = ("encoder", "thinker", "talker")
 
 
 def sized(family: Family, device: str, cores: int) -> list[str]:
-    """Settings that fit a family's deployment to a machine.
+    """Return settings that fit a family's deployment to a machine.
 
-    Qwen2.5-Omni's vocoder is most of its work on a processor, and batching takes none of it away: it gets two replicas,
-    and where there are more than six cores all but four of them, up to one for each of sixteen clients. With more than
-    two cores each worker has one thread, as tiny layers gain nothing by more. On a GPU everything is float32, as in the
-    reference.
+    Qwen2.5-Omni's vocoder is most of its work on a processor, and batching does not reduce that work: the vocoder gets
+    two replicas, and on more than six cores all but four cores, up to one for each of sixteen clients. With more than
+    two cores each worker has one thread, as tiny layers gain nothing from more. On a GPU everything is float32, as in
+    the reference.
     """
     stages = (*MODEL_STAGES, family.vocoder)
     if device != "cpu":
@@ -75,7 +76,7 @@ FORMS = ("Tell me about {}.", "What is {}?", "Write a story about {}.", "Why do 
 
 
 def prompts(count: int) -> list[str]:
-    """Distinct questions of about equal length."""
+    """Return distinct questions of about equal length."""
     return [
         f"{FORMS[i % len(FORMS)].format(SUBJECTS[i // len(FORMS) % len(SUBJECTS)])} In {i + 2} words."
         for i in range(count)
@@ -83,7 +84,7 @@ def prompts(count: int) -> list[str]:
 
 
 def folder_of(family: str) -> Path:
-    """The family's tiny checkpoint, written once into the user's cache."""
+    """Return the family's tiny checkpoint, written once into the user's cache."""
     from omni_actors.models.tiny.cache import cached
 
     return cached(family)
@@ -91,7 +92,7 @@ def folder_of(family: str) -> Path:
 
 @dataclass(slots=True)
 class Answer:
-    """Seconds from the request to the end of its text, its first sound and its end; ``audio_s`` of sound, and its
+    """Seconds from the request to the end of its text, to its first sound and to its end; ``audio_s`` of sound, and the
     samples."""
 
     text: str
@@ -129,7 +130,7 @@ def request(family: Family, text: str, outputs: tuple[str, ...] = ("text", "audi
 
 
 async def answer(omni: AsyncOmni, family: Family, text: str) -> Answer:
-    """One request, text and speech."""
+    """Run one request, text and speech."""
     made = Answer(text, time.perf_counter())
     rate = omni.plan.sample_rate or 24_000
     async with omni.open(request(family, text)) as stream:
@@ -146,7 +147,7 @@ async def answer(omni: AsyncOmni, family: Family, text: str) -> Answer:
 
 
 async def closed_loop(omni: AsyncOmni, family: Family, texts: Sequence[str], concurrency: int) -> Run:
-    """Each client asks for the next text as soon as its last answer is whole."""
+    """Let each client ask for the next text as soon as its last answer is complete."""
     answers: list[Answer] = []
     waiting = iter(texts)
 
@@ -167,8 +168,8 @@ async def closed_loop(omni: AsyncOmni, family: Family, texts: Sequence[str], con
 
 @asynccontextmanager
 async def deployment(family: Family, *overrides: str, device: str = "cpu") -> AsyncIterator[AsyncOmni]:
-    """The family's pipeline with its workers up on ``device`` (``cpu`` or ``cuda``), fitted to the machine where
-    ``overrides`` do not say otherwise, and every worker warmed."""
+    """Run the family's pipeline with its workers up on ``device`` (``cpu`` or ``cuda``) and warmed, fitted to the
+    machine where ``overrides`` do not say otherwise."""
     settings = [*sized(family, device, CpuPlatform().cores()), *overrides]
     async with open_omni(str(folder_of(family.name)), overrides=settings, platform=device) as omni:
         most = max(stage.replicas for stage in omni.plan.stages)
@@ -180,8 +181,8 @@ async def deployment(family: Family, *overrides: str, device: str = "cpu") -> As
 
 
 def worker_cpu_s() -> dict[str, float]:
-    """CPU seconds of each worker below this process, by stage: a worker names itself in its command's title or
-    arguments; summed over a stage's replicas."""
+    """Return the CPU seconds of each worker below this process, by stage, summed over replicas. A worker names itself
+    in its command's title or arguments."""
     tick = os.sysconf("SC_CLK_TCK")
     found: dict[str, float] = {}
     for path in Path("/proc").glob("[0-9]*/comm"):
@@ -208,10 +209,13 @@ def _below(pid: int, ancestor: int) -> bool:
 def reference(
     family: Family, texts: Sequence[str], batches: Sequence[int], device: str = "cpu", threads: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """transformers' own ``generate`` on the same folder and device, in a process of its own, with that number of CPU
-    ``threads`` (one, four or all, where none is given) that is fastest on the first texts. ``threads`` is what it took,
-    ``tried`` the seconds of each choice; for each size of batch ``batches[str(size)]`` has ``seconds`` of each batch of
-    so many texts, in order, ``audio_s`` of each answer, and ``spent``, seconds in each of its parts."""
+    """Run transformers' own ``generate`` on the same folder and device, in a process of its own, with the number of CPU
+    ``threads`` (one, four or all, if none is given) that is fastest on the first texts.
+
+    In the result ``threads`` is the number used and ``tried`` the seconds of each choice. For each size of batch
+    ``batches[str(size)]`` has ``seconds`` of each batch of so many texts, in order, ``audio_s`` of each answer, and
+    ``spent``, the seconds in each of its parts.
+    """
     cores = CpuPlatform().cores()
     work = {
         "folder": str(folder_of(family.name)),
@@ -240,8 +244,8 @@ def reference(
 
 
 def first_come_first_served(seconds: Sequence[float], concurrency: int) -> list[float]:
-    """Completion times, each from its own arrival, of requests that take so long alone, at one server that takes them
-    in order of arrival, for a closed loop of so many clients."""
+    """Return the completion times, each from its own arrival, of requests with these service times at one server, in
+    order of arrival, for a closed loop of so many clients."""
     arrivals = [0.0] * min(concurrency, len(seconds))
     free, found = 0.0, []
     for i, service in enumerate(seconds):

@@ -35,7 +35,7 @@ PROBES = 6
 
 
 def run(path: str) -> None:
-    """Do the work that the JSON file at ``path`` describes, and write what was found in its place."""
+    """Do the work described by the JSON file at ``path``, and replace the file's content by the result."""
     work = json.loads(Path(path).read_text())
     model = CLASSES[work["family"]].from_pretrained(work["folder"], dtype=torch.float32).eval().to(work["device"])
     tokenizer = AutoTokenizer.from_pretrained(work["folder"], padding_side="left")
@@ -74,7 +74,7 @@ def run(path: str) -> None:
 
 
 def clock(part: Any, call: str, name: str, spent: dict[str, float]) -> None:
-    """Add up under ``name`` in ``spent`` what the calls of ``part.call`` take."""
+    """Add up the time of the calls of ``part.call`` under ``name`` in ``spent``."""
     inner = getattr(part, call)
 
     def measured(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def clock(part: Any, call: str, name: str, spent: dict[str, float]) -> None:
 
 
 def answer(model: Any, tokenizer: Any, work: dict[str, Any], texts: Sequence[str]) -> list[float]:
-    """Seconds of sound of each answer, which is on the host when this returns."""
+    """Return the seconds of sound of each answer, which is on the host at the return."""
     chats = [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
         for text in texts

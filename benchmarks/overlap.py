@@ -1,7 +1,7 @@
-"""Time to first audio when sentences go to speech as they are complete, against when the whole answer does.
+"""Time to first audio when sentences go to speech as they are complete, against speech after the whole answer.
 
 The demo with its real models, in this process's trio loop: one answer of 60 tokens with text and audio, the edge from
-the language model to the acoustic stage once in ``chunk`` mode and once in ``full`` mode, turn about. Needs the demo's
+the language model to the acoustic stage once in ``chunk`` mode and once in ``full`` mode, in turns. Needs the demo's
 weights (``omni-actors models pull demo``).
 """
 
@@ -22,7 +22,7 @@ PROMPT = "Tell me about the city of Paris in five short sentences."
 
 
 async def answer(omni: AsyncOmni) -> dict[str, float]:
-    """Seconds from the request to the first token, the first audio, the last token and the end."""
+    """Return the seconds from the request to the first token, the first audio, the last token and the end."""
     request = Request(
         task="chat",
         outputs=("text", "audio"),

@@ -1,14 +1,14 @@
-"""Four times more than a deployment can do, for a minute: what becomes of those who are let in, and of the rest.
+"""Four times the capacity of a deployment, for a minute: the fate of admitted requests, and of the others.
 
-Tiny Qwen3-Omni's thinker behind the whole front door, answers of a fixed length. First closed loops of as many clients
-as a batch holds: the unloaded figure, and what the deployment can do. Then four times that arrives, evenly, whatever
-comes back. A tenth of it has an API key of its own, which asks for less than its half: it is to get all of it. The
-clients are a process of their own.
+Tiny Qwen3-Omni's thinker behind the whole HTTP server, answers of a fixed length. First come closed loops of as many
+clients as a batch holds: the unloaded figure, and the capacity of the deployment. Then four times the capacity arrives,
+evenly, whatever comes back. A tenth of the requests has an API key of its own, which asks for less than its half: all
+of that tenth is to be served. The clients are a process of their own.
 
 The table's times are milliseconds. *Alone* and *inside* are from a request's admission to the end of its answer, as the
-server sees it, before and in the overload; *429* is from a request's first byte to the last one of its refusal, as the
-client sees it. *Flood* and *modest* are the shares of each key's requests that were answered; *MiB* is what a process
-grew by in the second half.
+server sees it, before and in the overload; *429* is from a request's first byte to the last byte of its refusal, as the
+client sees it. *Flood* and *modest* are the shares of each key's requests that were answered; *MiB* is the growth of a
+process in the second half.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Answer = tuple[str, int, float, float]
 
 
 async def clients(port: int, how: str, amount: float, seconds: float) -> tuple[list[Answer], float]:
-    """What they saw, and how long it took them."""
+    """Return the outcomes and times seen by the clients."""
     words = [str(port), how, str(amount), str(seconds), str(SHARE), *KEYS]
     command = [sys.executable, "-m", "httpload.open_loop", *words]
     done = json.loads(
@@ -76,7 +76,7 @@ async def clients(port: int, how: str, amount: float, seconds: float) -> tuple[l
 
 @dataclass
 class Measured:
-    """An orchestrator that notes how long each request waited and was inside."""
+    """An orchestrator that notes the waiting time and the running time of each request."""
 
     orchestrator: Orchestrator
     waited: list[float] = field(default_factory=list)
@@ -110,6 +110,7 @@ def deployment(queue: int) -> Plan:
 
 @asynccontextmanager
 async def served(plan: Plan) -> AsyncIterator[tuple[Measured, int]]:
+    """Return the share of a key's requests that was answered."""
     async with open_orchestrator(plan, log_level="WARNING") as orchestrator:
         await orchestrator.wait_ready()
         measured = Measured(orchestrator)
@@ -126,7 +127,7 @@ def rss_mib(pid: int) -> float:
 
 
 async def watch_memory(orchestrator: Orchestrator, samples: list[dict[str, float]]) -> None:
-    """Every second the memory of this process and of the workers."""
+    """Record every second the memory of this process and of the workers."""
     while True:
         pids = {name: pool.replicas[0].pid for name, pool in orchestrator.pools.items()}
         samples.append({"server": rss_mib(os.getpid())} | {n: rss_mib(pid) for n, pid in pids.items() if pid})
@@ -209,11 +210,11 @@ def main() -> None:
         )
         name = f"max_queued {queue}: "
         report.aims += [
-            Aim(name + "p99 of those inside / unloaded", ratio, 1.5, "<="),
-            Aim(name + "refusals within, p99 ms", percentile(refused, 0.99) * 1e3, 50, "<="),
+            Aim(name + "p99 of admitted requests / unloaded", ratio, 1.5, "<="),
+            Aim(name + "time to a refusal, p99 ms", percentile(refused, 0.99) * 1e3, 50, "<="),
             Aim(name + "share of capacity that is served", len(it.took(200)) / overload_s / it.capacity, 0.9, ">="),
-            Aim(name + "memory that a process grew by, MiB", it.growth_mib, 2, "<="),
-            Aim(name + "other answers, and what is left in tables", sum(others.values()) + it.left, 0, "<="),
+            Aim(name + "growth of a process's memory, MiB", it.growth_mib, 2, "<="),
+            Aim(name + "other answers, and entries left in tables", sum(others.values()) + it.left, 0, "<="),
         ]
         if queue:
             report.aims.append(Aim(name + "share of the modest key that is served", it.served(KEYS[1]), 0.99, ">="))

@@ -1,7 +1,7 @@
 """Replicas of the speech stages: one of each against two, on this machine. No answer may be lost, or come out of order.
 
 Tiny Qwen3-Omni, text and speech out, closed loops. On two cores more processes bring nothing by themselves; the table
-says what they cost, and that the answers are those of one replica.
+shows their cost, and that the answers are those of one replica.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def measure(replicas: int, concurrency: int, count: int) -> tuple[Run, dic
 
 
 def differing(one: Run, two: Run) -> int:
-    """Answers that are missing, twice there, or of other sound."""
+    """Return answers that are missing, doubled, or of other sound."""
     if Counter(a.text for a in one.answers) != Counter(a.text for a in two.answers):
         return len(one.answers)
     sound = {a.text: np.frombuffer(bytes(a.pcm), np.int16).astype(np.int32) for a in one.answers}

@@ -1,4 +1,4 @@
-"""What every benchmark here does with its figures: a table for people, JSON for programs, aims with a verdict."""
+"""The output of every benchmark: a table for people, JSON for programs, aims with a verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPS = {"<=": operator.le, ">=": operator.ge}
 
 @dataclass
 class Aim:
-    """A figure, what it should be, and whether it is."""
+    """A figure, its bound, and whether the figure is within the bound."""
 
     name: str
     value: float
@@ -65,15 +65,15 @@ class Report:
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """The options that all benchmarks share."""
+    """Return the options that all benchmarks share."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="a rough run that is done in 45 s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--quick", action="store_true", help="a rough run of at most 45 s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     return parser
 
 
 def machine() -> str:
-    """The machine in one line."""
+    """Return the machine in one line."""
     model = platform.machine()
     with open("/proc/cpuinfo") as cpuinfo:
         for line in cpuinfo:
@@ -85,7 +85,7 @@ def machine() -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the values lie."""
+    """Return the value below which ``share`` of the values lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 

@@ -1,9 +1,9 @@
-"""``kill -9`` of a replica with many streams in mid-answer: what it costs them, and that it changes nothing.
+"""``kill -9`` of a replica with many streams in mid-answer: the cost for the streams, and proof that no answer changes.
 
-Tiny Qwen3-Omni, greedy, float32: 32 streams at once, of text alone and with speech. When half of them are half-way,
-replica 0 of the named stage is killed, once beside a second replica and once alone. Each answer is compared with the
-one of an undisturbed run. *Pause* is from the death to the first word that the stage's next worker says about one of
-its requests; with one replica that holds the start of a process.
+Tiny Qwen3-Omni, greedy, float32: 32 streams at once, of text alone and with speech. When half of the streams are
+half-way, replica 0 of the named stage is killed, once beside a second replica and once alone. Each answer is compared
+with the answer of an undisturbed run. *Pause* is from the death to the first output of the stage's next worker for one
+of the requests; with one replica the pause includes the start of a process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEAM = 1e-4
 
 
 class Answer:
-    """What a client has of its answer so far."""
+    """The client's part of an answer so far."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -37,7 +37,7 @@ class Answer:
 
 
 async def streams(omni: AsyncOmni, texts: list[str], outputs: tuple[str, ...], victim: str | None) -> list[Answer]:
-    """All answers, side by side; in the midst of them replica 0 of ``victim`` is killed."""
+    """Run all streams side by side; in the middle replica 0 of ``victim`` is killed."""
     answers = [Answer() for _ in texts]
     half = FAMILY.tokens // 2
     killed = victim is None
@@ -73,7 +73,7 @@ async def streams(omni: AsyncOmni, texts: list[str], outputs: tuple[str, ...], v
 
 
 def compare(expected: list[Answer], got: list[Answer]) -> tuple[int, int, float]:
-    """Failed requests, other tokens or lengths, and the largest difference of a sample, of full scale."""
+    """Return failed requests, other tokens or lengths, and the largest difference of a sample, of full scale."""
     failed = differing = 0
     worst = 0.0
     for want, have in zip(expected, got, strict=True):
@@ -121,7 +121,12 @@ def main() -> None:
     rows = report.rows
     report.aims = [
         Aim("failed requests", sum(row["failed"] for row in rows), 0, "<="),
-        Aim("answers of other tokens or length", sum(row["other tokens, codes or lengths"] for row in rows), 0, "<="),
+        Aim(
+            "answers with other tokens or another length",
+            sum(row["other tokens, codes or lengths"] for row in rows),
+            0,
+            "<=",
+        ),
         Aim("worst sample, of full scale", max(row["worst sample"] for row in rows), 2 * SEAM, "<="),
         Aim("first pause beside a live replica, ms", rows[0]["first pause ms"], 50, "<="),
     ]

@@ -1,10 +1,10 @@
 """A rolling restart of every stage under a constant load of 16 clients: no request may fail, or be answered otherwise.
 
 First over HTTP: ``omni-actors serve stub-voice`` as a process of its own, whole and streamed answers, text and encoded
-speech, while ``omni-actors replicas restart --all`` replaces every worker, the media process among them. Then tiny
-Qwen3-Omni, text and speech, greedy, float32, with one replica of each stage and with two: once with time to finish for
-what is in a worker, and once with none, so that everything goes on in another one. Each answer is compared with the
-one of an undisturbed run. *Gap* is the longest time in which a client that waited got nothing.
+speech, while ``omni-actors replicas restart --all`` replaces every worker, the media process included. Then tiny
+Qwen3-Omni, text and speech, greedy, float32, with one replica of each stage and with two: once with time for running
+requests to finish, and once with none, so that every request goes on in another worker. Each answer is compared with
+the answer of an undisturbed run. *Gap* is the longest time in which a waiting client got nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ START_S = 60.0
 
 @dataclass(slots=True)
 class Load:
-    """What closed loops of clients saw."""
+    """The results of closed loops of clients."""
 
     done: int = 0
     failed: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Load:
 
 
 def bodies() -> list[tuple[str, dict[str, Any]]]:
-    """Requests of four kinds: path and body."""
+    """Return requests of four kinds: path and body."""
     asked: list[tuple[str, dict[str, Any]]] = []
     for i in range(4):
         said = [{"role": "user", "content": f"Say something, number {i}."}]
@@ -85,7 +85,7 @@ def bodies() -> list[tuple[str, dict[str, Any]]]:
 
 
 def content(path: str, body: dict[str, Any], answer: bytes) -> bytes:
-    """What an answer says, without ids and times. Raises ``ValueError`` for what is not whole."""
+    """Return the content of an answer, without ids and times. Raises ``ValueError`` for an incomplete answer."""
     if path.endswith("speech"):
         return answer
     if body.get("stream"):
@@ -101,7 +101,7 @@ def content(path: str, body: dict[str, Any], answer: bytes) -> bytes:
 
 @contextmanager
 def server(*settings: str, model: str = "stub-voice") -> Iterator[str]:
-    """A server of its own; its URL."""
+    """Run a server of its own, and give its URL."""
     words = [word for setting in settings for word in ("--set", setting)]
     command = [*SERVE, "serve", model, "--port", "0", "--log-level", "warning", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -183,7 +183,7 @@ class Answer:
         self.pcm = bytearray()
 
     def compare(self, other: Answer) -> tuple[bool, float]:
-        """Whether it is another answer, and the largest difference of a sample."""
+        """Return whether the answer differs, and the largest difference of a sample."""
         if self.tokens != other.tokens or len(self.pcm) != len(other.pcm):
             return True, 0.0
         one, two = (np.frombuffer(bytes(it.pcm), "<i2").astype(np.int32) for it in (self, other))

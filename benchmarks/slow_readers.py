@@ -1,8 +1,9 @@
-"""Clients that misbehave beside ones that do not: what 500 that never read and 500 that reset cost 16 good streams.
+"""The effect of clients that misbehave: the cost of 500 that never read and 500 that reset for 16 good streams.
 
-``omni-actors serve stub-voice`` with a writer that says a word every 50 ms to each request. The good streams are read
-by this process, which notes when each event comes; those that misbehave are another process's. A slow reader asks for a
-stream without end, with a small receive buffer, and reads nothing. A resetting one reads the first event and resets.
+``omni-actors serve stub-voice`` with a writer that writes a word every 50 ms to each request. This process reads the
+good streams and notes the arrival of each event; the misbehaving clients are another process's. A slow reader asks for
+a stream without end, with a small receive buffer, and reads nothing. A resetting client reads the first event and
+resets.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def asks(words: int) -> bytes:
 
 
 async def events(stream: trio.SocketStream) -> AsyncIterator[float]:
-    """When each event arrives."""
+    """Return the arrival time of each event."""
     async for data in stream:
         now = time.perf_counter()
         for _ in range(data.count(b"data: ")):
@@ -48,7 +49,7 @@ async def events(stream: trio.SocketStream) -> AsyncIterator[float]:
 
 
 async def good(port: int, seconds: float, gaps: list[float], failed: list[str]) -> None:
-    """One stream after another, for so long: the seconds between two pieces of each."""
+    """Run one stream after another, for so long, and return the seconds between two pieces of each."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
@@ -138,7 +139,7 @@ def main() -> None:
         report.rows.append(row | {f"gap p{it} ms": 1000 * percentile(gaps, it / 100) for it in (50, 90, 99)})
     ratio = percentile(beside, 0.99) / percentile(alone, 0.99)
     report.aims = [
-        Aim("inter-chunk p99 beside them, to that alone", ratio, 1.5, "<="),
+        Aim("inter-chunk p99 beside misbehaving clients / alone", ratio, 1.5, "<="),
         Aim("good streams that failed", len(failed_alone) + len(failed_beside) + len(failed_after), 0, "<="),
     ]
     report.show()

@@ -1,12 +1,13 @@
-"""What it costs to make Qwen2.5-Omni's sound of less than it depends on.
+"""The cost of making Qwen2.5-Omni's sound from less context than it depends on.
 
     python benchmarks/token2wav_context.py [--quick] [--json FILE]
 
 Ten blocks of codes, solved a block at a time, against the whole in one go: signal to noise in dB, the largest
 difference of full scale, and the time per second of sound on one thread. One option is changed at a time; the others
-are as by default, where groups remember all before them and look one block ahead. Two networks of random weights: the
-tiny checkpoint's, and a narrow one of the published geometry (as many layers, blocks, kernels and rates; thinner). How
-much of a voice lies in what is cut off is a matter of trained weights: those figures only a released checkpoint gives.
+have their defaults, with which groups remember all groups before and look one block ahead. Two networks of random
+weights: the tiny checkpoint's, and a narrow one of the published geometry (as many layers, blocks, kernels and rates;
+thinner). The part of a voice that lies in the missing context depends on trained weights: only a released checkpoint
+gives such figures.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ CHANGES: tuple[tuple[str, tuple[int | None, ...]], ...] = (
 
 
 def published(folder: Path) -> Path:
-    """A checkpoint whose token2wav has the published geometry, and nothing else in it but speakers."""
+    """Return a checkpoint whose token2wav has the published geometry, with speakers and no other parts."""
     config = Qwen2_5OmniConfig(token2wav_config=NARROW)
     model = Qwen2_5OmniToken2WavModel._from_config(config.token2wav_config)
     gains = {name.removeprefix("token2wav."): gain for name, gain in GAINS.items() if name.startswith("token2wav.")}
@@ -74,7 +75,7 @@ def published(folder: Path) -> Path:
 
 
 def said(folder: Path, codes: np.ndarray[Any, Any], **options: Any) -> tuple[np.ndarray[Any, Any], float]:
-    """The samples, and the seconds that they took."""
+    """Return the samples, and the seconds of their computation."""
     hello = Hello(
         version=PROTOCOL_VERSION,
         stage="token2wav",

@@ -1,4 +1,4 @@
-"""What a token costs beside the network: choosing it, and turning it into text.
+"""The cost of a token beside the network: choosing the token, and turning it into text.
 
     python benchmarks/token_path.py [--quick] [--json FILE]
 
@@ -37,7 +37,7 @@ TEXT = "The café's cat — 😺 — sat.\n\nIt didn't move; why should it? " * 
 
 
 def cost(run: Callable[[], object], repeats: int) -> float:
-    """CPU microseconds of one run, the least of several."""
+    """Return the CPU microseconds of one run, the least of several."""
     run()
     best = float("inf")
     for _ in range(repeats):
@@ -84,7 +84,7 @@ def text_rows(repeats: int) -> list[dict[str, Any]]:
         def run(strings: StopStrings = strings) -> None:
             stream = TextStream(vocabulary, stops=strings)
             if "".join([*map(stream.push, ids), stream.finish()]) != TEXT:
-                raise AssertionError("the text is not what was encoded")
+                raise AssertionError("the text differs from the encoded text")
 
         rows.append({"text, stop strings": name, "us/token": cost(run, repeats) / len(ids)})
     return rows

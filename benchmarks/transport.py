@@ -1,15 +1,15 @@
-"""What a payload costs from one worker to another: put, handed over, seen, acknowledged, freed.
+"""The cost of a payload from one worker to another: put, handed over, seen, acknowledged, freed.
 
 Two processes with the project's own links, as ``omni-actors bench transport`` runs them, 4 KiB to 64 MiB, contents
 checked; memcpy of the same sizes in the same run. All are measured twice, some time apart, and the better pass counts,
-ours and theirs: what else runs on the machine is nobody's transport. The peers hand a payload over and wait for an
+ours and theirs: other load of the machine is not part of a transport. The peers hand a payload over and wait for an
 acknowledgement in the same way, with two differences: theirs cross a multiprocessing pipe, and their consumer copies
-the payload out of the segment, which is what their interface gives.
+the payload out of the segment, as their interface requires.
 
 ``--sglang-omni PYTHON SCRIPT`` and ``--vllm-omni PYTHON SCRIPT`` run a peer's relay or connector in the same run (a
 script that prints JSON lines with ``mode``, ``bytes`` and ``put_get_ack``), and none of its processes may be left when
-ours begins. Only figures of the same run are held against each other: a machine is not equally quick at all times. What
-was recorded once on a machine of this kind is shown beside them.
+ours begins. Only figures of the same run are compared: a machine is not equally quick at all times. Figures recorded
+once on a machine of this kind are shown beside them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECORDED = {
 
 
 def peer(python: str, script: str) -> dict[int, float]:
-    """The peer's p50 in seconds by size, two processes; of several kinds of payload the fastest."""
+    """Return the peer's p50 in seconds by size, two processes; the fastest kind of payload counts."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     output = run_alone([python, script], env=environment, cwd=Path(script).parent)
     found: dict[int, float] = {}
@@ -44,7 +44,7 @@ def peer(python: str, script: str) -> dict[int, float]:
 
 
 def best(first: list[Measured], second: list[Measured]) -> list[Measured]:
-    """Of two passes the better by size: what else ran on the machine in one of them is not the transport's."""
+    """Return the better of two passes by size: other load of the machine in one of them is not the transport's."""
     return [min(pair, key=lambda row: row.p50) for pair in zip(first, second, strict=True)]
 
 

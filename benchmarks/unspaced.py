@@ -1,9 +1,9 @@
-"""Ordinary speech beside a text without spaces: what ``"1-" * 8000`` costs the others' time to first audio.
+"""Ordinary speech beside a text without spaces: the cost of ``"1-" * 8000`` for the others' time to first audio.
 
-``omni-actors serve omni-demo``. A client asks for one short sentence after another, as raw PCM, and notes when the
-first sound comes: alone, beside a client that has 16,000 characters of prose said, and beside one that has the same of
-figures without a space, whose sound is read as fast as it comes. The three take turns, so that a busy machine is busy
-for each. Needs the demo's weights.
+``omni-actors serve omni-demo``. A client asks for one short sentence after another, as raw PCM, and notes the time of
+the first sound: alone, beside a client with 16,000 characters of prose to speak, and beside one with as many characters
+of figures without a space, whose sound is read as fast as it comes. The three take turns, so that a busy machine is
+busy for each. Needs the demo's weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def asks(text: str) -> dict[str, Any]:
 
 
 async def speak(client: httpx.AsyncClient, text: str, begun: Callable[[], None] = lambda: None) -> float:
-    """Have a text said, all of it. Seconds to the first sound; ``begun`` is called with that."""
+    """Speak a whole text, and return the seconds to the first sound; ``begun`` is called with the same seconds."""
     start, first = time.perf_counter(), 0.0
     async with client.stream("POST", "/v1/audio/speech", json=asks(text)) as response:
         if response.status_code != 200:
@@ -43,7 +43,8 @@ async def speak(client: httpx.AsyncClient, text: str, begun: Callable[[], None] 
 
 
 async def beside(client: httpx.AsyncClient, text: str, count: int) -> list[float]:
-    """Seconds to the first sound of so many short sentences, one after another, while a long text is said."""
+    """Return the seconds to the first sound of so many short sentences, one after another, while a long text is
+    spoken."""
     found: list[float] = []
     async with trio.open_nursery() as nursery:
         if text:
@@ -84,7 +85,7 @@ def main() -> None:
     alone, _, unspaced = found.values()
     for it in (50, 90):
         ratio = percentile(unspaced, it / 100) / percentile(alone, it / 100)
-        report.aims.append(Aim(f"first audio p{it} beside '1-' * 8000, to that alone", ratio, 2.0, "<="))
+        report.aims.append(Aim(f"first audio p{it} beside '1-' * 8000 / alone", ratio, 2.0, "<="))
     report.show()
     if options.json:
         report.write(options.json)

@@ -1,9 +1,9 @@
 """The vLLM engine behind this server, against vLLM's own server: same folder, same engine, alternating runs.
 
 Both are started with the same model, dtype, context, cache and batch, and loaded by the same client, one at a time, the
-order changing from round to round. The other one stands beside it, and has to be idle before each load: an engine that
-polls, or works on for clients that have left, would be paid for by the one that is measured. What differs is the way
-around the engine: HTTP, admission, the worker's loop, text. It runs in the environment of ``make vllm-setup``.
+order changing from round to round. The other server is up beside the measured one, and has to be idle before each load:
+an engine that polls, or works on for clients that have left, would slow the measured one. The servers differ in the way
+around the engine: HTTP, admission, the worker's loop, text. Runs in the environment of ``make vllm-setup``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TTFT_AIM, THROUGHPUT_AIM = 1.05, 0.95
 
 @dataclass
 class Figures:
-    """Of one server at one concurrency: a value per round."""
+    """The figures of one server at one concurrency: a value per round."""
 
     ttft_s: list[float] = field(default_factory=list)
     tokens_per_s: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Figures:
 
 @contextmanager
 def running(command: Sequence[str], port: int, log: Path) -> Iterator[int]:
-    """A server in a process group of its own, once it is healthy, by its number; ended with all its processes."""
+    """Run a server in a process group of its own, by its number, once it is healthy; all its processes are ended."""
     own = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     with log.open("wb") as out:
         server = subprocess.Popen(
@@ -109,8 +109,8 @@ def bare(model: Path, port: int, eager: bool) -> list[str]:
 
 
 def load(port: int, concurrency: int, requests: int, tokens: int, warm: bool, folder: Path) -> tuple[float, float]:
-    """Median time to first token in seconds, and tokens per second, of one run of chats; every one of them must be
-    whole."""
+    """Return the median time to first token in seconds, and tokens per second, of one run of chats, all of which must
+    be complete."""
     found = folder / "bench.json"
     body = json.dumps({"ignore_eos": True, "temperature": 0})
     subprocess.run(
