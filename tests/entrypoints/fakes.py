@@ -20,8 +20,8 @@ from omni_actors.entrypoints.middleware import PROBES
 from omni_actors.entrypoints.openai.errors import http_error_body
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
-from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
+from omni_actors.media.service.client import MediaService
 from omni_actors.orchestrator.admission import Admission
 from omni_actors.orchestrator.owner import RequestObserver
 from omni_actors.orchestrator.request import RequestStream

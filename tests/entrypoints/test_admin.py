@@ -22,8 +22,8 @@ from omni_actors.entrypoints.cli import main
 from omni_actors.entrypoints.commands.replicas import replicas_group, table
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import serve
-from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
+from omni_actors.media.service.client import MediaService
 from omni_actors.orchestrator import Orchestrator, open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError

@@ -30,8 +30,8 @@ from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import Limits, serve
 from omni_actors.entrypoints.server.errors import BadRequest
 from omni_actors.entrypoints.server.parser import METHODS, RequestParser
-from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
+from omni_actors.media.service.client import MediaService
 from omni_actors.telemetry.metrics import Metrics
 
 PATIENCE_S = 20.0

@@ -10,8 +10,8 @@ import trio
 from tests.fuzz.inputs import refusing
 from tests.fuzz.target import One, Target, chance, cuts
 
-from omni_actors.media.fetch import Fetcher
 from omni_actors.media.limits import Limits
+from omni_actors.media.service.fetch import Fetcher
 
 _LIMITS = Limits(allowed_hosts=("a.example",), fetch_s=5.0, max_blob_bytes=1 << 20)
 

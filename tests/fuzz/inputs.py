@@ -24,8 +24,8 @@ from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionReques
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
 from omni_actors.entrypoints.tts_input import check_tts_input
-from omni_actors.media import bodies
 from omni_actors.media.limits import Limits
+from omni_actors.media.worker import bodies
 from omni_actors.protocol.errors import OmniError
 
 

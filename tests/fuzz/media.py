@@ -13,11 +13,11 @@ from tests.fuzz.target import One, Target, chance, cuts
 from tests.media.harness import container, tone, wav
 from tests.media.pictures import encoded, endless_jpeg, motion_jpeg, noise, png, video
 
-from omni_actors.media.aside import Aside
-from omni_actors.media.decode import Decoding
-from omni_actors.media.held import Blob, Clip, Picture, Video
 from omni_actors.media.limits import Limits
 from omni_actors.media.questions import How
+from omni_actors.media.worker.decode import Decoding
+from omni_actors.media.worker.decoder_thread import DecoderThread
+from omni_actors.media.worker.held import Blob, Clip, Picture, Video
 
 LIMITS = Limits(
     max_seconds=20.0,
@@ -32,14 +32,14 @@ _TYPES = (None, "audio/pcm", "audio/L16;rate=8000;channels=2", "audio/pcm;rate=x
 
 @contextmanager
 def _decoder(modality: str) -> Iterator[One]:
-    aside = Aside()
+    decoder_thread = DecoderThread()
     try:
-        yield partial(_decode, modality, aside)
+        yield partial(_decode, modality, decoder_thread)
     finally:
-        aside.close()
+        decoder_thread.close()
 
 
-def _decode(modality: str, aside: Aside, data: bytes) -> None:
+def _decode(modality: str, decoder_thread: DecoderThread, data: bytes) -> None:
     dice = chance(data)
     blob = Blob()
     for piece in cuts(data):
@@ -49,7 +49,7 @@ def _decode(modality: str, aside: Aside, data: bytes) -> None:
         within=dice.choice((None, 16)) if modality == "image" else None,
         sound=modality == "video" and dice.random() < 0.5,
     )
-    decoding = Decoding(modality, how, LIMITS, LIMITS.max_seconds, lambda nbytes: None, aside, "file")
+    decoding = Decoding(modality, how, LIMITS, LIMITS.max_seconds, lambda nbytes: None, decoder_thread, "file")
     declared = dice.choice(_TYPES) if modality == "audio" else None
     with refusing():
         work = decoding.run(blob, declared, dice.choice((None, "a.pcm", "a.wav")))

@@ -15,7 +15,7 @@ from tests.fuzz.inputs import refusing
 from tests.fuzz.target import One, Target, chance, plain
 
 from omni_actors.media.addresses import AllowList, carried, is_public, parse
-from omni_actors.media.fetch import _target
+from omni_actors.media.service.fetch import _target
 from omni_actors.pipelines.deploy.overlay import peek_overlay, read_overlay, read_overrides
 from omni_actors.pipelines.factory import missing_weights, resolve, settings_of
 from omni_actors.pipelines.planning.checkpoint_facts import describe, refined

@@ -15,10 +15,10 @@ import trio
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.media import questions as q
-from omni_actors.media.bridge import JoinMedia
-from omni_actors.media.engine import MediaEngine
 from omni_actors.media.limits import PIECE
 from omni_actors.media.wav import wav_header
+from omni_actors.media.worker.bridge import JoinMedia
+from omni_actors.media.worker.engine import MediaEngine
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage

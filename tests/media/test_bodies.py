@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.media.harness import MediaHarness, container, tone, wav
 
-from omni_actors.media import bodies
 from omni_actors.media import questions as q
-from omni_actors.media.bodies import LONG, ChatBody, decode_base64, long_strings
 from omni_actors.media.limits import CLIP_RATE, Limits
+from omni_actors.media.worker import bodies
+from omni_actors.media.worker.bodies import LONG, ChatBody, decode_base64, long_strings
 from omni_actors.protocol.errors import OmniError
 
 

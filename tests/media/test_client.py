@@ -15,8 +15,8 @@ import trio
 from tests.media.harness import MediaHarness, strict_wav, tone, wav
 
 from omni_actors.actors.background import background
-from omni_actors.media.client import MediaService
 from omni_actors.media.limits import CLIP_RATE, FORMATS, PIECE, Limits
+from omni_actors.media.service.client import MediaService
 from omni_actors.protocol.errors import OmniError, stage_died
 
 CLIP = wav(tone(0.5, 16_000), 16_000)
@@ -272,5 +272,8 @@ async def test_a_dead_process_has_nothing_to_discard_and_the_next_one_is_served(
 
 
 def test_the_serving_side_imports_no_codec() -> None:
-    code = "import omni_actors.media.client, sys; print(sorted({'numpy', 'av', 'soxr', 'torch'} & sys.modules.keys()))"
+    code = (
+        "import omni_actors.media.service.client, sys;"
+        "print(sorted({'numpy', 'av', 'soxr', 'torch', 'omni_actors.media.worker'} & sys.modules.keys()))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -231,7 +231,7 @@ def test_the_work_is_bounded_by_channels_and_rate_before_it_begins(monkeypatch: 
         decoded.append(args)
         yield None
 
-    monkeypatch.setattr("omni_actors.media.audio.frames_of", frames)
+    monkeypatch.setattr("omni_actors.media.worker.audio.frames_of", frames)
     error = refused(MediaHarness(max_samples=399_999), WIDE)
     assert error.info.code == "audio_too_long"
     assert "399,999 samples" in error.info.message

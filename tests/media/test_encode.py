@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.media.harness import MediaHarness, snr_db, strict_wav, tone
 
 from omni_actors.media import questions as q
-from omni_actors.media.encode import CODECS, nearest_rate
 from omni_actors.media.limits import FORMATS, PIECE
+from omni_actors.media.worker.encode import CODECS, nearest_rate
 from omni_actors.protocol.errors import OmniError
 
 HARNESS = MediaHarness()

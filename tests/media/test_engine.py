@@ -15,11 +15,11 @@ from tests.media.harness import MediaHarness, tone, wav
 
 from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.media import questions as q
-from omni_actors.media.aside import Hung
-from omni_actors.media.bridge import JoinMedia, cut
-from omni_actors.media.engine import MediaEngine
 from omni_actors.media.limits import CLIP_RATE, PIECE
 from omni_actors.media.stage import STAGE
+from omni_actors.media.worker.bridge import JoinMedia, cut
+from omni_actors.media.worker.decoder_thread import DecoderStuck
+from omni_actors.media.worker.engine import MediaEngine
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.options import defaults_of
@@ -356,7 +356,7 @@ def test_one_poisonous_job_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     long = harness.put(q.Decode(owner="o", blob=harness.blob(wav(tone(5.0)))))
     harness.engine.step(harness)
     with monkeypatch.context() as patch:
-        patch.setattr("omni_actors.media.engine.ChatBody", broken)
+        patch.setattr("omni_actors.media.worker.engine.ChatBody", broken)
         with pytest.raises(OmniError) as caught:
             harness.ask(q.ParseChat(owner="o", data=b"{}"))
     assert (caught.value.info.status, caught.value.info.stage) == (500, "media")
@@ -373,7 +373,7 @@ def test_an_operation_without_memory_says_so_and_the_next_one_is_done(monkeypatc
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("omni_actors.media.engine.ChatBody", full)
+        patch.setattr("omni_actors.media.worker.engine.ChatBody", full)
         with pytest.raises(OmniError) as caught:
             harness.ask(q.ParseChat(owner="o", data=b"{}"))
     assert (caught.value.info.status, caught.value.info.code) == (503, "out_of_memory")
@@ -390,7 +390,7 @@ def test_a_medium_that_cannot_be_delivered_fails_its_request_alone(monkeypatch: 
             raise MemoryError
         return cut(payload)
 
-    monkeypatch.setattr("omni_actors.media.engine.cut", cut_short_ones)
+    monkeypatch.setattr("omni_actors.media.worker.engine.cut", cut_short_ones)
     harness.engine.admit(Work(1, "r1", {"clips": [short.id]}))
     harness.engine.admit(Work(2, "r2", {"clips": [long.id]}))
     while harness.engine.runnable:
@@ -404,14 +404,14 @@ def test_a_decoder_that_does_not_come_back_ends_the_process(monkeypatch: pytest.
     """One thread decodes pictures: behind one that hangs all would wait for ever. A slow one is waited for."""
     now, comes_back = [0.0], threading.Event()
     harness = MediaHarness(lambda: now[0], decode_s=5.0)
-    monkeypatch.setattr("omni_actors.media.images._open", lambda source: comes_back.wait())
+    monkeypatch.setattr("omni_actors.media.worker.images._open", lambda source: comes_back.wait())
     harness.put(q.Decode(owner="o", modality="image", data=b"\x89PNG"))
     for _ in range(20):
         harness.engine.step(harness)
     now[0] = 4.9
     harness.engine.step(harness)
     now[0] = 5.1
-    with pytest.raises(Hung):
+    with pytest.raises(DecoderStuck):
         harness.engine.step(harness)
     comes_back.set()
     harness.engine.close()

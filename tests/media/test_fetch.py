@@ -15,8 +15,8 @@ import trio
 from tests.media.web import moved, ok, web
 
 from omni_actors.media.addresses import AllowList, is_public, parse
-from omni_actors.media.fetch import MAX_REDIRECTS, Fetcher, _target
 from omni_actors.media.limits import Limits, read_limits
+from omni_actors.media.service.fetch import MAX_REDIRECTS, Fetcher, _target
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
 BODY = b"bytes of an image " * 1000

@@ -14,9 +14,9 @@ from PIL import Image
 from tests.media.harness import MediaHarness, container, tone, wav
 from tests.media.pictures import UInt8, chunk, encoded, endless_jpeg, huge_png, noise, png
 
-from omni_actors.media import images
 from omni_actors.media import questions as q
-from omni_actors.media.held import Job
+from omni_actors.media.worker import images
+from omni_actors.media.worker.held import Job
 from omni_actors.protocol.errors import OmniError
 
 IMAGE = noise(30, 40)

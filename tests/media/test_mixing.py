@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.media.harness import MediaHarness, flac, loudness
 
 from omni_actors.media import questions as q
-from omni_actors.media.mixing import Float32, Mixer
 from omni_actors.media.wav import wav_header
+from omni_actors.media.worker.mixing import Float32, Mixer
 
 RATE = 8_000
 

@@ -19,7 +19,7 @@ from tests.media.pictures import announcing, encoded, endless_jpeg, motion_jpeg,
 from omni_actors.connectors.payload import Payload
 from omni_actors.media import questions as q
 from omni_actors.media.limits import CLIP_RATE
-from omni_actors.media.video import choose_frames
+from omni_actors.media.worker.video import choose_frames
 from omni_actors.protocol.errors import OmniError
 
 

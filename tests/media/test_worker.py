@@ -17,8 +17,8 @@ from tests.media.harness import MediaHarness, tone, wav
 from tests.media.pictures import noise, png, video
 
 from omni_actors.actors.background import background
-from omni_actors.media.client import MediaService
 from omni_actors.media.questions import How
+from omni_actors.media.service.client import MediaService
 from omni_actors.orchestrator import Orchestrator, open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.registry import Registry

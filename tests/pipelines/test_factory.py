@@ -145,7 +145,10 @@ def test_the_media_stage_and_its_edges_are_added() -> None:
         "media", "asr", "audio", "pcm", "full", 8,
     )  # fmt: skip
     assert plan.media is not None
-    assert (plan.media.engine, plan.media.declaration.sections) == ("omni_actors.media.engine:MediaEngine", ("clips",))
+    assert (plan.media.engine, plan.media.declaration.sections) == (
+        "omni_actors.media.worker.engine:MediaEngine",
+        ("clips",),
+    )
     assert [s.index for s in plan.stages] == list(range(5))
     assert [e.index for e in plan.edges] == list(range(4))
 

@@ -22,7 +22,7 @@ from omni_actors.entrypoints.orchestration import Orchestration
 from omni_actors.entrypoints.quart_bridge import QuartBridge
 from omni_actors.entrypoints.server.websocket import WebSocket
 from omni_actors.entrypoints.services import Services
-from omni_actors.media.client import MediaService
+from omni_actors.media.service.client import MediaService
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.telemetry.logs import current_request

@@ -25,8 +25,8 @@ from omni_actors.entrypoints.openai.errors import http_error_body
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server import hypercorn, serve
 from omni_actors.entrypoints.server.listeners import tls_context
-from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
+from omni_actors.media.service.client import MediaService
 from omni_actors.orchestrator import Orchestrator, open_orchestrator
 from omni_actors.pipelines.plan import Plan
 from omni_actors.protocol.errors import ErrorInfo, OmniError

@@ -13,7 +13,7 @@ from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.orchestration import Orchestration
 from omni_actors.entrypoints.single_flight import SingleFlight
 from omni_actors.entrypoints.voices import Voices
-from omni_actors.media.client import MediaService
+from omni_actors.media.service.client import MediaService
 from omni_actors.orchestrator.request import RequestStream
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES, Subgraph, subgraph

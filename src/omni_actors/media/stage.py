@@ -15,7 +15,7 @@ _LEAST = {int: 1, float: 0.001}
 
 STAGE = Stage(
     name="media",
-    engine="omni_actors.media.engine:MediaEngine",
+    engine="omni_actors.media.worker.engine:MediaEngine",
     sections=("clips",),
     weight=0.0,
     dtypes=("float32",),

@@ -193,7 +193,7 @@ class Orchestrator:
         return found
 
     async def query_media(self, what: str, args: dict[str, Any]) -> Any:
-        """Ask the media process, for :class:`omni_actors.media.client.MediaService`, which bounds the wait itself
+        """Ask the media process, for :class:`omni_actors.media.service.client.MediaService`, which bounds the wait
         (:meth:`~omni_actors.orchestrator.media.MediaLink.query`)."""
         return await self.requests.media.query(what, args)
 

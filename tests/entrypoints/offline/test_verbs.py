@@ -16,7 +16,7 @@ from omni_actors.entrypoints.offline.asyncio_bridge import AsyncioStreams
 from omni_actors.entrypoints.offline.blocking import BlockingStreams, Futures
 from omni_actors.entrypoints.offline.calls import SpeechCall, Terms
 from omni_actors.entrypoints.offline.deployment import Streams
-from omni_actors.media.client import MediaService
+from omni_actors.media.service.client import MediaService
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.params import Constraint, Prompt, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, TextDelta

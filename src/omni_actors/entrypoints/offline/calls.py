@@ -17,8 +17,8 @@ from omni_actors.entrypoints.offline.arguments import check_request, is_number, 
 from omni_actors.entrypoints.offline.output import Output
 from omni_actors.entrypoints.offline.prompts import ChatPrompt, Messages
 from omni_actors.entrypoints.tts_input import check_tts_input
-from omni_actors.media.client import MediaService
 from omni_actors.media.questions import How
+from omni_actors.media.service.client import MediaService
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import deadline_exceeded, invalid_request

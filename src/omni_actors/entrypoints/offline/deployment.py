@@ -18,9 +18,9 @@ from omni_actors.entrypoints.offline.calls import Batch, Call, prepared
 from omni_actors.entrypoints.offline.output import Output, collect
 from omni_actors.entrypoints.offline.verbs import Batches, Verbs
 from omni_actors.entrypoints.weights import DeploymentSpec, by_log, check_plan, ready_to_start
-from omni_actors.media.client import MediaService
 from omni_actors.media.limits import read_limits
 from omni_actors.media.questions import How
+from omni_actors.media.service.client import MediaService
 from omni_actors.orchestrator import Orchestrator, RequestStream, open_orchestrator
 from omni_actors.pipelines.deploy.overlay import Override
 from omni_actors.pipelines.plan import Plan

@@ -14,7 +14,7 @@ from omni_actors.entrypoints.history import SpokenHistory
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.schemas import ChatRequest
-from omni_actors.media.client import MediaService
+from omni_actors.media.service.client import MediaService
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.request import MediaRef
 

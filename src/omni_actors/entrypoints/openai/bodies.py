@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from omni_actors.entrypoints.http import Call, before
 from omni_actors.entrypoints.services import Services
 from omni_actors.media.limits import Limits
-from omni_actors.media.uploads import ParsedBody
+from omni_actors.media.service.uploads import ParsedBody
 from omni_actors.pipelines.subgraph import Key
 from omni_actors.protocol.errors import too_large
 from omni_actors.protocol.request import MAX_PRIORITY, MediaRef, Request

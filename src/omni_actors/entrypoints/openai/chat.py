@@ -25,8 +25,8 @@ from omni_actors.entrypoints.openai.speech_request import resolve_voice, set_fie
 from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.entrypoints.openai.unread import keep_read
 from omni_actors.entrypoints.services import Services
-from omni_actors.media.client import AudioEncoder
 from omni_actors.media.limits import PIECE
+from omni_actors.media.service.client import AudioEncoder
 from omni_actors.orchestrator import RequestStream
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.nesting import check_nesting

@@ -14,7 +14,7 @@ from omni_actors.entrypoints.openai.speech_request import TASK, SpeechRequest, h
 from omni_actors.entrypoints.openai.unread import keep_read
 from omni_actors.entrypoints.services import Services
 from omni_actors.entrypoints.tts_input import check_tts_input
-from omni_actors.media.client import AudioEncoder
+from omni_actors.media.service.client import AudioEncoder
 from omni_actors.orchestrator import RequestStream
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Completed, MediaChunk, Request

@@ -19,7 +19,7 @@ from omni_actors.entrypoints.openai.subtitles import Segment, Word, srt, vtt
 from omni_actors.entrypoints.openai.tally import Tally
 from omni_actors.entrypoints.openai.unread import keep_read
 from omni_actors.entrypoints.services import Services
-from omni_actors.media.uploads import Upload
+from omni_actors.media.service.uploads import Upload
 from omni_actors.orchestrator import RequestStream
 from omni_actors.pipelines.subgraph import Key
 from omni_actors.protocol.errors import invalid_request

@@ -17,7 +17,7 @@ from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 MEDIA_CAPACITY = 8
 """Pieces of one request's media that may be under way to its entry stage."""
 
-MEDIA_BRIDGE = "omni_actors.media.bridge:JoinMedia"
+MEDIA_BRIDGE = "omni_actors.media.worker.bridge:JoinMedia"
 """Dotted name of what makes clips, images and videos of those pieces."""
 
 

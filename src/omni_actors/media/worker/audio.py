@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import soxr
 
-from omni_actors.media.libav import ERRORS, frames_of, open_untrusted
 from omni_actors.media.limits import CLIP_RATE, Limits
-from omni_actors.media.mixing import Float32, Mixer
+from omni_actors.media.worker.libav import ERRORS, frames_of, open_untrusted
+from omni_actors.media.worker.mixing import Float32, Mixer
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 Slices = Generator[None, None, None]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from omni_actors.media.aside import Aside
-from omni_actors.media.audio import Samples, Source, decode
-from omni_actors.media.held import Blob, Clip, Medium, Picture, Reserve
-from omni_actors.media.images import decode_image
 from omni_actors.media.limits import CLIP_RATE, Limits
 from omni_actors.media.questions import How
-from omni_actors.media.video import Wanted, decode_video
+from omni_actors.media.worker.audio import Samples, Source, decode
+from omni_actors.media.worker.decoder_thread import DecoderThread
+from omni_actors.media.worker.held import Blob, Clip, Medium, Picture, Reserve
+from omni_actors.media.worker.images import decode_image
+from omni_actors.media.worker.video import Wanted, decode_video
 from omni_actors.protocol.errors import invalid_request
 
 MODALITIES = ("audio", "image", "video")
@@ -19,8 +19,8 @@ MODALITIES = ("audio", "image", "video")
 class Decoding:
     """One file on its way to a medium. ``nbytes`` is what the work holds now, beside the file.
 
-    ``max_seconds`` bounds its sound; ``afford`` raises when there is no room for so many more bytes; ``aside`` makes
-    the calls that cannot be sliced. Raises :class:`OmniError` (400) for an unknown modality.
+    ``max_seconds`` bounds its sound; ``afford`` raises when there is no room for so many more bytes;
+    ``decoder_thread`` makes the calls that cannot be sliced. Raises :class:`OmniError` (400) for an unknown modality.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Decoding:
         limits: Limits,
         max_seconds: float,
         afford: Callable[[int], None],
-        aside: Aside,
+        decoder_thread: DecoderThread,
         param: str | None,
     ) -> None:
         if modality not in MODALITIES:
@@ -44,7 +44,7 @@ class Decoding:
             raise invalid_request(f"A clip cannot be resampled to {rate} Hz.", param)
         self._samples = Samples(max_seconds, param, rate)
         self._reserve = Reserve(afford)
-        self._aside = aside
+        self._decoder_thread = decoder_thread
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +55,9 @@ class Decoding:
         limits, param = self._limits, self._param
         if self._modality == "image":
             within = self._how.within
-            return Picture((yield from decode_image(blob.pieces, self._aside, self._reserve, limits, param, within)))
+            return Picture(
+                (yield from decode_image(blob.pieces, self._decoder_thread, self._reserve, limits, param, within))
+            )
         source = Source(blob.pieces)
         if self._modality == "video":
             most = limits.max_video_frames

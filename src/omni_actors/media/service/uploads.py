@@ -11,7 +11,7 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import MediaRef
 
 if TYPE_CHECKING:
-    from omni_actors.media.client import MediaService
+    from omni_actors.media.service.client import MediaService
 
 FETCHES_PER_BODY = 4
 """URLs of one body that are fetched at once."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from omni_actors.media.held import Blob, Medium, Parts, Stream
 from omni_actors.media.limits import Limits
-from omni_actors.media.tables import Table
+from omni_actors.media.worker.held import Blob, Medium, Parts, Stream
+from omni_actors.media.worker.tables import Table
 
 
 class Holdings:

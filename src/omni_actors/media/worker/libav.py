@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import av
 
-from omni_actors.media.jpeg import is_endless_frame
+from omni_actors.media.worker.jpeg import is_endless_frame
 
 MAX_ALLOCATION = 32 << 20
 """Bytes of one allocation inside libav. A container's header of a kilobyte can announce billions of packets, whose

@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from omni_actors.media import questions as q
-from omni_actors.media.fetch import Fetcher
 from omni_actors.media.limits import FORMATS, PIECE, Limits, too_long_to_encode, unknown_format
-from omni_actors.media.uploads import ParsedBody, Sent, Upload, decode_link, ref_of
+from omni_actors.media.service.fetch import Fetcher
+from omni_actors.media.service.uploads import ParsedBody, Sent, Upload, decode_link, ref_of
 from omni_actors.media.wav import PcmEncoder
 from omni_actors.protocol.errors import OmniError, deadline_exceeded
 from omni_actors.protocol.request import MediaRef
@@ -120,7 +120,7 @@ class MediaService:
         param: str | None = "url",
     ) -> MediaRef:
         """Decode what a client's http(s) URL leads to, as :meth:`decode` does. Raises 400 for a URL that may not be
-        fetched or gives no such medium (see :mod:`omni_actors.media.fetch`)."""
+        fetched or gives no such medium (see :mod:`omni_actors.media.service.fetch`)."""
         async with self._operation() as owner:
             link = q.LinkInfo(url, modality, param or "url", how or q.How())
             return ref_of(await decode_link(self, link, await self.download(link, owner), owner, max_seconds))

@@ -13,17 +13,17 @@ import msgspec
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.media import questions as q
-from omni_actors.media.aside import Aside, Left
-from omni_actors.media.audio import AUDIO_CODECS
-from omni_actors.media.bodies import ChatBody, decode_base64
-from omni_actors.media.bridge import cut
-from omni_actors.media.decode import Decoding
-from omni_actors.media.encode import check_shape, open_encoder, unavailable, working_formats
-from omni_actors.media.held import Blob, Delivery, Job, Made, Medium, Parts, Stream
-from omni_actors.media.holdings import Holdings
-from omni_actors.media.libav import bound_allocations
 from omni_actors.media.limits import CLIP_RATE, PIECE, read_limits, too_long_to_encode
-from omni_actors.media.tables import Sized, lost
+from omni_actors.media.worker.audio import AUDIO_CODECS
+from omni_actors.media.worker.bodies import ChatBody, decode_base64
+from omni_actors.media.worker.bridge import cut
+from omni_actors.media.worker.decode import Decoding
+from omni_actors.media.worker.decoder_thread import DecoderThread, JobAbandoned
+from omni_actors.media.worker.encode import check_shape, open_encoder, unavailable, working_formats
+from omni_actors.media.worker.held import Blob, Delivery, Job, Made, Medium, Parts, Stream
+from omni_actors.media.worker.holdings import Holdings
+from omni_actors.media.worker.libav import bound_allocations
+from omni_actors.media.worker.tables import Sized, lost
 from omni_actors.protocol.errors import OmniError, invalid_request, overloaded, too_large
 from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import Usage
@@ -47,7 +47,7 @@ class MediaEngine(Engine):
     for another attempt of it, until they are discarded, which the orchestrator does when it has released the request;
     at most until their room is needed for others', or their idle time is over. Each leaves on the request's edges in
     payloads of kind ``pcm``, ``image`` or ``video``, cut into pieces of a few MiB, one per step;
-    :class:`omni_actors.media.bridge.JoinMedia` makes one payload per medium of them.
+    :class:`omni_actors.media.worker.bridge.JoinMedia` makes one payload per medium of them.
 
     ==========  =======================================  ============================================================
     kind        tensors                                  metadata, beside ``index`` (among all media of the request)
@@ -65,7 +65,7 @@ class MediaEngine(Engine):
         ids = itertools.count(q.first_id(hello.replica, hello.incarnation))
         self._held = Holdings(self.limits, ids, clock)
         self._jobs: deque[Job] = deque()
-        self._aside = Aside(clock)
+        self._decoder_thread = DecoderThread(clock)
         self._deliveries: dict[int, Delivery] = {}
         self._faults = Faults(hello)
         self._settling: list[int] = []
@@ -109,7 +109,9 @@ class MediaEngine(Engine):
 
     def step(self, out: Outbox) -> bool:
         self._expire()
-        self._aside.check(self.limits.decode_s)  # nobody waits for a call that takes longer than any answer may
+        self._decoder_thread.check(
+            self.limits.decode_s
+        )  # nobody waits for a call that takes longer than any answer may
         ran = self._deliver(out)
         end = time.perf_counter() + self.limits.slice_s
         while self._jobs:
@@ -145,7 +147,7 @@ class MediaEngine(Engine):
     def close(self) -> None:
         for job in self._jobs:
             job.work.close()
-        self._aside.close()
+        self._decoder_thread.close()
 
     @property
     def _settled(self) -> bool:
@@ -296,7 +298,7 @@ class MediaEngine(Engine):
         return [q.plain(self._keep(question.owner, medium)) for medium in made.media]
 
     def _decoding(self, modality: str, how: q.How, max_seconds: float, param: str | None) -> Decoding:
-        return Decoding(modality, how, self.limits, max_seconds, self._afford, self._aside, param)
+        return Decoding(modality, how, self.limits, max_seconds, self._afford, self._decoder_thread, param)
 
     def _run(
         self, decoding: Decoding, blob: Blob, content_type: str | None, filename: str | None
@@ -347,13 +349,13 @@ class MediaEngine(Engine):
         self._jobs.remove(job)
         out.reply(job.question, None, why.info)
         job.left = True
-        self._leave(job, lambda work: work.throw(Left()))
+        self._leave(job, lambda work: work.throw(JobAbandoned()))
 
     def _leave(self, job: Job, turn: Callable[[Generator[None, None, Any]], object]) -> None:
         """A turn of a job whose answer nobody waits for."""
         try:
             turn(job.work)
-        except (Left, StopIteration):
+        except (JobAbandoned, StopIteration):
             return
         except Exception:
             log.exception("a question to the media process did not end well")

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_actors.connectors.payload import Payload, pcm_payload
-from omni_actors.media.bodies import MediaPart
-from omni_actors.media.encode import Encoder
 from omni_actors.media.limits import CLIP_RATE
-from omni_actors.media.mixing import Float32
-from omni_actors.media.tables import Sized
+from omni_actors.media.worker.bodies import MediaPart
+from omni_actors.media.worker.encode import Encoder
+from omni_actors.media.worker.mixing import Float32
+from omni_actors.media.worker.tables import Sized
 
 UInt8 = npt.NDArray[np.uint8]
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from omni_actors.media.aside import Aside
-from omni_actors.media.audio import Source
-from omni_actors.media.held import Reserve, UInt8
-from omni_actors.media.jpeg import MAX_SCANS, is_endless
 from omni_actors.media.limits import Limits
+from omni_actors.media.worker.audio import Source
+from omni_actors.media.worker.decoder_thread import DecoderThread
+from omni_actors.media.worker.held import Reserve, UInt8
+from omni_actors.media.worker.jpeg import MAX_SCANS, is_endless
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -51,19 +51,24 @@ class _Stoppable(Source):
 
 
 def decode_image(
-    pieces: Sequence[bytes], aside: Aside, reserve: Reserve, limits: Limits, param: str | None, within: int | None
+    pieces: Sequence[bytes],
+    decoder_thread: DecoderThread,
+    reserve: Reserve,
+    limits: Limits,
+    param: str | None,
+    within: int | None,
 ) -> Generator[None, None, UInt8]:
     """The image as uint8 [height, width, 3] RGB: upright by its EXIF orientation, transparency laid on white.
 
     With ``within`` it is shrunk to fit a square of so many pixels a side. ``reserve`` is what it holds meanwhile.
-    Pillow decodes in long calls, so they are made ``aside``. Raises :class:`OmniError` (400) for whatever is wrong with
-    the file: also when it ends early.
+    Pillow decodes in long calls, which ``decoder_thread`` makes. Raises :class:`OmniError` (400) for whatever is wrong
+    with the file, an early end included.
     """
     source = _Stoppable(pieces)
     if not source.size:
         raise unreadable("it is empty", param)
     try:
-        image = yield from aside.run(lambda: _open(source), source.stop)
+        image = yield from decoder_thread.run(lambda: _open(source), source.stop)
     except Exception:  # A damaged header can fail in any way that Python knows.
         raise unreadable("it is damaged or in a format that this server does not read", param) from None
     if image is None:
@@ -74,7 +79,7 @@ def decode_image(
             raise unreadable(f"it has {width} × {height} pixels, of at most {limits.max_image_pixels:,}", param)
         reserve.hold(width * height * _WORKING_BYTES)
         try:
-            pixels = yield from aside.run(lambda: _pixels(image, within), source.stop)
+            pixels = yield from decoder_thread.run(lambda: _pixels(image, within), source.stop)
         except Exception:
             raise unreadable("it is damaged", param) from None
     reserve.hold(pixels.nbytes)

@@ -20,10 +20,10 @@ from typing import IO, Any, cast
 import av
 import numpy as np
 
-from omni_actors.media.audio import AUDIO_CODECS, Samples, Source, decode_track
-from omni_actors.media.held import Reserve, UInt8, Video
-from omni_actors.media.libav import ERRORS, frames_of, open_untrusted, packets_of
 from omni_actors.media.limits import Limits
+from omni_actors.media.worker.audio import AUDIO_CODECS, Samples, Source, decode_track
+from omni_actors.media.worker.held import Reserve, UInt8, Video
+from omni_actors.media.worker.libav import ERRORS, frames_of, open_untrusted, packets_of
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg"
