@@ -1,1 +1,1 @@
-"""Any causal language model that transformers knows, as one stage."""
+"""Causal language models known to transformers, as one stage."""

@@ -1,5 +1,5 @@
-"""Which architectures are causal language models: those that transformers' ``AutoModelForCausalLM`` loads. A table, for
-the serving process imports no transformers; a test holds it to the installed one."""
+"""The architectures of causal language models that transformers' ``AutoModelForCausalLM`` loads. The serving process
+imports no transformers, so the architectures are a table; a test compares the table with the installed transformers."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ OTHER_NAMES = frozenset(
 
 
 def is_causal_lm(architecture: str) -> bool:
-    """Whether a class of this name is a causal language model. Not each of them can be computed: loading it says so."""
+    """Return whether a class of this name is a causal language model. Some cannot be computed: loading says so."""
     return architecture.endswith("ForCausalLM") or architecture in OTHER_NAMES

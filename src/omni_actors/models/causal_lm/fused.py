@@ -18,7 +18,7 @@ _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 def supports(model: Any) -> bool:
-    """Whether :class:`FusedDecoder` computes exactly what this transformers ``*ForCausalLM`` does."""
+    """Return whether :class:`FusedDecoder` computes exactly the function of a transformers ``*ForCausalLM``."""
     config = model.config
     rope = getattr(model.model, "rotary_emb", None) if config.model_type in MODEL_TYPES else None
     return (

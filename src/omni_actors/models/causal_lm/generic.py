@@ -1,8 +1,7 @@
 """A decoder for any transformers ``*ForCausalLM``: the model's own modules, an attention that reads the paged cache.
 
-transformers lets a model take its attention function from a registry. Ours finds the step's
-:class:`~omni_actors.worker.engines.autoregressive.decoder.Attention` among the keyword arguments that the model hands
-down.
+transformers lets a model take its attention function from a registry. Our function finds the step's
+:class:`~omni_actors.worker.engines.autoregressive.decoder.Attention` among the keyword arguments passed by the model.
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ class GenericDecoder:
 
 
 def check_supported(model: Any) -> None:
-    """Raises :class:`UnsupportedModel`, with the reason, for a model that keeps something else per token than keys and
-    values, or whose attention is not to be replaced."""
+    """Raise :class:`UnsupportedModel`, with the reason, for a model that caches more per token than keys and values, or
+    with attention that cannot be replaced."""
     name, config = type(model).__name__, model.config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name} has an encoder")

@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model: one stage, nothing declared by its folder."""
+"""A Hugging Face causal language model: one stage, without declarations by the folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 def network(folder: Path) -> Network:
-    """What parallel degrees must divide; any other architecture runs by transformers' own layers, on one device."""
+    """Return the numbers that parallel degrees must divide; other architectures run by transformers' own layers, on one
+    device."""
     config = read_config(folder)
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:

@@ -1,4 +1,4 @@
-"""A plain ``*ForCausalLM`` folder whose network another engine runs: its prompts, its vocabulary and its defaults."""
+"""Prompts, vocabulary and defaults of a plain ``*ForCausalLM`` folder with a network that another engine runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, Pro
 
 
 class PromptedLM(PromptAdapter):
-    """``hello.model`` is the folder. Loads no weights. Its options are ``max_model_len`` and those of
+    """The adapter of such a folder, named by ``hello.model``; no weights are loaded. Options are ``max_model_len`` and
     :data:`~omni_actors.models.common.chat_options.CHAT_OPTIONS`."""
 
     prompts: ClassVar[type[Prompts]] = Prompts

@@ -24,8 +24,8 @@ class _Waiting:
 
 
 class Prompts:
-    """Requests' prompts as token ids, below ``vocab_size`` each and at most about ``most`` of them. A prompt whose
-    audio parts are written down by another stage waits for that."""
+    """Turns requests into prompts of token ids, each below ``vocab_size``, at most about ``most`` ids. A prompt with
+    audio parts waits for the transcripts from another stage."""
 
     def __init__(self, text: Text, vocab_size: int, most: int) -> None:
         self._text = text
@@ -61,7 +61,7 @@ class Prompts:
 
 
 def fill_transcripts(messages: list[dict[str, Any]], transcripts: Mapping[int, str]) -> list[dict[str, Any]]:
-    """The same messages with text contents only: an audio part becomes what was said in it.
+    """Return the same messages with text contents only: an audio part becomes its transcript.
 
     Raises :class:`OmniError` (400) for a part that is neither text nor a clip with a transcript.
     """

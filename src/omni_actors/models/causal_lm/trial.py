@@ -1,8 +1,8 @@
-"""Whether a network computes over a paged cache what it computes by itself: tried when it is loaded.
+"""A test at load time that a network gives the same logits over a paged cache as without a cache.
 
-transformers hands its attention to a function of ours; what a class does beside that (a second softmax, keys and values
-of unequal size) is nowhere declared. So a few tokens go through the network by itself and then in two steps over a
-cache, and the logits are compared.
+transformers hands attention to a function of ours; a class's other computations (a second softmax, keys and values of
+unequal size) are nowhere declared. Therefore a few tokens go through the network alone, then in two steps over a cache,
+and the logits are compared.
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ def check_computes(name: str, decoder: GenericDecoder, wanted: torch.Tensor, ker
 
 
 def _bounded(logits: torch.Tensor) -> torch.Tensor:
-    """A logit of minus infinity is a token that a family rules out."""
+    """Replace infinite logits by finite ones: a logit of minus infinity is a token excluded by the family."""
     return logits.clamp(-_FINITE, _FINITE)

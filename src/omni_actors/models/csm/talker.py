@@ -1,5 +1,5 @@
-"""The talker: a backbone that reads the conversation and says each frame's first code, and a small decoder that says
-the frame's others one after the other.
+"""The talker: a backbone reads the conversation and generates each frame's first code, and a small decoder generates
+the frame's other codes one after the other.
 
 A prompt is a conversation whose roles are speakers' numbers. Reference clips are turns before the one to speak, each
 with its text and its sound.

@@ -1,4 +1,4 @@
-"""The codec: DAC, which lies beside the checkpoint, and which the checkpoint names."""
+"""The codec: a DAC in a folder beside the checkpoint, named by the checkpoint."""
 
 from __future__ import annotations
 

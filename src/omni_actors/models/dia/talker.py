@@ -1,9 +1,8 @@
-"""The talker: an encoder reads the text's bytes, a decoder says rows of codes.
+"""The talker: an encoder reads the text's bytes, a decoder generates rows of codes.
 
 Codebook ``c`` of frame ``f`` is in row ``f + delay[c]``: a frame is complete when the slowest codebook's row is. Rows
-before a codebook's first frame hold its beginning mark. The end is said by the first codebook alone; the others follow
-at their delays. With guidance, each row is computed twice, with the text and without, and what the text changes is
-enlarged.
+before a codebook's first frame hold its beginning mark. Only the first codebook may end; the other codebooks follow at
+their delays. With guidance, each row is computed twice, with the text and without, and the difference is enlarged.
 """
 
 from __future__ import annotations
@@ -102,8 +101,9 @@ class Talker(speech.Talker):
         return float(scale)
 
     def _allowed(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [channels, vocabulary] without what may not be said. Only the first codebook may say the end, and only
-        where nothing is likelier: then it must."""
+        """Mask the logits [channels, vocabulary] of forbidden codes. Only the first codebook may end, and only where
+            the end is
+        the likeliest code: then the codebook must end."""
         eos = self._model.config.decoder_config.eos_token_id
         logits[:, eos + 1 :] = -torch.inf
         logits[1:, eos] = -torch.inf
@@ -132,7 +132,7 @@ class Talker(speech.Talker):
 
 
 class _Decoder:
-    """The decoder and what it remembers of one utterance."""
+    """The decoder and its caches for one utterance."""
 
     def __init__(self, model: Any, text: torch.Tensor, guidance: float) -> None:
         self._model = model
@@ -144,7 +144,7 @@ class _Decoder:
         self._cache: Any = None
 
     def read(self, rows: list[list[int]], top_k: int) -> torch.Tensor:
-        """Float32 logits [channels, vocabulary] of the row behind these."""
+        """Return float32 logits [channels, vocabulary] of the next row."""
         read = torch.tensor([rows] * self._batch, device=self._model.device)
         step = self._model(
             encoder_outputs=self._encoded, decoder_input_ids=read, past_key_values=self._cache, use_cache=True

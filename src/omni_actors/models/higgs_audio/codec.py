@@ -1,7 +1,7 @@
 """The codec's decoder: codebooks, a projection, and DAC's decoder with small changes.
 
-transformers' class of the whole codec cannot be imported without torchaudio, which only its encoder uses; so the
-decoder is put together here of transformers' DAC. The weights keep the names that they have in the checkpoint.
+transformers' class of the whole codec cannot be imported without torchaudio, though only the encoder uses torchaudio.
+The decoder is therefore built here from transformers' DAC. The weights keep their names from the checkpoint.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Decoder(nn.Module):
 
 
 class _Quantizer(nn.Module):
-    """Residual codebooks: a frame is the sum of what its codes stand for."""
+    """Residual codebooks: a frame is the sum of the vectors of its codes."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The talker: a language model that reads a conversation and says rows of codes.
+"""The talker: a language model reads a conversation and generates rows of codes.
 
 Codebook ``c`` of frame ``f`` is in row ``1 + f + c``; row 0 and the places before a codebook's first frame hold the
-stream's beginning mark. Any codebook may say the end; the others follow, one a row. While it speaks the model reads its
-own rows only.
+stream's beginning mark. Any codebook may end; the other codebooks follow, one a row. While generating, the model reads
+its own rows only.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _text(role: str, text: str) -> dict[str, Any]:
 
 
 class _Choice:
-    """How rows are chosen: marks where they must be, draws elsewhere, and another draw for a code that repeats."""
+    """The choice of rows: marks at their fixed places, draws elsewhere, and another draw for a code that repeats."""
 
     def __init__(self, asked: Speech, options: Any, recommended: Any, config: Any, kernels: Kernels) -> None:
         count = config.num_codebooks
@@ -129,7 +129,8 @@ class _Choice:
         self._repeats: int | None = recommended.get("ras_win_max_num_repeat")
 
     def choose(self, ids: torch.Tensor, logits: torch.Tensor, rows: list[list[int]]) -> list[int]:
-        """The row behind ``rows``, by its logits [1, codebooks * codes]; ``ids`` [1, n] are the text and its marks."""
+        """Choose the row behind ``rows`` by logits [1, codebooks * codes]; ``ids`` [1, n] are the text and its
+        marks."""
         row = self._codes.choose_rows(self._marks(ids, logits.to(torch.float32)))
         if self._window is None or self._repeats is None or not rows:
             return row

@@ -27,8 +27,8 @@ from omni_actors.worker.tensors import tensor_payload
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """An item: float32 [n] at the codec's rate, with the silence that the model wants around it. ``seconds`` are the
-    clip's own."""
+    """An item: a clip as float32 [n] at the codec's rate, surrounded by the silence that the model needs. ``seconds``
+    is the clip's own length."""
 
     samples: np.ndarray[Any, np.dtype[np.float32]]
     seconds: float
@@ -96,7 +96,7 @@ class Encoder(GenerationAdapter[Work, Clip]):
 
 
 def padding_cache(codec: MimiModel) -> MimiConv1dPaddingCache:
-    """What the encoder's convolutions remember from one window to the next."""
+    """Make the cache of the encoder's convolutions between one window and the next."""
     encoder: Any = codec.encoder
     seanet = encoder.encoder_seanet
     layers: list[Any] = [*map(seanet.get_submodule, seanet._conv1d_layer_names), encoder.downsample]

@@ -80,8 +80,9 @@ class FrameDecoder:
 
 @dataclass(slots=True)
 class _Request:
-    """``max_tokens`` is the most tokens that were asked for, ``cut`` says that the clip has more. ``known`` counts the
-    positions whose codes have come, ``computed`` those that were a step's input."""
+    """The state of one request. ``max_tokens`` is the largest number of tokens asked for, ``cut`` says that the clip
+    has more. ``known`` counts the positions with received codes, ``computed`` the positions already used as a step's
+    input."""
 
     max_tokens: int | None
     cut: bool = False
@@ -90,7 +91,8 @@ class _Request:
 
 
 class Decoder(AutoregressiveAdapter):
-    """``hello.model`` is the checkpoint's folder. Options: those of the autoregressive engine."""
+    """The decoder stage's engine. ``hello.model`` is the checkpoint's folder; options are the autoregressive
+    engine's."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -204,7 +206,7 @@ class Decoder(AutoregressiveAdapter):
 
 
 def _llama(layer: Any, window: int) -> Any:
-    """The layer's weights under the names that Llama's have, for :class:`Layers`."""
+    """Return the layer's weights under the names of Llama's weights, for :class:`Layers`."""
     attention, mlp = layer.self_attn, layer.mlp
     gate, up = mlp.fc1.weight.chunk(2)
     return SimpleNamespace(

@@ -1,6 +1,6 @@
 """The acoustic stage: a sentence → phonemes → spectra.
 
-Its payload, kind ``acoustic``, is what the net says of one sentence (or of a part of one that is too long for a step):
+The payload, kind ``acoustic``, is the net's output for one sentence (or for a part of a sentence too long for a step):
 five spectral tensors float32 [601, frames] and ``f0`` float32 [frames], a frame being 12.5 ms. ``meta`` has ``index``
 (its place in the answer), ``seed`` (of the noise that the vocoder adds), ``tempo`` (how many times faster the sound
 must still be made) and ``silence``, a pair: the most seconds of silence at its begin and at its end, where a sentence
@@ -58,8 +58,8 @@ SEAM_S = 0.02
 
 @dataclass(slots=True)
 class Speaking:
-    """One request's state. ``asked`` says that the text came in the request itself, so that silence is an error;
-    ``rest`` is what follows the item that just ran."""
+    """The state of one request. ``asked`` says that the text came in the request, so that silence is an error; ``rest``
+    is the remainder after the item that just ran."""
 
     work: Work
     speech: Speech
@@ -70,7 +70,7 @@ class Speaking:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """An item: one written sentence of a request, that is yet to be read. The step says its first part too."""
+    """An item: one written sentence of a request, still unread. The step also speaks the sentence's first part."""
 
     request: Speaking
     text: str
@@ -139,7 +139,7 @@ class Acoustic(GenerationAdapter[Speaking, Line | Part]):
         return following
 
     def _say(self, item: Line | Part) -> Result:
-        """Say one part. What else there is of the sentence waits for its next turn."""
+        """Speak one part of a sentence. The remaining parts wait for the request's next turn."""
         state = item.request
         speech = state.speech
         parts = [item] if isinstance(item, Part) else self._parts(item)
@@ -153,7 +153,7 @@ class Acoustic(GenerationAdapter[Speaking, Line | Part]):
         return Result([Piece(payload)], Usage(prompt_tokens=len(first.phonemes)))
 
     def _parts(self, line: Line) -> list[Part]:
-        """A sentence in parts that a step can take; none if it has no reading."""
+        """Cut a sentence into parts that a step can take; no parts if the sentence has no reading."""
         words = taken_apart(speakable(line.text), self._known)
         found = self._voice.g2p(words) if words else ""
         if not any(character.isalpha() for character in found):
@@ -186,7 +186,7 @@ class Acoustic(GenerationAdapter[Speaking, Line | Part]):
 
 
 def _check(speech: Speech) -> None:
-    """Raise a 400 for what this voice cannot do."""
+    """Raise a 400 for a request beyond the voice's abilities."""
     if speech.voice.lower() not in ("default", VOICE):
         raise invalid_request(f"There is no voice {speech.voice!r}; there is: {VOICE}.", param="voice")
     if not SLOWEST <= speech.speed <= FASTEST:

@@ -1,7 +1,7 @@
-"""The characters that the demo's voice can read, and how others are led back to them.
+"""The characters that the demo's voice can read, and the mapping of other characters to readable ones.
 
 Letters of the Latin script lose their accents, ligatures and styles of letters become plain letters, and digits of any
-script become ``0`` to ``9``. Letters of every other script are left out: the voice would say noise for them.
+script become ``0`` to ``9``. Letters of every other script are left out: the voice would speak noise instead.
 """
 
 from __future__ import annotations

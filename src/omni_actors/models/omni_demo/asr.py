@@ -1,11 +1,11 @@
-"""The speech recognition stage: clips → text.
+"""The speech recognition stage turns clips into text.
 
-Each payload on port ``audio`` is one clip. A clip of up to 30 s is decoded in a batch with those of other requests; a
-longer one window by window, each a step of its own, its text leaving as it is known. Long pauses are left out of what
-is decoded in windows, or with times (:mod:`~omni_actors.models.omni_demo.condensed`).
+Each payload on port ``audio`` is one clip. A clip of up to 30 s is decoded in a batch with clips of other requests; a
+longer clip window by window, each window in a step of its own, and text leaves after each window. Long pauses are left
+out of clips decoded in windows or with times (:mod:`~omni_actors.models.omni_demo.condensed`).
 
 For the client: text deltas whose ``index`` is the clip's place. ``meta`` has ``language``, ``duration`` (of the clip,
-seconds) and, when timestamps are asked for, ``segments`` (those of this delta's text; times from the clip's begin).
+seconds) and, when timestamps are asked for, ``segments`` (of the delta's text; times from the clip's begin).
 The last delta of a clip has ``finish_reason``: ``length`` where the section's ``max_tokens`` has cut the clip's
 transcript, else ``stop``. For other stages: one payload per clip, kind ``text``, with ``text`` and
 ``index`` in its metadata.
@@ -40,7 +40,7 @@ LANGUAGE = "en"
 
 @dataclass(slots=True)
 class Listening:
-    """One request's state. ``clips`` counts those that have come."""
+    """The state of one request. ``clips`` counts the clips received so far."""
 
     work: Work
     asked: Transcription
@@ -50,7 +50,7 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """An item: float32 [n] at 16 kHz. ``part`` is what of a short one is decoded, when its times are asked for."""
+    """An item: a clip as float32 [n] at 16 kHz. ``part`` is the decoded part of a short clip with timestamps."""
 
     request: Listening
     index: int
@@ -69,7 +69,7 @@ class Clip:
 
     @property
     def heard(self) -> Samples:
-        """The part of a short clip that is decoded."""
+        """The decoded part of a short clip."""
         return self.samples if self.part is None else self.part.cut(self.samples)
 
     def timed(self, transcript: Transcript, part: Condensed, after: float = 0.0) -> list[Segment]:
@@ -191,7 +191,7 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
 
 
 def _reason(transcript: Transcript) -> str:
-    """Why a clip's text ends with this transcript."""
+    """Return the finish reason of a clip that ends with ``transcript``."""
     return "length" if transcript.cut else "stop"
 
 
@@ -213,9 +213,9 @@ def _piece(
 
 
 def _segments(transcript: Transcript, timed: Sequence[Segment], offset: float, seconds: float) -> list[dict[str, Any]]:
-    """Segments as OpenAI's verbose form has them, but for ``id``, which counts over the whole answer.
+    """Return segments in OpenAI's verbose form, without ``id`` (ids count over the whole answer).
 
-    ``timed`` are the transcript's, with times of the clip; ``offset`` is where its window begins.
+    ``timed`` are the transcript's segments, with times in the clip; ``offset`` is the begin of the window in seconds.
     """
 
     def one(segment: Segment) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _segments(transcript: Transcript, timed: Sequence[Segment], offset: float, s
 
 
 def _check(asked: Transcription) -> None:
-    """Raise a 400 for what this model cannot do."""
+    """Raise a 400 for a request beyond the model's abilities."""
     chosen_language(asked.language, (LANGUAGE,))
     if asked.task != "transcribe":
         raise invalid_request("This model understands English only: it has nothing to translate.", param="task")

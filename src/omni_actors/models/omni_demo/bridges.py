@@ -1,4 +1,4 @@
-"""What lies between the demo's stages."""
+"""Bridges between the demo's stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from omni_actors.models.omni_demo.sentences import SentenceSplitter
 
 
 class Sentences:
-    """Pieces of an answer → its sentences, each as soon as it is complete. Blocks of code are left out of speech."""
+    """Turns pieces of an answer into sentences, each as soon as the sentence is complete. Speech leaves out blocks of
+    code."""
 
     def __init__(self) -> None:
         self._splitter = SentenceSplitter()

@@ -1,8 +1,8 @@
-"""Clips without their long pauses, and where the times that are found in those belong in the clip.
+"""Clips without their long pauses, and the mapping of times back to the clip.
 
-Whisper's timestamps are right to a tenth of a second while somebody speaks, and wrong by the length of a pause where
-nobody does: a segment that follows 20 s of silence often begins with the silence. So it is given sound in which no
-pause is long; its times are led back to the clip's, and then drawn to where voice begins and ends.
+Whisper's timestamps are right to a tenth of a second during speech, and wrong by the length of a pause during silence:
+a segment after 20 s of silence often begins with the silence. Whisper is therefore given sound without long pauses; its
+times are mapped back to the clip, and then moved to the begin and end of the voice.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Condensed:
         return np.concatenate([samples[:0], *(samples[start:end] for start, end in self.ranges)])
 
     def place(self, seconds: float, ends: bool = False) -> int:
-        """The clip's sample that is so many seconds into this. Where two ranges meet it is the later one's begin; with
-        ``ends`` the earlier one's end. Behind the last range it is :attr:`end`."""
+        """Return the clip's sample at ``seconds`` of the condensed sound. Where two ranges meet, the later range's
+        begin; with ``ends`` the earlier range's end; behind the last range :attr:`end`."""
         left = round(seconds * RATE)
         for start, end in self.ranges:
             if left < end - start or (ends and left == end - start):
@@ -60,9 +60,10 @@ class Condensed:
 
 
 def condense(track: VoiceTrack, total: int, start: int, most: int = WINDOW) -> Condensed | None:
-    """The next sound of a clip of ``total`` samples, from sample ``start`` on, up to ``most`` samples of it.
+    """Return the next sound of a clip of ``total`` samples, from sample ``start`` on, up to ``most`` samples.
 
-    ``track`` is searched at most :data:`SCAN_S` further than before. ``None`` if that was not enough: call again.
+    ``track`` is searched at most :data:`SCAN_S` further than before. Returns ``None`` if the search must go on: call
+    again.
     """
     first, edge = start // FRAME, round(EDGE_S * RATE)
     limit = track.heard + round(SCAN_S * RATE / FRAME)
@@ -85,10 +86,10 @@ def condense(track: VoiceTrack, total: int, start: int, most: int = WINDOW) -> C
 
 
 def drawn_to_voice(segments: Sequence[Segment], track: VoiceTrack, after: float = 0.0) -> list[Segment]:
-    """Segments of a clip, in order, each beginning and ending with the voice that is in it; none before ``after``.
+    """Move the begin and end of a clip's segments, in order, to the voice inside each segment; none before ``after``.
 
-    Of a stretch of voice that lies in two segments, a piece shorter than :data:`TOLERANCE_S` is left to the one that
-    has more of it. A segment without voice stays as it is.
+    If a stretch of voice lies in two segments, a piece shorter than :data:`TOLERANCE_S` goes to the segment with the
+    larger piece. A segment without voice does not change.
     """
     if not segments:
         return []

@@ -1,8 +1,8 @@
-"""Bounds on what one step of the acoustic stage costs, whatever the text: no characters are lost by them.
+"""Bounds on the cost of one step of the acoustic stage for any text; no characters are lost.
 
 Characters say little about cost. Reading a run of 200 characters without a space takes the voice a hundred times as
 long as a sentence of 200 (its search over the run's tokens grows with their cube), and ``999`` is six times as many
-phonemes as ``cat``. So runs are taken apart before they are read, and phonemes are cut after.
+phonemes as ``cat``. Runs are therefore split before reading, and phonemes are cut after reading.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HTML entities in text that comes in pieces: ``&amp;`` is ``&``."""
+"""HTML entities in text received in pieces: ``&amp;`` is ``&``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _BEGUN = re.compile(r"&(?:#?[A-Za-z0-9]{0,32})?\Z")
 
 
 class Entities:
-    """A fold from pieces of text to text in which each entity is decoded once. Names that HTML does not know stay."""
+    """A decoder that takes text in pieces and decodes each entity once. Names unknown to HTML stay."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def push(self, text: str, end: bool = False) -> str:
-        """Take more text and give what is certain; with ``end``, all that is left."""
+        """Take more text and return the decoded text that is certain; with ``end``, all remaining text."""
         text = self._held + text
         begun = None if end else _BEGUN.search(text, max(0, len(text) - 34))
         self._held = "" if begun is None else begun[0]

@@ -1,7 +1,7 @@
-"""Figures that are no plain numbers, in words: codes that begin with 0, telephone numbers, versions, addresses, chains.
+"""Figures other than plain numbers, in words: codes with leading zeros, telephone numbers, versions, addresses, chains.
 
-Plain numbers, times, dates, fractions, money and units are left: the voice reads those itself. It loses the zeros that
-a number begins with or a decimal ends with, and runs numbers together that marks without a space keep apart.
+Plain numbers, times, dates, fractions, money and units are left to the voice. The voice loses a number's leading zeros
+and a decimal's trailing zeros, and joins numbers separated by marks without a space.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FIGURES = re.compile(
 
 
 def figures(text: str) -> str:
-    """``text`` with words for those figures."""
+    """Return ``text`` with words in place of such figures."""
     text = _THOUSANDS.sub(lambda match: match[0].replace(" ", ","), text)
     text = _MONTH_AND_0.sub(r"\1", _0_AND_MONTH.sub(r"\1", _STAMP.sub(" ", text)))
     return _FIGURES.sub(_read, _CENTS.sub(r"\g<1>0", text))
@@ -98,7 +98,7 @@ def _words(match: re.Match[str]) -> str | None:
 
 
 def _apart(text: str) -> str:
-    """Each code in a row of a few, and the numbers between them as they are."""
+    """Spell each code in a row of codes, and keep the numbers between codes."""
     return re.sub(r"\d+", lambda match: _spelled(match[0]) if _coded(match[0]) else match[0], text)
 
 

@@ -1,7 +1,7 @@
-"""Cutting English text into what is said in one breath, while the text is still being written.
+"""Cutting English text into sentences while the text is still being written.
 
-Where text is cut depends on the text alone, never on how it arrives. A sentence leaves as soon as it is certain that it
-has ended, which takes one look at the word behind it.
+The cuts depend on the text alone, never on the pieces in which the text arrives. A sentence leaves as soon as its end
+is certain, after one look at the next word.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _STARTERS = _words(
 
 
 class SentenceSplitter:
-    """A fold from pieces of text to sentences.
+    """A splitter that takes pieces of text and returns sentences.
 
-    ``opening_limit`` lets the first sentence be cut early at a clause (``None``: it is cut like the others).
-    ``skip_code`` leaves out what stands between lines of three backticks. HTML entities are decoded, once. Sentences
+    ``opening_limit`` lets the first sentence be cut early at a clause (``None``: the first sentence is cut like
+    others). ``skip_code`` leaves out text between lines of three backticks. HTML entities are decoded, once. Sentences
     have no surrounding space and are at most ``limit`` characters long.
     """
 
@@ -73,7 +73,7 @@ class SentenceSplitter:
         self._entities = Entities()
 
     def push(self, text: str, end: bool = False) -> list[str]:
-        """Take more text and give the sentences that are certain now; with ``end``, all that is left."""
+        """Take more text and return the sentences that are certain now; with ``end``, all remaining text."""
         self._text = _SPACE_RUN.sub(_one_space, self._text + self._entities.push(text, end)).lstrip()
         sentences: list[str] = []
         while self._text:
@@ -92,7 +92,7 @@ class SentenceSplitter:
         return sentences
 
     def _leave_code(self, end: bool) -> bool:
-        """Drop a fenced block from the front. Whether its end has come (or it turned out to be none)."""
+        """Drop a fenced block from the front. Returns whether the block's end has come (or the text is no block)."""
         close = self._text.find(_FENCE, len(_FENCE))
         if close >= 0:
             self._text = self._text[close + len(_FENCE) :].lstrip()

@@ -1,6 +1,6 @@
-"""What of a written sentence is spoken: markup, pictures and addresses become words or go.
+"""Text normalisation of a written sentence for speech: markup, pictures and addresses become words or are removed.
 
-Numbers, dates, times, money, units and abbreviations are left: the voice's own normalisation reads those.
+Numbers, dates, times, money, units and abbreviations are left to the voice's own normalisation.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ _SIGNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def speakable(sentence: str) -> str:
-    """The words of a sentence for the voice, on one line; empty if there is nothing in it to say.
+    """Return a sentence's words for the voice, on one line; empty if the sentence has nothing to say.
 
-    Its characters are of :data:`~omni_actors.models.omni_demo.alphabet.ALPHABET`.
+    All characters are in :data:`~omni_actors.models.omni_demo.alphabet.ALPHABET`.
     """
     text = " ".join(sentence.split("\n"))
     for pattern, replacement in _SIGNS:

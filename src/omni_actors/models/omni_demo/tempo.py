@@ -1,4 +1,4 @@
-"""Making speech faster or slower without changing its pitch."""
+"""Making speech faster or slower without a change of pitch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SEARCH_S = 0.010
 
 
 def change_tempo(samples: Samples, tempo: float, sample_rate: int) -> Samples:
-    """``samples`` (float32 [n]) played ``tempo`` times as fast, float32 [round(n / tempo)]; same pitch.
+    """Return ``samples`` (float32 [n]) played ``tempo`` times as fast, float32 [round(n / tempo)]; same pitch.
 
-    Waveform-similarity overlap-add: windows of 30 ms are laid half over half; each is taken from where it continues the
-    one before best, within 10 ms of where the tempo would have it.
+    Waveform-similarity overlap-add: windows of 30 ms overlap by half; each window is taken from the place within 10 ms
+    of the nominal one where the window best continues the window before.
     """
     length = round(len(samples) / tempo)
     hop = round(sample_rate * WINDOW_S / 2)

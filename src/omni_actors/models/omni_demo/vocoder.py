@@ -30,7 +30,7 @@ TEMPO_TOLERANCE = 0.02
 
 @dataclass(slots=True)
 class Sounding:
-    """One request's state: whether any sound of it has been made."""
+    """The state of one request: whether any sound has been made."""
 
     work: Work
     begun: bool = False
@@ -46,7 +46,7 @@ class Spectra:
 
 class Vocoder(GenerationAdapter[Sounding, Spectra]):
     """hibari's signal processing. The noise in a sentence is drawn from the request's seed and the sentence's place, so
-    that it does not depend on what else was said or is being said."""
+    that the noise does not depend on other sentences or requests."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)

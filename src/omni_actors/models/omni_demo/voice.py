@@ -1,4 +1,4 @@
-"""The hibari package, imported from the weights' folder (it is not installed) under a name of its own."""
+"""The hibari package, imported under a name of its own from the weights' folder, without installation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "_omni_demo_hibari"
 
 
 def package(folder: str | Path) -> ModuleType:
-    """The package in ``folder/hibari``. Raises :class:`FileNotFoundError` if it is not there."""
+    """Import the package in ``folder/hibari``. Raises :class:`FileNotFoundError` if the folder is missing."""
     if NAME in sys.modules:
         return sys.modules[NAME]
     root = Path(folder) / "hibari"
@@ -29,6 +29,6 @@ def package(folder: str | Path) -> ModuleType:
 
 
 def signal_processing(folder: str | Path) -> ModuleType:
-    """The part that turns spectra into sound."""
+    """Return hibari's module for turning spectra into sound."""
     package(folder)
     return importlib.import_module(f"{NAME}.dsp")

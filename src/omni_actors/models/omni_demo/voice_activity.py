@@ -1,4 +1,4 @@
-"""Voice activity: which parts of a clip hold a voice, by Silero's net, or by loudness where that is missing."""
+"""Voice activity detection: the parts of a clip with a voice, by Silero's net, or by loudness without the net."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class VoiceActivity:
 
 
 class VoiceTrack:
-    """Which frames of one clip are voice. ``voiced`` is bool [frames], true only for what has been heard so far."""
+    """The frames of one clip with voice. ``voiced`` is bool [frames], true only for frames searched so far."""
 
     def __init__(self, net: Any, threshold: float, samples: Samples) -> None:
         frames = -(-len(samples) // FRAME)

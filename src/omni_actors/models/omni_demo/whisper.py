@@ -53,10 +53,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What one window says. ``advance_s`` is how far the next window begins behind this one (at most 30 s).
+    """The transcript of one window. ``advance_s`` is the distance to the begin of the next window (at most 30 s).
 
-    ``tokens`` counts the tokens of ``text``, ``kept`` those of them that the next window does not say again. ``cut``
-    says that the transcript has as many tokens as were asked for, and ends there.
+    ``tokens`` counts the tokens of ``text``, ``kept`` the tokens not repeated by the next window. ``cut`` says that the
+    transcript has reached the number of tokens asked for, and ends there.
     """
 
     text: str
@@ -73,8 +73,8 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A decoded row: its tokens without the prompt and the end, the sum of their log-probabilities (the end's too).
-    ``cut`` says that it reached the limit that was asked for."""
+    """A decoded row: tokens without the prompt and the end, and the sum of log-probabilities (with the end's). ``cut``
+    says that the row reached the limit asked for."""
 
     tokens: list[int]
     logprob: float
@@ -85,9 +85,9 @@ class _Row:
 class Whisper:
     """An English-only Whisper (transformers' folder) in float32 on the CPU's own thread pool.
 
-    Whisper was trained on windows of 30 s, where what a clip lacks is silence. For the words alone most of that silence
-    need not be heard: the encoder's work then goes with the clip's length. ``padding_s`` is how much of it is; with 30
-    all is. Timestamps and prompts get less exact by that, so a clip with those is heard in 30 s.
+    Whisper was trained on windows of 30 s, padded with silence. For words alone most of the padding can be left out,
+    and the encoder's work is proportional to the clip's length. ``padding_s`` is the padding kept, in seconds; with 30
+    all of it. Less padding makes timestamps and prompts less exact, so a clip with either is padded to 30 s.
     """
 
     def __init__(self, folder: str, max_new_tokens: int, padding_s: float) -> None:
@@ -109,7 +109,7 @@ class Whisper:
         self._padding_s = padding_s
 
     def window_s(self, samples: Samples, prompt: tuple[int, ...], timestamps: bool) -> float:
-        """How long a window this clip is heard in: one that can go into a batch with others of the same."""
+        """Return the length of a clip's window in seconds: clips with windows of equal length can share a batch."""
         if prompt or timestamps:
             return WINDOW_S
         return min(WINDOW_S, BUCKET_S * math.ceil((len(samples) / RATE + self._padding_s) / BUCKET_S))
@@ -124,8 +124,8 @@ class Whisper:
         return tuple(tokens[-most:])
 
     def warm_up(self) -> None:
-        """Hear a second of silence. Raises :class:`WarmUpError` when the model computes no numbers: by these it would
-        find no end."""
+        """Decode a second of silence. Raises :class:`WarmUpError` when the model computes NaN, with which decoding
+        would never end."""
         silence = np.zeros(RATE, np.float32)
         with torch.inference_mode():
             features = self._extractor([silence], sampling_rate=RATE, return_tensors="pt").input_features
@@ -206,7 +206,7 @@ class Whisper:
         timestamps: bool,
         limits: Sequence[int | None],
     ) -> list[_Row]:
-        """Decode every row of ``encoded`` [rows, frames, width], each to its own limit."""
+        """Decode every row of ``encoded`` [rows, frames, width], each row to its own limit."""
         rows = encoded.shape[0]
         start = [self._previous, *prompt, self._start] if prompt else [self._start]
         initial = start if timestamps else [*start, self._no_timestamps]
@@ -271,10 +271,10 @@ class Whisper:
         )
 
     def _segments(self, tokens: list[int], seconds: float, *, cut: bool) -> tuple[list[Segment], float, int]:
-        """Segments, how far the next window begins behind this one, and how many tokens lie before that.
+        """Return segments, the distance to the begin of the next window, and the number of tokens before that begin.
 
-        Segments end at pairs of timestamps. What follows the last pair is left to the next window; after tokens that
-        are ``cut`` there is none, so it is a segment to the end of the window.
+        Segments end at pairs of timestamps. Text after the last pair is left to the next window; tokens that are
+        ``cut`` have no next window, so the text is a segment to the end of the window.
         """
         stamped = [token >= self._first_stamp for token in tokens]
         ends_open = stamped[-2:] == [False, True]  # the window's last words end inside it

@@ -1,1 +1,1 @@
-"""Kyutai's Pocket TTS: a transformer and a flow head that make latents, and Mimi's architecture around those."""
+"""Kyutai's Pocket TTS: a transformer and a flow head generate latents, and a Mimi codec decodes the latents."""

@@ -1,4 +1,5 @@
-"""The codec: Mimi's architecture around continuous latents. It lies beside the checkpoint, which names it."""
+"""The codec: Mimi's architecture around continuous latents, in a folder beside the checkpoint, named by the
+checkpoint."""
 
 from __future__ import annotations
 

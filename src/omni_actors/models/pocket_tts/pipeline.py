@@ -11,7 +11,7 @@ VOICES = "voices"
 
 
 def describe(folder: Path) -> PipelineFacts:
-    """The checkpoint's own voices, if it has any."""
+    """Return the checkpoint's own voices, if any."""
     names = tuple(sorted(file.stem for file in (folder / VOICES).glob("*.safetensors")))
     return PipelineFacts(voices=names or None)
 

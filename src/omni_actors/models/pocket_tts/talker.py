@@ -87,14 +87,15 @@ class Talker(speech.Talker):
                 return
 
     def _parts(self, text: str) -> Iterator[str]:
-        """What is said in one go each: sentences, some together where they are short."""
+        """Split a text into parts spoken one at a time: sentences, with short sentences joined."""
         for block in _blocks(text):
             yield from self._processor.split_text(block, int(self.hello.options["sentence_tokens"]))
 
     def _say(
         self, text: str, voice: torch.Tensor | None, how: Speech, place: int, asked: int | None
     ) -> Iterator[Frames | Usage]:
-        """One part of a text. ``place`` numbers its first frame in the utterance, which may have ``asked`` of them."""
+        """Speak one part of a text. ``place`` numbers the part's first frame in the utterance of at most ``asked``
+        frames."""
         model, recommended = self._model, self._recommended
         inputs, words, tail = self._prompt(text, voice)
         length = inputs["input_ids"].shape[1]
@@ -136,7 +137,8 @@ class Talker(speech.Talker):
         return latents
 
     def _prompt(self, text: str, voice: torch.Tensor | None) -> tuple[dict[str, torch.Tensor], int, int]:
-        """What the model reads, how many tokens of it are text, and how many frames follow the one that ends speech."""
+        """Return the model's prompt, the number of text tokens in the prompt, and the number of frames after the end of
+        speech."""
         parts: list[dict[str, str]] = [{"type": "text", "text": text}]
         if voice is not None:
             parts.insert(0, {"type": "audio"})

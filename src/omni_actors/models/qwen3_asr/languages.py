@@ -1,4 +1,4 @@
-"""The languages that Qwen3-ASR was trained on, by the names that its prompt calls them (from its model card)."""
+"""The languages in Qwen3-ASR's training, by their names in the prompt (from the model card)."""
 
 LANGUAGES = {
     "ar": "Arabic",

@@ -1,4 +1,4 @@
-"""Qwen3-ASR's decoder: its prompts, and the language that it names before the transcript."""
+"""Qwen3-ASR's decoder: prompts, and the language named before the transcript."""
 
 from __future__ import annotations
 
@@ -74,16 +74,16 @@ def _head(work: Work) -> Head:
 
 
 class Head:
-    """Takes ``language NAME<asr_text>`` off the beginning of an answer that comes in pieces. ``asked`` is the language
-    that was asked for: then the answer is the transcript alone."""
+    """A parser that removes ``language NAME<asr_text>`` from the beginning of an answer in pieces. With ``asked``, the
+    language that was asked for, the answer is the transcript alone."""
 
     def __init__(self, asked: str | None) -> None:
         self._language = asked
         self._held: str | None = "" if asked is None else None
 
     def push(self, text: str, finish_reason: str | None) -> tuple[str, str | None]:
-        """What of the transcript is certain now, and the language's code once it is known (at the first text). The
-        answer is over when it has a ``finish_reason``; a head that a limit (``length``) has cut is no transcript."""
+        """Return the part of the transcript that is certain, and the language's code once known (at the first text).
+        The answer is over when ``finish_reason`` is given; a head cut by a limit (``length``) is no transcript."""
         if self._held is None:
             language, self._language = self._language, None
             return text, language

@@ -1,7 +1,7 @@
 """The engines of ``stub-voice``: deterministic, quick to start, and with faults on request.
 
-A prompt (or a text to say) may hold a fault as a word ``!fault:stage``: ``refuse`` (400), ``fail`` (500), ``crash``
-(the worker kills itself when it would work on it), ``stall`` (nothing comes of it).
+A prompt (or a text to speak) may hold a fault as a word ``!fault:stage``: ``refuse`` (400), ``fail`` (500), ``crash``
+(the worker kills itself on reaching the request), ``stall`` (the request never ends).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SAMPLES_PER_WORD = 1200
 
 
 def word(seed: int, place: int) -> int:
-    """Which of :data:`WORDS` comes at a place of an answer."""
+    """Return the word of :data:`WORDS` at a place of an answer."""
     return zlib.crc32(f"{seed}:{place}".encode()) % len(WORDS)
 
 
 def written(prompt: str, count: int) -> list[int]:
-    """An answer: indices of its words."""
+    """Return an answer as indices of words."""
     seed = zlib.crc32(prompt.encode())
     return [word(seed, place) for place in range(count)]
 
@@ -48,7 +48,7 @@ def text_of(words: list[int]) -> str:
 
 
 def sound(said: str, place: int) -> bytes:
-    """What a word sounds like at its place: 50 ms of 16-bit PCM."""
+    """Return the sound of a word at its place: 50 ms of 16-bit PCM."""
     phase = np.arange(place * SAMPLES_PER_WORD, (place + 1) * SAMPLES_PER_WORD)
     pitch = 200 + zlib.crc32(said.encode()) % 600
     return (8000 * np.sin(2 * np.pi * pitch * phase / SAMPLE_RATE)).astype("<i2").tobytes()
@@ -60,9 +60,9 @@ def faults_of(text: str, stage: str) -> set[str]:
 
 @dataclass(slots=True)
 class _Held:
-    """A request: the words that a speaker has of it, how many it is made of so far, how many of them are ``said``, and
-    whether ``more`` come. ``told`` of them the client has from an earlier attempt; ``heard`` says that it has
-    something of this one."""
+    """The state of one request: the speaker's words so far, how many of the words are ``said``, and whether ``more``
+    come. The client has ``told`` words from an earlier attempt; ``heard`` says that the client has output of this
+    attempt."""
 
     work: Work
     faults: set[str] = field(default_factory=set)
@@ -80,7 +80,7 @@ class _Held:
 
 
 class _Stub(Engine):
-    """What both have in common: every request that can run says one word in a step."""
+    """The common base of both engines: every runnable request produces one word in a step."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -124,7 +124,7 @@ class _Stub(Engine):
         return {"running": len(self._held)}
 
     def take(self, work: Work, text: str) -> _Held:
-        """Let a request in, with the faults that it asks of this stage."""
+        """Admit a request, with the faults planned for this stage."""
         faults = faults_of(text, self.hello.stage)
         if "refuse" in faults:
             raise invalid_request("asked to refuse", param="prompt")
@@ -133,7 +133,7 @@ class _Stub(Engine):
 
     @abstractmethod
     def say(self, key: int, held: _Held, out: Outbox) -> None:
-        """The next word, or those that are told already."""
+        """Produce the next word, or the words told already."""
 
     @abstractmethod
     def usage(self, held: _Held) -> Usage: ...
@@ -172,7 +172,7 @@ class Writer(_Stub):
 
 
 class Speaker(_Stub):
-    """Sound, from the words of a text or of what a writer sends."""
+    """An engine that makes sound from the words of a text or of a writer's output."""
 
     def admit(self, work: Work) -> None:
         speech = work.params.get("speech")

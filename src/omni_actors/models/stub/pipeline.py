@@ -1,4 +1,4 @@
-"""Three stages that hand text on: everything a deployment has but a model."""
+"""Three stages in a row without a model, for tests of everything else in a deployment."""
 
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.protocol.options import Option

@@ -1,7 +1,7 @@
 """VibeVoice: a text of one or several speakers, and a clip of a voice → latents → 24 kHz sound, in one stage.
 
-The model hears its own sound: each frame's samples go through an encoder into the next step. So there is no codec that
-could stand apart.
+The model's own sound is its input: each frame's samples go through an encoder into the next step. The codec is
+therefore no stage of its own.
 """
 
 from omni_actors.models.common.speech_pipeline import speech_pipeline

@@ -1,8 +1,8 @@
-"""The talker: a language model that says, step by step, whether speech begins, goes on or ends.
+"""The talker: a language model decides, step by step, whether speech begins, goes on or ends.
 
-Where it goes on, a diffusion head makes a latent of the model's hidden state, the decoder makes it sound, and an
-encoder hears that sound: both the latent and what is heard are the next step's input. With guidance, a second context
-that holds no text runs beside the first, and what the text changes is enlarged.
+Where speech goes on, a diffusion head makes a latent of the model's hidden state, the decoder makes sound of the
+latent, and an encoder encodes the sound: latent and encoding are the next step's input. With guidance, a second context
+without text runs beside the first, and the difference made by the text is enlarged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SCHEDULE = {"beta_schedule": "squaredcos_cap_v2", "prediction_type": "v_predict
 
 
 class Talker(speech.Talker):
-    """Its frames are sound, [1, samples]."""
+    """The talker stage's engine; frames are sound, [1, samples]."""
 
     frames = "samples"
     languages = PIPELINE.languages
@@ -153,8 +153,8 @@ class Talker(speech.Talker):
 
 
 def _turns(asked: Speech) -> list[dict[str, Any]]:
-    """A turn for each line that names a speaker, with the lines behind it that name none; what comes before the first
-    such line is said by the voice."""
+    """Return a turn for each line that names a speaker, with the following lines without a name; the voice speaks lines
+    before the first name."""
     voice = VOICES[0] if asked.voice == "default" else asked.voice
     turns: list[tuple[str, list[str]]] = []
     for line in (asked.text or "").splitlines():
@@ -170,8 +170,8 @@ def _turns(asked: Speech) -> list[dict[str, Any]]:
 
 
 class _Tokens:
-    """Chooses the likeliest of the few tokens that may be said. Guidance works on them too, as it does in transformers:
-    there the text is set against a context of the tokens said so far, as if they were text."""
+    """Chooses the likeliest of the few allowed tokens. Guidance applies to tokens too, as in transformers, where the
+    text is compared with a context of the tokens generated so far."""
 
     def __init__(self, model: Any, prompt: torch.Tensor, sayable: list[int], guidance: float) -> None:
         self._sayable = sayable
@@ -181,7 +181,7 @@ class _Tokens:
             self._guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(guidance, model)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token, by its logits [1, vocabulary]. Raises :class:`OutputError` if they are not finite."""
+        """Choose the next token by logits [1, vocabulary]. Raises :class:`OutputError` if the logits are not finite."""
         scores = logits.to(torch.float32)
         if not bool(scores.isfinite().all()):
             raise OutputError("logits are not finite")

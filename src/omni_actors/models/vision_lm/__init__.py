@@ -1,1 +1,1 @@
-"""Vision-language models: prompts with pictures. vLLM computes them."""
+"""Vision-language models: prompts with pictures, computed by vLLM."""

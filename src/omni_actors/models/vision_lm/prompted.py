@@ -1,4 +1,4 @@
-"""A vision-language folder whose network another engine runs, towers and all."""
+"""Prompts of a vision-language folder with a network, encoders included, that another engine runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PromptedVLM(PromptedLM):
         return self._checked(super().feed(key, port, payload, end))
 
     def _checked(self, prompt: PromptInput) -> PromptInput:
-        """The same, if each mark in it is an image's: a client's text may hold them too."""
+        """Return the prompt, if each image mark belongs to an image: a client's text may hold marks too."""
         images = len(prompt.media.get("image", ()))
         marks = images if self._mark is None else prompt.tokens.count(self._mark)
         if marks != images:

@@ -28,9 +28,9 @@ class _Waiting:
 
 
 class PicturedPrompts(Prompts):
-    """Requests' prompts as token ids, with one mark of the model's for each image: whoever computes its features widens
-    that. How a chat is written down, the folder's template says: most of those that know images want each message's
-    content as a list of parts, and some drop what is not."""
+    """Turns requests into prompts of token ids, with one of the model's marks for each image: the engine that computes
+    the image's features widens the mark. The folder's template renders a chat: most templates with images expect each
+    message's content as a list of parts, and some drop plain strings."""
 
     def __init__(self, text: Text, vocab_size: int, most: int) -> None:
         super().__init__(text, vocab_size, most)
@@ -66,8 +66,8 @@ class PicturedPrompts(Prompts):
         return PromptInput(tokens, media={"image": shown} if shown else {})
 
     def _written(self, waiting: _Waiting) -> tuple[list[dict[str, Any]], list[Image.Image]]:
-        """The messages as the template wants them, and their images in order. Raises 400 for a part that is neither
-        text nor an image that came."""
+        """Return the messages in the template's form, and the images in order. Raises 400 for a part that is neither
+        text nor a received image."""
         messages = waiting.prompt.messages or []
         if not self._in_parts:
             return fill_transcripts(messages, {}), []
@@ -92,7 +92,8 @@ class PicturedPrompts(Prompts):
 
 
 def takes_parts(tokenizer: Any) -> bool:
-    """Whether the chat template goes through the parts of a content, rather than to print it as it is."""
+    """Return whether the chat template iterates over the parts of a content, rather than print the content
+    unchanged."""
     told = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
     try:
         text: str = tokenizer.apply_chat_template(told, tokenize=False)

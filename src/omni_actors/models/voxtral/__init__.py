@@ -1,1 +1,1 @@
-"""Voxtral: a Whisper encoder and a Llama decoder that answers about what it hears, and writes it down."""
+"""Voxtral: a Whisper encoder, and a Llama decoder that answers questions about sound and transcribes sound."""

@@ -1,8 +1,8 @@
 """Voxtral's decoder and its prompts.
 
-The prompts are those of mistral-common's instruct tokenizer, version 7 and later
+The prompts follow mistral-common's instruct tokenizer, version 7 and later
 (https://github.com/mistralai/mistral-common, ``tokens/tokenizers/instruct.py``): marks are tokens of their own, and no
-text of a client's ever becomes one.
+client's text ever becomes a mark.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Decoder(Listener):
             raise invalid_request("Only a user's message may bring clips.", param="messages")
 
     def _encode(self, text: str) -> list[int]:
-        """A text's tokens; the name of a mark in it is text too."""
+        """Return a text's tokens; the name of a mark inside the text is text too."""
         ids: list[int] = self.text.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return ids
 
@@ -125,7 +125,7 @@ def _joined(contents: Any) -> Iterator[str | None]:
 
 
 def _version(folder: Path) -> int:
-    """The version of the folder's tokenizer, as its ``tekken.json`` names it; 0 where there is none."""
+    """Return the version of the folder's tokenizer from ``tekken.json``; 0 without the file."""
     try:
         return int(json.loads((folder / "tekken.json").read_text())["config"]["version"].lstrip("v"))
     except FileNotFoundError:
