@@ -38,20 +38,20 @@ class Ceiling:
 
 CEILINGS = {
     "actors": Ceiling(pronouns=9.5, riddles=3),
-    "connectors": Ceiling(pronouns=10.0, riddles=12),
+    "connectors": Ceiling(pronouns=5.0, riddles=0),
     "entrypoints": Ceiling(pronouns=9.5, riddles=54),
     "media": Ceiling(pronouns=9.0, riddles=7),
     "models": Ceiling(pronouns=9.0, riddles=65),
-    "omni_actors": Ceiling(pronouns=9.0, riddles=0),
+    "omni_actors": Ceiling(pronouns=5.0, riddles=0),
     "orchestrator": Ceiling(pronouns=11.5, riddles=20),
     "pipelines": Ceiling(pronouns=11.0, riddles=24),
     "platforms": Ceiling(pronouns=11.0, riddles=74),
-    "plugins": Ceiling(pronouns=13.5, riddles=2),
-    "protocol": Ceiling(pronouns=9.5, riddles=20),
+    "plugins": Ceiling(pronouns=5.5, riddles=0),
+    "protocol": Ceiling(pronouns=4.5, riddles=0),
     "stages": Ceiling(pronouns=13.0, riddles=8),
-    "telemetry": Ceiling(pronouns=11.0, riddles=3),
-    "testing": Ceiling(pronouns=9.0, riddles=2),
-    "worker": Ceiling(pronouns=11.0, riddles=54),
+    "telemetry": Ceiling(pronouns=6.0, riddles=0),
+    "testing": Ceiling(pronouns=4.5, riddles=0),
+    "worker": Ceiling(pronouns=9.0, riddles=40),
 }
 """Lower a figure when a package has become better; never raise one."""
 

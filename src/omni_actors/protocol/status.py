@@ -1,5 +1,5 @@
-"""The status of a deployment as values: the health of its stages, the load on admission, and what became of requests
-whose worker died.
+"""The status of a deployment as values: the health of its stages, the load on admission, and the counts of resumed
+requests.
 
 The orchestrator makes these values; the API handlers and the metrics read them.
 """
@@ -51,7 +51,7 @@ class StageHealth:
     """The state of each replica."""
     restarts: int
     progress: str
-    """What the first replica that is not live is doing, or ``ready``."""
+    """The present step of the first replica that is not live, or ``ready``."""
     last_error: ErrorInfo | None
     replacing: bool = False
     """Whether a command is replacing a replica: new requests wait for that replica if no other one is live."""
@@ -86,7 +86,7 @@ class AdmissionLoad:
 
 @dataclass(frozen=True, slots=True)
 class ResumeCounts:
-    """What became of requests whose worker died, since the start of the deployment."""
+    """The outcomes of requests whose worker died, since the start of the deployment."""
 
     resumed: Mapping[str, int]
     """Attempts begun after a worker's death, by the stage of that worker."""
