@@ -74,5 +74,5 @@ def test_what_cannot_be_is_refused_by_its_name(plan: Plan, fields: dict[str, Any
 
 
 def test_an_engine_that_cannot_hold_an_answer_to_a_form_refuses_it() -> None:
-    with pytest.raises(OmniError, match="does not hold answers to a form"):
+    with pytest.raises(OmniError, match="does not support structured output"):
         said(resolve("causal-lm", platform="cpu"), response_format={"type": "json_object"})

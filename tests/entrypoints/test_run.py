@@ -47,7 +47,7 @@ def test_a_failure_is_one_line_behind_the_workers_own() -> None:
         (("--params", "[]"), "--params takes a JSON object"),
         (("hello", "--output", "x.wav"), "answers in text only"),
         (("hello", "--output", "no/such/folder/x.wav"), "there is no folder 'no/such/folder'"),
-        ((), "There is nothing to answer"),
+        ((), "Give a prompt or a file"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(arguments: tuple[str, ...], message: str) -> None:

@@ -89,8 +89,8 @@ def test_a_unix_socket_a_limit_and_no_trace_of_them(tmp_path: Path) -> None:
         (["--limit", "write_s=nan"], "takes a positive number"),
         (["--limit", "write_s=3", "--server", "hypercorn"], "builtin"),
         (["--ssl-keyfile", __file__], "--ssl-certfile"),
-        (["--uds", "door", "--port", "8000"], "--uds is in place of --port"),
-        (["--uds", "door", "--host", "::"], "--uds is in place of --host"),
+        (["--uds", "door", "--port", "8000"], "--uds excludes --port"),
+        (["--uds", "door", "--host", "::"], "--uds excludes --host"),
         (["--host", ""], "an address or name is needed"),
     ],
 )

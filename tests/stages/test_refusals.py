@@ -85,8 +85,8 @@ WORDS = {
     "replica_awake": "it is not asleep",
     "replica_asleep": "Use 'wake' first",
     "replica_not_ready": "Try again when 'omni-actors replicas list' shows it as ready",
-    "replica_not_running": "The next one is started by itself",
-    "replica_busy": "an earlier 'replace' is still at it",
+    "replica_not_running": "The next worker starts by itself",
+    "replica_busy": "an earlier 'replace' is still being carried out",
 }
 
 

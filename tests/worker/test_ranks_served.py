@@ -95,7 +95,7 @@ async def until_gone(pids: list[int], within_s: float = 20) -> None:
 
 
 FAULTS = {
-    "the leader is killed": (0, signal.SIGKILL, "crash", "ended without a word"),
+    "the leader is killed": (0, signal.SIGKILL, "crash", "ended without a message"),
     "the follower is killed": (1, signal.SIGKILL, "crash", "RankLost in the worker's loop: rank 1 (pid"),
     "the follower stands still": (1, signal.SIGSTOP, "stuck", "the worker is stuck"),
 }

@@ -300,7 +300,7 @@ class Admission:
         gates, limits = waiter.shape.gates, self.limits
         wait_s = max(gate.wait_s(now) for gate in gates if gate.pace.since is not None or gate is self._whole)
         if reason == "queue_bytes":
-            message = f"{limits.max_queued_bytes} bytes of requests wait already (max_queued_bytes)."
+            message = f"{limits.max_queued_bytes} bytes of requests are waiting already (max_queued_bytes)."
         else:
             full = next((f" in stage '{gate.name}'" for gate in gates if gate.name and not waiter.room_at(gate)), "")
             message = f"The server is full: {self._whole.used} requests are in flight{full}"

@@ -34,7 +34,7 @@ def check_known(request: Request, facts: Mapping[str, Any], sections: Collection
     if not isinstance(prompt, Prompt) or prompt.messages is None:
         return
     for name in sorted(prompt.chat_template_kwargs.keys() & set(facts.get("reserved_variables", ()))):
-        raise invalid_request(f"'{name}' is no variable of the chat template.", f"chat_template_kwargs.{name}")
+        raise invalid_request(f"'{name}' is not a variable of the chat template.", f"chat_template_kwargs.{name}")
     if context is None:
         return
     if isinstance(sampling, Sampling) and sampling.max_tokens is not None and sampling.max_tokens >= context:

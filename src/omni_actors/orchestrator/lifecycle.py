@@ -198,8 +198,12 @@ class RequestLifecycle:
         waiting = {edge.source for edge in record.subgraph.edges if edge.target in stages}
         for replica in holding:
             if replica.stage.name not in waiting and replica.sentence is None:
-                log.error("%s does not let go of a request; it is killed", replica.name, extra={"request": record.id})
-                replica.kill("unreleased", "it did not let go of a request that was over")
+                log.error(
+                    "%s does not release a request that is over; its worker is killed",
+                    replica.name,
+                    extra={"request": record.id},
+                )
+                replica.kill("unreleased", "it did not release a request that was over")
         self.unreleased.add(record)
 
     # ---- the deployment

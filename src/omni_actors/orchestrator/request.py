@@ -103,7 +103,7 @@ class RequestStream:
 
     async def __aenter__(self) -> Self:
         if self.state is not RequestState.NEW:
-            raise RuntimeError("a request is entered once; open another one")
+            raise RuntimeError("a request can be entered only once; open another request")
         observer = self._observer
         try:
             await self._owner.admit(self)

@@ -99,7 +99,7 @@ def poison(stage: str) -> OmniError:
     """Return the error for a request that ends every worker it enters (500) and is not tried again."""
     return OmniError(
         ErrorInfo(
-            message=f"The worker of stage '{stage}' ended on this request, also when it held no other one.",
+            message=f"The worker of stage '{stage}' ended on this request, also when it held no other request.",
             code="poison",
             status=500,
             stage=stage,
@@ -120,7 +120,7 @@ def not_resumable(stage: str, retry_after: float = 1.0) -> OmniError:
 
 def link_lost(stage: str, retry_after: float = 1.0) -> OmniError:
     """Return the error for a broken connection between two stages' workers before the input was complete (503)."""
-    return _unavailable(stage, f"Stage '{stage}' lost the connection that its input came by.", "link_lost", retry_after)
+    return _unavailable(stage, f"Stage '{stage}' lost the connection that brought its input.", "link_lost", retry_after)
 
 
 def stage_failed(stage: str, message: str = "The stage failed on this request.") -> OmniError:

@@ -131,7 +131,7 @@ class Incarnation(Actor[Never]):
         if replica.state is ReplicaState.DRAINING:
             self._settled.set()
             return  # it was asked to
-        error = self._last_word or ErrorInfo(message="the worker ended without a word", stage=replica.stage.name)
+        error = self._last_word or ErrorInfo(message="the worker ended without a message", stage=replica.stage.name)
         if replica.state is ReplicaState.STARTING:
             cause = "start"
         if replica.sentence is not None:

@@ -47,7 +47,7 @@ class Questions:
             try:
                 send(frame(Query(id, what, args)))
             except FrameTooLarge as error:
-                raise too_large(f"The question is too large: {error}.") from None
+                raise too_large(f"The query is too large: {error}.") from None
             with trio.move_on_after(timeout_s):
                 await pending.event.wait()
         finally:

@@ -38,7 +38,7 @@ def unsupported(replica: StageReplica, action: str) -> OmniError:
     else:
         why = f"its engine ({replica.stage.engine.rpartition(':')[2]}) cannot sleep; vLLM's engine can"
     instead = {
-        "sleep": "To keep new requests away from it use 'drain'; its memory is given back when the server ends.",
+        "sleep": "Use 'drain' to keep new requests away from it; its memory is freed when the server ends.",
         "wake": "If it is drained, 'undrain' lets it take requests again.",
     }
     message = f"Cannot {action} {named(replica)}: {why}. {instead[action]}"
@@ -49,8 +49,8 @@ def busy(replica: StageReplica, action: str, other: str) -> OmniError:
     """409: another command has not finished with the replica."""
     return _conflict(
         replica,
-        f"Cannot {action} {named(replica)} now: an earlier '{other}' is still at it. Try again when that has answered "
-        "('omni-actors replicas list' shows how far it is); 'kill' ends its worker at once.",
+        f"Cannot {action} {named(replica)} now: an earlier '{other}' is still being carried out. Try again when "
+        "that is done ('omni-actors replicas list' shows its progress); 'kill' ends its worker at once.",
         "replica_busy",
     )
 
@@ -70,7 +70,7 @@ def no_worker(replica: StageReplica) -> OmniError:
     """409: there is nothing to kill between two workers."""
     return _conflict(
         replica,
-        f"Cannot kill {named(replica)} now: its worker has ended already. The next one is started by itself.",
+        f"Cannot kill {named(replica)} now: its worker has ended already. The next worker starts by itself.",
         "replica_not_running",
         max(1.0, replica.expected_s()),
     )
@@ -111,8 +111,8 @@ def did_not_start(replica: StageReplica) -> OmniError:
     why = "" if replica.lives.last is None else f": {replica.lives.last.error.message}"
     return OmniError(
         ErrorInfo(
-            message=f"The new worker of {named(replica)} did not start{why}. Another start is tried by itself; the "
-            "server's log has what the worker said.",
+            message=f"The new worker of {named(replica)} did not start{why}. The server tries again; its log "
+            "has the worker's output.",
             type="unavailable_error",
             code="replacement_failed",
             status=503,

@@ -79,7 +79,7 @@ class PatientHandler(logging.Handler):
 
     def _tell_lost(self) -> None:
         if self._lost:
-            self._lines.append(f"({self._lost} lines found no room)")
+            self._lines.append(f"({self._lost} lines were lost because the log's reader is too slow)")
             self._lost = 0
 
     def flush(self) -> None:

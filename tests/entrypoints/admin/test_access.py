@@ -205,7 +205,7 @@ def test_a_blank_key_is_refused_wherever_it_comes_from(option: str, variable: st
 def test_a_key_that_http_would_change_and_one_with_two_rights_are_refused() -> None:
     for arguments, said in (
         (["--api-key", " a"], "blanks around the key"),
-        (["--api-key", "a", "--admin-key", "a"], "may not open the admin routes"),
+        (["--api-key", "a", "--admin-key", "a"], "must not open the admin routes"),
     ):
         done = CliRunner().invoke(cli, ["serve", "stub", *arguments])
         assert done.exit_code == 2

@@ -112,7 +112,7 @@ async def test_speech_events(serve: Callable[..., Any], sse: Any) -> None:
         ("chat", lambda s: [(0, s.text("Hi")), (0, None)], "short stream"),
         ("chat", lambda s: [(0, s.text("Hi", finish="stop") + s.done[:-8])], "inside an event"),
         ("chat", lambda s: [(0, s.text("", finish="stop") + s.usage(1, 1) + s.done)], "no text came"),
-        ("chat", lambda s: [(0, s.text("Hi", finish="stop") + s.done)], "no usage came"),
+        ("chat", lambda s: [(0, s.text("Hi", finish="stop") + s.done)], "the reply has no usage"),
         ("chat", lambda s: [(0, s.text("Hi", finish="stop") + s.usage(1, 0) + s.done)], "usage cannot be right"),
         ("chat", lambda s: [(0, s.text("Hi", finish="stop") + s.usage(1, 1, 3) + s.done)], "usage does not add up"),
         ("chat", lambda s: [(0, s.text("Hi")), (0, s.event({"error": {"message": "stage died"}}))], "stage died"),

@@ -253,7 +253,7 @@ def test_a_language_is_written_in_many_ways(recogniser: Stage, clips: dict[str, 
 
 def test_audio_over_the_deployments_bound_is_refused(demo_weights: Path) -> None:
     recogniser = Stage("asr", demo_weights, max_seconds=2.0)
-    with pytest.raises(OmniError, match="3 s long; the most is 2 s") as caught:
+    with pytest.raises(OmniError, match="3 s long; at most 2 s") as caught:
         recogniser.admit(Transcription(), "audio", [_silence(3.0)])
     assert caught.value.info.status == 400
 

@@ -248,7 +248,7 @@ def test_a_hub_that_breaks_off_for_good_is_said_and_what_came_is_kept(hub: Hub) 
     with pytest.raises(OmniError, match="cannot be reached, or broke off") as caught:
         download(NAME, Kept())
     assert f"models pull {NAME}" in caught.value.info.message
-    assert "What has come so far is kept" in caught.value.info.message
+    assert "The files that were fetched so far are kept" in caught.value.info.message
     assert leftovers() == [f"{blob_name('model-1.safetensors')}.incomplete"]
     hub.cut.clear()
     assert files(download(NAME, Kept())) == NEEDED

@@ -102,7 +102,7 @@ def test_rm_asks_and_removes_what_the_caches_hold_and_nothing_else(pulled: Hub, 
     for name in ("nobody/nothing", "..", "../outside", "a/..", str(outside), "demo", "hub"):
         done = models("rm", "--yes", name)
         assert done.exit_code == 1, name
-        assert "hold nothing called" in done.output
+        assert "contain nothing called" in done.output
     demo_folder().mkdir(parents=True)
     (cache_root() / "demo-12345678").symlink_to(outside)
     assert models("rm", "--yes", "demo", "demo-12345678").exit_code == 0
@@ -125,7 +125,7 @@ def test_rm_of_a_revision_that_is_a_path_removes_nothing(pulled: Hub, path: str)
     (cache_folder().parent / "mine").write_text("mine")
     refused = models("rm", "--yes", NAME, "--revision", path)
     assert refused.exit_code == 1
-    assert "no name of a revision" in refused.output
+    assert "not the name of a revision" in refused.output
     (repository_folder(NAME) / "refs" / "main").write_text("../../..")
     assert models("rm", "--yes", NAME, "--revision", "main").exit_code == 1
     assert (cache_folder().parent / "mine").exists()
@@ -133,7 +133,7 @@ def test_rm_of_a_revision_that_is_a_path_removes_nothing(pulled: Hub, path: str)
 
 
 def test_refusals(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "is of public checkpoints" in models("pull", "demo", "--revision", "v1").output
+    assert "is for public checkpoints" in models("pull", "demo", "--revision", "v1").output
     assert "There are: demo" in models("pull", "demo/nothing").output.replace("there are", "There are")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "offline" in models("pull", NAME).output

@@ -23,7 +23,7 @@ ROOT = "/admin"
 
 HOW = (
     "Send the admin key as 'Authorization: Bearer KEY'. It is the key of 'serve --admin-key' (OMNI_ACTORS_ADMIN_KEY), "
-    "or the one in the file that the server's log names at its start; on the server's machine its own user's "
+    "or the key in the file that the server's log names at its start; on the server's machine its own user's "
     "'omni-actors replicas' finds that by itself. Over a unix socket (serve --uds) this user needs no key."
 )
 

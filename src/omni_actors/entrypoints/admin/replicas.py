@@ -48,7 +48,7 @@ async def command(services: Services, call: Call) -> Reply:
         return _listed(await control.restart(it.stage, it.grace_s))
     if it.stage is None or it.index is None:
         name = "stage" if it.stage is None else "index"
-        raise invalid_request(f"'{it.action}' is for one replica: '{name}' is missing.", name)
+        raise invalid_request(f"'{it.action}' needs '{name}': it is for one replica.", name)
     if it.action == "replace":
         return _listed([await control.replace(it.stage, it.index, it.grace_s)])
     if it.action == "sleep":

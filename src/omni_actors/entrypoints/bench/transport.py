@@ -36,9 +36,7 @@ def transport_command(ways: tuple[str, ...], quick: bool, json_path: Path | None
     The two processes do what two workers do, without a model and without a serving process. Every byte is compared in
     the first rounds of each size. Round trips are p50 / p99; GB/s counts a payload once, by the p50.
     """
-    click.echo(
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; other work on this machine shows in the numbers"
-    )
+    click.echo(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; other work on this machine affects the numbers")
     copies = [memcpy(nbytes, quick=quick) for nbytes in SIZES]
     results = [row for way in ways or WAYS for row in measure(way, quick=quick)]
     console = rich.console.Console()

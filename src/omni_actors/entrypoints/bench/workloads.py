@@ -129,7 +129,7 @@ class Chat(Workload):
             sample.tokens = len(sample.text)
             return
         if usage is None:
-            raise BadReply("no usage came (a server without it: --no-usage)")
+            raise BadReply("the reply has no usage (for a server without usage: --no-usage)")
         sample.tokens = int(usage.get("completion_tokens") or 0)
         sample.prompt_tokens = int(usage.get("prompt_tokens") or 0)
         if sample.tokens < 1 or sample.prompt_tokens < 1:
@@ -188,7 +188,7 @@ class SpeechEvents(Speech):
         if not sample.audio:
             raise BadReply("no audio came")
         if self.usage and not done.get("usage"):
-            raise BadReply("no usage came (a server without it: --no-usage)")
+            raise BadReply("the reply has no usage (for a server without usage: --no-usage)")
 
 
 WORKLOADS: dict[str, type[Workload]] = {
@@ -216,7 +216,7 @@ def _json(data: bytes) -> dict[str, Any]:
     except ValueError:
         raise BadReply(f"an event is not JSON: {data[:80]!r}") from None
     if not isinstance(value, dict):
-        raise BadReply(f"an event is no JSON object: {data[:80]!r}")
+        raise BadReply(f"an event is not a JSON object: {data[:80]!r}")
     if value.get("error") or value.get("type") == "error":
         error = value.get("error")
         message = error.get("message") if isinstance(error, dict) else None

@@ -62,7 +62,7 @@ def doctor(
     Exit status: 0 if the machine can serve (warnings do not matter), 1 if there is a problem, 2 for a wrong option.
     """
     if not deep and typed(context, "deadline"):
-        raise click.UsageError("--deadline is for --deep")
+        raise click.UsageError("--deadline needs --deep")
     one_door(context)
     if context.obj:
         logs.configure("error")  # what choosing a platform warns of is among the findings

@@ -69,7 +69,7 @@ def choose_task(plan: Plan, it: Invocation) -> Task:
 def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) -> Request:
     """The request. Raises :class:`OmniError` for what the plan cannot do and for an option that nothing would read."""
     if not it.inputs and not it.params:
-        raise invalid_request("There is nothing to answer: give a prompt or a file.", "prompt")
+        raise invalid_request("Give a prompt or a file.", "prompt")
     task = choose_task(plan, it)
     inputs = it.inputs or tuple(task.entries)[:1]
     outputs = it.modalities or (("text",) if "text" in task.outputs else tuple(task.outputs))
@@ -107,12 +107,12 @@ def _section(it: Invocation, name: str, typed: Any, given: Any) -> Any:
     if kind is None:
         return given
     if not isinstance(given, dict):
-        raise invalid_request(f"Section '{name}' of --params is a JSON object.", name)
+        raise invalid_request(f"Section '{name}' of --params must be a JSON object.", name)
     for field_name in given.keys() - set(kind.__struct_fields__):
         raise invalid_request(f"Section '{name}' of --params has no field '{field_name}'.", f"{name}.{field_name}")
     if name == "prompt" and given.keys() & {"messages", "text", "token_ids"}:
         if it.prompt is not None or it.media or it.system is not None:
-            raise invalid_request("The prompt is given twice: in --params, and beside them.", "prompt")
+            raise invalid_request("Give the prompt once: either in --params or as an argument.", "prompt")
         typed = None
     try:
         return msgspec.convert({**msgspec.to_builtins(typed or kind()), **given}, kind)

@@ -26,7 +26,7 @@ def checked_keys(context: click.Context, option: click.Parameter, value: T) -> T
     name = option.opts[0] if typed else option.envvar
     given = (value,) if isinstance(value, str) else value or ()
     if not typed and not "".join(given).strip() and os.environ.get(option.envvar) is not None:
-        raise click.UsageError(f"{name} is set, and empty: put a key into it, or unset it")
+        raise click.UsageError(f"{name} is set but empty: give it a key, or unset it")
     for key in given:
         try:
             check_key(key, name)

@@ -236,7 +236,7 @@ def _replicas(status: int, body: bytes) -> list[dict[str, Any]]:
             return found
         message = str(answer["error"]["message"])
     except (ValueError, LookupError, TypeError, AssertionError):
-        message = f"The server answered {status}, and not as one of this version."
+        message = f"The server answered {status} in an unknown form; is it of this version?"
     raise _failed(message)
 
 

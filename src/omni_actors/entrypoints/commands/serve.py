@@ -143,12 +143,14 @@ def serve(
     """
     logs.configure(log_level)
     if set(api_keys) & set(admin_keys):
-        raise click.UsageError("one key is --api-key and --admin-key: an API key may not open the admin routes")
+        raise click.UsageError(
+            "--api-key and --admin-key must be different keys: an API key must not open the admin routes"
+        )
     one_door(context)
     if tls_key is not None and tls_certificate is None:
         raise click.UsageError("--ssl-keyfile needs --ssl-certfile")
     if limits and server != "builtin":
-        raise click.UsageError("--limit is the builtin server's")
+        raise click.UsageError("--limit is for the builtin server only")
     limited = _limits(limits)
     plan = ready_plan(deployment)
     options = ServerOptions(
@@ -211,6 +213,6 @@ def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
         return ServerOptions().cors_origins
     if "none" in given:
         if len(given) > 1:
-            raise click.UsageError("--cors-origin none stands alone")
+            raise click.UsageError("--cors-origin none excludes other origins")
         return ()
     return given

@@ -83,7 +83,7 @@ def one_door(context: click.Context) -> None:
     if typed(context, "unix_path"):
         for name, option in (("hosts", "--host"), ("port", "--port")):
             if typed(context, name):
-                raise click.UsageError(f"--uds is in place of {option}")
+                raise click.UsageError(f"--uds excludes {option}")
 
 
 def host_option(doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -108,11 +108,11 @@ def sampling_for(plan: Plan, task: str, given: Sampling | None) -> Sampling:
         raise invalid_request(f"There is no adapter '{given.lora}'; there are: {known}.", "lora", "invalid_value")
     if given.constraint is not None:
         if sum(value not in (None, False) for value in msgspec.structs.astuple(given.constraint)) != 1:
-            raise invalid_request("'constraint' takes exactly one form.", "constraint", "invalid_value")
+            raise invalid_request("'constraint' takes exactly one kind of constraint.", "constraint", "invalid_value")
         stage = plan.stage(plan.tasks[task].outputs["text"])
         if not stage.constrains:
             raise invalid_request(
-                f"'constraint': the engine of stage '{stage.name}' does not hold answers to a form; vLLM's does.",
+                f"'constraint': the engine of stage '{stage.name}' does not support structured output; vLLM's does.",
                 "constraint",
                 "unsupported_parameter",
             )

@@ -81,7 +81,7 @@ class AsyncioStream:
 
     async def __aenter__(self) -> Self:
         if self._entered:
-            raise RuntimeError("a stream is entered once")
+            raise RuntimeError("a stream can be entered only once")
         try:
             await _crossed(self._portal.submit(self._inner.enter))
         except BaseException:

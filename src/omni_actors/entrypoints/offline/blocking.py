@@ -186,7 +186,7 @@ class BlockingStream:
 
     def __enter__(self) -> Self:
         if self._entered:
-            raise RuntimeError("a stream is entered once")
+            raise RuntimeError("a stream can be entered only once")
         try:
             self._portal.call(self._inner.enter)
         except BaseException:

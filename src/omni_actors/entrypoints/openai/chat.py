@@ -107,7 +107,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
     services.task(TASK, inputs=inputs, outputs=outputs)
     constraint = constraint_of(services.plan, TASK, body.response_format, body.structured_outputs)
     if body.modalities is not None and (not body.modalities or len(set(body.modalities)) != len(body.modalities)):
-        raise invalid_request("'modalities' names each wanted modality once.", "modalities")
+        raise invalid_request("'modalities' must name each modality once.", "modalities")
     if not spoken:
         for name in ("audio", "voice", "speaker", "language", "instructions"):
             value = getattr(body, name)
@@ -183,11 +183,13 @@ def _media_kwargs(services: Services, body: ChatRequest) -> dict[str, Any]:
     given = body.mm_processor_kwargs or MediaKwargs()
     heard = given.use_audio_in_video
     if None not in (heard, body.use_audio_in_video) and heard != body.use_audio_in_video:
-        raise invalid_request("'use_audio_in_video' is given twice, and differently.", "use_audio_in_video")
+        raise invalid_request("'use_audio_in_video' is given twice with different values.", "use_audio_in_video")
     heard = heard or body.use_audio_in_video
     if (heard or given.fps or given.max_frames) and "video" not in services.plan.tasks[TASK].entries:
         param = "use_audio_in_video" if body.use_audio_in_video else "mm_processor_kwargs"
-        raise invalid_request(f"'{param}' is about videos; this model takes none.", param, "unsupported_parameter")
+        raise invalid_request(
+            f"'{param}' is for videos, which this model does not take.", param, "unsupported_parameter"
+        )
     return {"use_audio_in_video": True} if heard else {}
 
 

@@ -65,10 +65,10 @@ async def create(services: Services, call: Call) -> Reply:
     model = services.model(body.model)
     services.task(TASK, inputs=("text",), outputs=("text",))
     if body.max_tokens == 0 and not body.echo:
-        raise invalid_request("'max_tokens' of 0 needs 'echo': there would be nothing to give.", "max_tokens")
+        raise invalid_request("'max_tokens' of 0 needs 'echo': the answer would be empty.", "max_tokens")
     prompts = _prompts(body.prompt)
     if len(prompts) * (body.n or 1) > MAX_PROMPTS:
-        raise invalid_request(f"A request has at most {MAX_PROMPTS} choices in all: prompts times 'n'.", "n")
+        raise invalid_request(f"A request may have at most {MAX_PROMPTS} choices: its prompts times 'n'.", "n")
     sampling = sampling_of(
         body,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,

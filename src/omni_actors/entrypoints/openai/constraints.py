@@ -24,7 +24,7 @@ def constraint_of(
     stage = plan.stage(plan.tasks[task].outputs["text"])
     if not stage.constrains:
         raise invalid_request(
-            f"'{param}': the engine of stage '{stage.name}' does not hold answers to a form; vLLM's does.",
+            f"'{param}': the engine of stage '{stage.name}' does not support structured output; vLLM's does.",
             param,
             "unsupported_parameter",
         )
@@ -50,7 +50,7 @@ def _structured(given: StructuredOutputs) -> Constraint:
         grammar=given.grammar,
     )
     if sum(value not in (None, False) for value in msgspec.structs.astuple(found)) != 1:
-        raise invalid_request("'structured_outputs' takes exactly one form.", "structured_outputs")
+        raise invalid_request("'structured_outputs' takes exactly one kind of constraint.", "structured_outputs")
     return found
 
 

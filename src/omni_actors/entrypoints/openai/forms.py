@@ -52,7 +52,7 @@ async def read_form(
             raise invalid_request("A part of the form has no name.")
         if isinstance(part, File) or part.name == file_field:  # some clients name no file
             if part.name != file_field or seen_file:
-                raise invalid_request(f"One file is taken, in field '{file_field}'.", part.name)
+                raise invalid_request(f"The form must have one file, in field '{file_field}'.", part.name)
             seen_file = True
             taken = await take(reader.data(), getattr(part, "filename", None), part.headers.get("content-type"))
             async for _ in reader.data():  # what the taker did not want

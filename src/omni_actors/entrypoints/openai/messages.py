@@ -69,7 +69,7 @@ def _assistant_text(message: AssistantMessage, at: str, history: SpokenHistory) 
         transcript = history.get(message.audio.id)
         if transcript is None:
             raise invalid_request(
-                f"'{at}.audio.id': no spoken answer of that id is kept (any more); send its text as content.",
+                f"'{at}.audio.id': no spoken answer with this id is kept; send its text as content.",
                 f"{at}.audio.id",
                 "audio_not_found",
             )

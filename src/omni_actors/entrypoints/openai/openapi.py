@@ -38,17 +38,17 @@ _INSIDE = ("ClipPart", "ImagePart", "VideoPart")
 """What the media process leaves in a body: no client may write it."""
 
 _STATUS = {
-    400: "What was sent is not what this takes; `param` names the field.",
-    401: "A key is needed: an API key, or for the admin routes an admin key.",
+    400: "The request is wrong; `param` names the field.",
+    401: "The API key, or for the admin routes the admin key, is missing or wrong.",
     403: "An API key does not open the admin routes.",
-    404: "There is no such model, voice, replica or task here.",
-    408: "The request's own time is up, or its body came too slowly.",
-    409: "It does not fit the state of the replica, or another command is at it.",
+    404: "There is no such model, replica or route.",
+    408: "The request's deadline passed, or its body came too slowly.",
+    409: "The command does not fit the state of the replica, or another command is being carried out.",
     413: "Too large.",
     415: "Not in this form.",
-    429: "As many requests as are admitted are under way: come back after `Retry-After` seconds.",
-    500: "A failure of the server; its log has it under the request's id.",
-    503: "A stage that this needs has no live worker: come back after `Retry-After` seconds.",
+    429: "The server is full: try again after `Retry-After` seconds.",
+    500: "The server failed; its log has the error under the request's id.",
+    503: "A stage that the request needs has no live worker: try again after `Retry-After` seconds.",
 }
 _GUARD = (400, 401)
 _WORK = (400, 401, 404, 408, 413, 429, 500, 503)
@@ -101,7 +101,7 @@ def _transcription(kind: type[msgspec.Struct]) -> dict[str, Schema]:
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
-        "Text and speech for a conversation",
+        "Answer a conversation in text and speech",
         {JSON: _CHOICES, SSE: _ANY},
         _WORK,
         {JSON: _ref(schemas.ChatRequest)},
@@ -115,7 +115,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         task="completion",
     ),
     ("POST", "/v1/audio/speech"): Operation(
-        "Speech of a text",
+        "Make speech from text",
         {**dict.fromkeys((*CONTENT_TYPES.values(), "audio/pcm"), _TEXT), SSE: _ANY},
         _WORK,
         {JSON: _ref(speech_request.SpeechRequest)},
@@ -129,17 +129,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         task="transcription",
     ),
     ("POST", "/v1/audio/translations"): Operation(
-        "English text of speech",
+        "Translate speech into English text",
         _TRANSCRIPT,
         _WORK,
         _transcription(transcriptions.TranslationRequest),
         task="translation",
     ),
     ("GET", "/v1/audio/voices"): _json("The voices", _fields(voices=_NAMED)),
-    ("GET", "/v1/audio/models"): _json("The models that speak", _fields(models=_NAMED)),
+    ("GET", "/v1/audio/models"): _json("List the models that speak", _fields(models=_NAMED)),
     ("GET", "/v1/models"): _json("The models", _fields(object={"const": "list"}, data=_array(_CARD))),
     ("GET", "/v1/models/{name}"): _json("One model", _CARD, (*_GUARD, 404)),
-    ("GET", "/admin/replicas"): _json("Every replica as it is", _REPLICAS, (*_GUARD, 403)),
+    ("GET", "/admin/replicas"): _json("List every replica", _REPLICAS, (*_GUARD, 403)),
     ("POST", "/admin/replicas"): Operation(
         "Drain, replace, kill or restart replicas", {JSON: _REPLICAS}, _COMMAND, {JSON: _ref(Command)}
     ),

@@ -29,7 +29,7 @@ def own_parameters(
     if not given:
         return {}
     if len(given) > 1:
-        raise invalid_request(f"'{FIELDS[0]}' and '{FIELDS[1]}' are the same field: give one.", FIELDS[1])
+        raise invalid_request(f"'{FIELDS[0]}' and '{FIELDS[1]}' are the same field: give only one.", FIELDS[1])
     ((name, values),) = given.items()
     found = complete(services.plan.pipeline.parameters, values, name)
     if SECTION in services.needed(task, inputs, outputs).sections:

@@ -26,7 +26,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MAX_MESSAGES = 10_000
 """Each is looked at in the serving process: 4 MiB of the shortest would hold it for 0.1 s."""
 _STORED = "Nothing is stored."
-_CACHE = "Prefixes are reused wherever they match, whoever asks."
+_CACHE = "Prefixes are reused wherever they match, for all clients."
 _TOOLS = "tools are not served yet."
 
 
@@ -75,7 +75,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     vllm_xargs: dict[str, Any] | None = None
     """vLLM's name for the same."""
 
-    user: Annotated[str | None, NoOp("Callers are told apart by their API key alone.")] = None
+    user: Annotated[str | None, NoOp("Clients are distinguished by their API key alone.")] = None
 
     @property
     def usage_last(self) -> bool:
@@ -215,8 +215,8 @@ class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid
     name: str | None = None
     audio: AudioId | None = None
     refusal: str | None = None
-    parsed: Annotated[Any, NoOp("The SDK's reading of the content, which stands beside it.")] = None
-    annotations: Annotated[Any, NoOp("Citations of an earlier answer are not part of what was said.")] = None
+    parsed: Annotated[Any, NoOp("The SDK's parsed copy of the content; the content itself is read.")] = None
+    annotations: Annotated[Any, NoOp("Citations of an earlier answer are not part of its text.")] = None
     tool_calls: Annotated[Any, Refused(_TOOLS, ([],))] = None
     function_call: Annotated[Any, Refused(_TOOLS)] = None
 
@@ -266,13 +266,13 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
     store: Annotated[bool | None, NoOp(_STORED)] = None
     metadata: Annotated[dict[str, str | None] | None, NoOp(_STORED)] = None
-    service_tier: Annotated[str | None, NoOp("There is one tier.")] = None
+    service_tier: Annotated[str | None, NoOp("There is only one tier.")] = None
     parallel_tool_calls: Annotated[bool | None, NoOp("Without tools there are no calls.")] = None
     prediction: Annotated[Any, NoOp("A hint for speed; the answer is the same without it.")] = None
     prompt_cache_key: Annotated[str | None, NoOp(_CACHE)] = None
     prompt_cache_options: Annotated[Any, NoOp(_CACHE)] = None
     prompt_cache_retention: Annotated[str | None, NoOp(_CACHE)] = None
-    safety_identifier: Annotated[str | None, NoOp("Callers are told apart by their API key alone.")] = None
+    safety_identifier: Annotated[str | None, NoOp("Clients are distinguished by their API key alone.")] = None
 
     tools: Annotated[Any, Refused(_TOOLS, ([],))] = None
     tool_choice: Annotated[Any, Refused(_TOOLS, ("none", "auto"))] = None

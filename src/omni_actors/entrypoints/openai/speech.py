@@ -78,7 +78,7 @@ async def _first_audio(stream: RequestStream) -> MediaChunk:
     async for event in stream:
         if isinstance(event, MediaChunk) and event.data:
             return event
-    raise invalid_request("'input' gave no audio: this model finds nothing in it to say.", "input", "no_audio")
+    raise invalid_request("'input' gave no audio: it contains nothing that this model can say.", "input", "no_audio")
 
 
 async def _bytes(stream: RequestStream, encoder: AudioEncoder, first: MediaChunk) -> AsyncGenerator[bytes, None]:

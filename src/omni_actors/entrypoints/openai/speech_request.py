@@ -78,10 +78,12 @@ class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """vLLM's name for the same."""
     priority: Priority | None = None
 
-    extra_params: Annotated[Any, Refused("give its fields beside the others.", ({},))] = None
-    sample_rate: Annotated[Any, Refused("audio comes at the model's own rate, which x-sample-rate tells.")] = None
-    speaker_embedding: Annotated[Any, Refused("give the clip that it was made of, as ref_audio.")] = None
-    word_timestamps: Annotated[Any, Refused("transcribe the audio for its words' times.", (False,))] = None
+    extra_params: Annotated[Any, Refused("give its fields as fields of the body.", ({},))] = None
+    sample_rate: Annotated[Any, Refused("audio has the model's own rate, which the header x-sample-rate states.")] = (
+        None
+    )
+    speaker_embedding: Annotated[Any, Refused("give the clip that the embedding was made from, as ref_audio.")] = None
+    word_timestamps: Annotated[Any, Refused("transcribe the audio to get the times of words.", (False,))] = None
 
 
 def may_clone(services: Services) -> bool:
@@ -98,7 +100,7 @@ def has_reference(services: Services, body: SpeechRequest, modalities: tuple[str
     if not may_clone(services):
         raise invalid_request("This model speaks with its own voices only.", "ref_audio", "unsupported_parameter")
     if not isinstance(body.ref_audio, ClipPart) or modalities != ("audio",):
-        raise invalid_request("'ref_audio' is a text: base64, or a URL of data, https or http.", "ref_audio")
+        raise invalid_request("'ref_audio' must be a string: base64, or a data, https or http URL.", "ref_audio")
     return True
 
 
@@ -156,7 +158,7 @@ def _settle_type(services: Services, speech: Speech) -> None:
     if possible or speech.task_type is not None:
         kind = speech.task_type or ("clone" if cloned else possible[0])
         if kind not in possible:
-            does = ", ".join(possible) or "no choice of it"
+            does = ", ".join(possible) or "none"
             param = "task_type" if speech.task_type or not speech.reference else "ref_audio"
             raise invalid_request(f"This model does not do '{kind}'; it has: {does}.", param, "unsupported_task_type")
         if cloned and kind != "clone":

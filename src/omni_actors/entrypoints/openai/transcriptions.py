@@ -58,7 +58,7 @@ class TranscriptionRequest(TranslationRequest, forbid_unknown_fields=True, kw_on
     """vLLM's ``stream_options`` as a form has them."""
 
     stream_include_usage: Annotated[bool | None, NoOp("The last event of a stream always has the usage.")] = None
-    chunking_strategy: Annotated[Any, NoOp("The model cuts long audio itself.")] = None
+    chunking_strategy: Annotated[Any, NoOp("The model splits long audio itself.")] = None
     include: Annotated[list[Any] | None, Refused("log probabilities of transcriptions are not served.", ([],))] = None
     keywords: Annotated[list[Any] | None, Refused("put them into the prompt.", ([],))] = None
     languages: Annotated[list[Any] | None, Refused("give one language, or none.", ([],))] = None

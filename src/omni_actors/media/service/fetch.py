@@ -168,7 +168,7 @@ class Fetcher:
                 try:
                     url = urljoin(url, location)
                 except ValueError:  # "http://[" is one
-                    raise _unusable("it redirects to what is no URL", param, "invalid_url") from None
+                    raise _unusable("it redirects to something that is not a URL", param, "invalid_url") from None
             except BaseException:
                 hop.close()
                 raise
@@ -198,14 +198,14 @@ class Fetcher:
 
     def _check_allowed(self, param: str) -> None:
         if not self._limits.fetch_urls:
-            raise _unusable("this server fetches none; send the data itself", param, "url_refused")
+            raise _unusable("this server fetches no URLs; send the data itself", param, "url_refused")
 
     def _check_address(self, target: _Target, address: Address, param: str) -> None:
         if self._allowed.host(target.host):
             return
         trusted = self._allowed.address(address) or self._allowed.address(carried(address))
         if not trusted and not is_public(address):
-            raise _unusable("its address is not a public one", param, "url_refused")
+            raise _unusable("its address is not public", param, "url_refused")
 
     def _count(self, error: OmniError) -> None:
         self.totals["refused" if error.info.code == "url_refused" else "failed"] += 1
@@ -234,7 +234,7 @@ class Fetcher:
         if not 200 <= response.status_code < 300 or response.status_code == 206:
             raise _unusable(f"its server answers with status {response.status_code}", param, "url_unreachable")
         if (_header(response, b"content-encoding") or "identity") != "identity":
-            raise _unusable("its server compresses it though it was not asked to", param, "url_unreachable")
+            raise _unusable("its server compresses the content although it was not asked to", param, "url_unreachable")
         length = _header(response, b"content-length")
         if length is not None:
             self.check_size(int(length), param)
@@ -328,9 +328,9 @@ def _target(url: str, param: str) -> _Target:
         if not host.isascii():
             host = host.encode("idna").decode()
     except (ValueError, UnicodeError):
-        raise _unusable("it is not a valid one", param, "invalid_url") from None
+        raise _unusable("it is not a valid URL", param, "invalid_url") from None
     if any(character <= " " for character in host):  # IDNA makes plain blanks of wide ones
-        raise _unusable("it is not a valid one", param, "invalid_url")
+        raise _unusable("it is not a valid URL", param, "invalid_url")
     if parts.scheme not in _PORTS or not host:
         raise _unusable("only http and https URLs are fetched", param, "invalid_url")
     if "@" in parts.netloc:

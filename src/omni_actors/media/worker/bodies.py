@@ -144,7 +144,7 @@ class ChatBody:
         """A speech body's clip: base64 or a URL in one text."""
         param = "ref_audio"
         if not isinstance(value, str):
-            raise invalid_request("'ref_audio' is a text: base64, or a URL of data, https or http.", param)
+            raise invalid_request("'ref_audio' must be a string: base64, or a data, https or http URL.", param)
         holder: dict[str, Any] = {}
         self._tree[param] = holder
         scheme = _SCHEME.match(value) if self._number(value) is None else None
@@ -179,9 +179,11 @@ class ChatBody:
             declared = head[5 : -len(b";base64")].replace(b"\\/", b"/").decode(errors="replace")
             return text[len(head) + 1 :], declared or None
         if url:
-            raise invalid_request("A URL here begins with 'data:', 'https:' or 'http:'.", param, "invalid_url")
+            raise invalid_request("This URL must begin with 'data:', 'https:' or 'http:'.", param, "invalid_url")
         if _SCHEME.match(start.decode("latin-1")) is not None:
-            raise invalid_request("Base64 or a data URL is wanted here; no other URL is taken.", param, "invalid_url")
+            raise invalid_request(
+                "This field takes base64 or a data URL; no other URL is allowed.", param, "invalid_url"
+            )
         return text, None
 
     def _number(self, value: str) -> int | None:
@@ -205,7 +207,7 @@ def _link(part: dict[str, Any], modality: str, param: str, how: How, url: str) -
     if len(url) > _MAX_URL:
         raise invalid_request(f"The URL has more than {_MAX_URL} characters.", param, "invalid_url")
     if url.partition(":")[0].lower() not in ("http", "https"):
-        raise invalid_request("A URL here begins with 'data:', 'https:' or 'http:'.", param, "invalid_url")
+        raise invalid_request("This URL must begin with 'data:', 'https:' or 'http:'.", param, "invalid_url")
     return MediaPart(part, modality, param, how, url=url)
 
 
@@ -282,7 +284,9 @@ def decode_base64(text: memoryview, into: Callable[[bytes], Any], param: str) ->
         for escape, character in _ESCAPES + _BREAKS:
             held = held.replace(escape, character)
         if b" " in held:
-            message = "This base64 has blanks. Perhaps they were '+' and a form was decoded: send each '+' as '+'."
+            message = (
+                "This base64 contains spaces. They may have been '+' before a form was decoded: send each '+' as '+'."
+            )
             raise invalid_request(message, param, "invalid_base64")
         if at + _STEP >= len(text):
             held = held.rstrip(b"=")

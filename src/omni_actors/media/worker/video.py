@@ -110,7 +110,7 @@ def _open(source: Source, limits: Limits, param: str | None) -> Any:
     pictures = [stream for stream in container.streams.video if not _is_cover(stream)]
     if not pictures:
         container.close()
-        raise unreadable("the file has no moving pictures", param)
+        raise unreadable("the file has no video stream", param)
     stream = pictures[0]
     context = stream.codec_context
     if context is None or (context.codec is not None and context.codec.name not in CODECS):

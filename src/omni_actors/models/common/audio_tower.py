@@ -84,7 +84,7 @@ class AudioTower(GenerationAdapter[Work, Clip]):
         if not len(samples):
             raise invalid_request("The clip is empty.", param="file")
         if len(samples) > self._max_seconds * rate:
-            message = f"The clip is {len(samples) / rate:.0f} s long; the most is {self._max_seconds:.0f} s."
+            message = f"The clip is {len(samples) / rate:.0f} s long; at most {self._max_seconds:.0f} s are allowed."
             raise invalid_request(message, param="file")
         if rate != RATE:
             samples = soxr.resample(samples, rate, RATE)

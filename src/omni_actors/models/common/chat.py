@@ -130,7 +130,7 @@ def _check_variables(tokenizer: Any, given: Mapping[str, Any]) -> None:
     """Raises 400 for what is no variable of the template but an argument of its rendering. Above all a request brings
     no template of its own: one nested loop would hold the worker for hours."""
     for name in given.keys() & reserved_variables(tokenizer):
-        raise invalid_request(f"'{name}' is no variable of the chat template.", f"chat_template_kwargs.{name}")
+        raise invalid_request(f"'{name}' is not a variable of the chat template.", f"chat_template_kwargs.{name}")
 
 
 def templates_of(tokenizer: Any) -> dict[str, str]:

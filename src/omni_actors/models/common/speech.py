@@ -146,7 +146,7 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
     def _check_text(self, text: str, param: str) -> None:
         most = int(self.hello.options["max_characters"])
         if len(text) > most:
-            raise invalid_request(f"The text has {len(text)} characters; the most is {most}.", param=param)
+            raise invalid_request(f"The text has {len(text)} characters; at most {most} are allowed.", param=param)
         check_marks(text, self._marks, param)
 
     def _check_language(self, language: str | None) -> None:
@@ -161,7 +161,7 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
             most = float(self.hello.options["max_reference_s"])
             if len(clip.samples) > most * clip.rate:
                 raise invalid_request(
-                    f"The reference is {len(clip.samples) / clip.rate:.0f} s long; the most is {most:g} s.",
+                    f"The reference is {len(clip.samples) / clip.rate:.0f} s long; at most {most:g} s are allowed.",
                     param="ref_audio",
                 )
             state.references.append(clip)

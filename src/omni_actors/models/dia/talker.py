@@ -58,7 +58,9 @@ class Talker(speech.Talker):
         size = len(self._processor.tokenizer(self._text(utterance), add_special_tokens=False)["input_ids"])
         most = self._model.config.encoder_config.max_position_embeddings
         if size > most:
-            raise invalid_request(f"The text (with the reference's) has {size} bytes; the most is {most}.", "input")
+            raise invalid_request(
+                f"The text (with the reference's) has {size} bytes; at most {most} are allowed.", "input"
+            )
 
     @torch.inference_mode()
     def speak(self, utterance: Utterance) -> Iterator[Frames | Usage]:

@@ -68,7 +68,7 @@ class Encoder(GenerationAdapter[Work, Clip]):
         samples, rate = payload.tensors["samples"], payload.meta["sample_rate"]
         seconds = len(samples) / rate
         if seconds > self._max_seconds:
-            message = f"The clip is {seconds:.0f} s long; the most is {self._max_seconds:.0f} s."
+            message = f"The clip is {seconds:.0f} s long; at most {self._max_seconds:.0f} s are allowed."
             raise invalid_request(message, param="file")
         own = self._extractor.sampling_rate
         samples = np.asarray(samples if rate == own else soxr.resample(samples, rate, own), np.float32)

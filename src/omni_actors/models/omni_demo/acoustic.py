@@ -115,7 +115,8 @@ class Acoustic(GenerationAdapter[Speaking, Line | Part]):
             raise invalid_request("There is no text to say.", param="input")
         if len(speech.text) > self._max_characters:
             raise invalid_request(
-                f"The text has {len(speech.text)} characters; the most is {self._max_characters}.", param="input"
+                f"The text has {len(speech.text)} characters; at most {self._max_characters} are allowed.",
+                param="input",
             )
         splitter = SentenceSplitter(opening_limit=None, skip_code=False)
         return state, [Line(state, sentence) for sentence in splitter.push(speech.text, end=True)]

@@ -112,7 +112,7 @@ class Recogniser(GenerationAdapter[Listening, Clip]):
         samples = payload.tensors["samples"]
         rate = payload.meta["sample_rate"]
         if len(samples) > self._max_seconds * rate:
-            message = f"The audio is {len(samples) / rate:.0f} s long; the most is {self._max_seconds:.0f} s."
+            message = f"The audio is {len(samples) / rate:.0f} s long; at most {self._max_seconds:.0f} s are allowed."
             raise invalid_request(message, param="file")
         if rate != RATE:
             samples = soxr.resample(samples, rate, RATE)

@@ -80,7 +80,7 @@ def pull_command(names: tuple[str, ...], check: bool, revision: str | None) -> N
     """
     own = [name for name in names if not _is_public(name)]
     if revision is not None and own:
-        raise click.UsageError(f"--revision is of public checkpoints, and '{own[0]}' is none")
+        raise click.UsageError(f"--revision is for public checkpoints, and '{own[0]}' is not a public checkpoint")
     if is_offline() and len(own) < len(names):
         raise click.ClickException("public checkpoints cannot be fetched offline (HF_HUB_OFFLINE is set)")
     try:

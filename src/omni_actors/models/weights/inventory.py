@@ -71,18 +71,18 @@ def disk_size(folders: Iterable[Path]) -> int:
 def find(name: str, revision: str | None = None) -> Held:
     """Find what a cache holds under a name. Raises :class:`OmniError` (404) when it is nothing."""
     if revision is not None and not REVISION.fullmatch(revision):
-        raise not_found(f"'{revision}' is no name of a revision.")
+        raise not_found(f"'{revision}' is not the name of a revision.")
     if PUBLIC_NAME.fullmatch(name) and repository_folder(name).is_dir():
         return _checkpoint(name) if revision is None else _snapshot(name, revision)
     if revision is not None:
-        raise not_found(f"--revision is of public checkpoints; '{name}' is none in the Hugging Face cache.")
+        raise not_found(f"--revision is for public checkpoints; '{name}' is not one in the Hugging Face cache.")
     for weights in DEMO:
         if weights.name == name and folder_of(weights).is_dir():
             return Held(name, weights.title, (folder_of(weights),))
     for one in _own():
         if one.name == name:
             return one
-    raise not_found(f"The caches hold nothing called '{name}'; 'models du' shows what they hold.")
+    raise not_found(f"The caches contain nothing called '{name}'; 'models du' lists their contents.")
 
 
 def remove(one: Held) -> None:

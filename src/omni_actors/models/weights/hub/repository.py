@@ -237,8 +237,8 @@ class Repository:
             partial.unlink()
             raise Refused(
                 "damaged",
-                f"What came for '{listed.name}' of '{self.name}' is damaged: its digest is {digest}, and the hub says "
-                f"{listed.digest}. It was removed.",
+                f"The content that was fetched for '{listed.name}' of '{self.name}' is damaged: its digest is "
+                f"{digest}, and the hub says {listed.digest}. It was removed.",
             )
         os.replace(partial, blob)
         self._take(listed)

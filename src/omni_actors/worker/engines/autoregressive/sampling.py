@@ -101,7 +101,7 @@ def validate(sampling: Sampling, vocab_size: int, *, constrained: bool = False) 
         raise invalid_request(f"'{name}' must be {bounds}, not {value}.", param=name)
 
     if sampling.constraint is not None and not constrained:
-        raise invalid_request("This stage's engine does not hold an answer to a schema.", param="response_format")
+        raise invalid_request("This stage's engine does not support structured output.", param="response_format")
     top = 3.4e38  # the greatest float32: infinity is not a temperature
     within("temperature", 0, top)
     within("top_p", 0, 1)

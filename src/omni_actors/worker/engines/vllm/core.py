@@ -111,7 +111,7 @@ class Core:
         not take, or that are not as many as the marks."""
         renderer = self._llm.renderer
         if not self._llm.model_config.supports_multimodal_inputs:
-            raise invalid_request("This model takes text alone.", param="messages")
+            raise invalid_request("This model takes text only.", param="messages")
         asked = {"prompt_token_ids": tokens, "multi_modal_data": {kind: list(them) for kind, them in media.items()}}
         try:
             # Beside vLLM's cache of what it has sent to its core: a request that is refused later is not sent.
@@ -153,7 +153,7 @@ class Core:
         grammar = compiled.result(GRAMMAR_S) if isinstance(compiled, Future) else compiled
         if not grammar.accept_tokens(self._names[name], tokens):
             self.abort(name)
-            raise ValueError("what was told of an answer breaks its constraint")
+            raise ValueError("the part of the answer that was already sent breaks its constraint")
 
     def abort(self, name: str) -> None:
         """Forget a request at once; what it held is free on return."""
@@ -182,11 +182,11 @@ class Core:
         cache is forgotten. Raises :class:`OmniError` (400) for that with requests in it, or where vLLM was not started
         for it (``enable_sleep_mode``)."""
         if level not in (0, 1):
-            raise invalid_request("'level' is 0 (stand still) or 1 (also give back the device's memory).", "level")
+            raise invalid_request("'level' is 0 (pause) or 1 (also free the device's memory).", "level")
         if level and not self._llm.vllm_config.model_config.enable_sleep_mode:
             raise invalid_request(
                 "Level 1 gives back the device's memory, for which the stage needs a GPU and "
-                "'options.arguments: {enable_sleep_mode: true}' in the deploy file. Level 0 only stands still.",
+                "'options.arguments: {enable_sleep_mode: true}' in the deploy file. Level 0 only pauses.",
                 "level",
             )
         if level and self._names:

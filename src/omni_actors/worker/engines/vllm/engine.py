@@ -146,7 +146,7 @@ class VllmEngine(PromptEngine):
             if choice.completion_tokens:
                 raise not_resumable(self.hello.stage)
             raise invalid_request(
-                "A prompt's own log-probabilities are not to be had beside LoRA adapters.", "logprobs"
+                "Log-probabilities of the prompt are not supported together with LoRA adapters.", "logprobs"
             )
         params = sampling_params(request, choice, self._adapter.eos, scored)
         salt = request.first.root.hex() or None
