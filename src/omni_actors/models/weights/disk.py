@@ -1,4 +1,4 @@
-"""Room on the disk: whether there is enough before a download, and what is said when it was not."""
+"""Disk space: the check before a download, and the error message for a full disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded|\bErrno (?:28|1
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that this user can still write where ``folder`` is, or will be."""
+    """Return the bytes that the user can still write at ``folder``, existing or not."""
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -19,20 +19,20 @@ def free_bytes(folder: Path) -> int:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an exception is about a full disk, by its number or by the words of another process in it."""
+    """Return whether an exception is about a full disk, by its number or by another process's message."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     return _FULL.search(str(error)) is not None
 
 
 def shortage(what: str, needed: int, folder: Path) -> str:
-    """The sentence about a disk that is too full, with numbers."""
+    """Return the sentence about a full disk, with numbers."""
     free = free_bytes(folder)
     return f"The disk is too full for {what}: that needs {as_text(needed)}, and {as_text(free)} are free in {folder}."
 
 
 def as_text(size: float) -> str:
-    """A number of bytes as people read it."""
+    """Format a number of bytes for people."""
     if size < 1e9:
         return f"{size / 1e6:.0f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
     return f"{size / 1e9:.1f} GB"

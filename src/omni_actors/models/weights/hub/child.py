@@ -1,20 +1,20 @@
-"""The process that talks with the hub: ``python -m omni_actors.models.weights.hub.child``.
+"""The process for all communication with the hub: ``python -m omni_actors.models.weights.hub.child``.
 
-It reads one line of JSON from its standard input, what to fetch::
+The process reads one line of JSON from standard input, the request::
 
     {"name": "organisation/name", "revision": null, "check": false, "parent": 4711}
 
-and writes lines of JSON to its standard output:
+and writes lines of JSON to standard output:
 
 - ``{"event": "waiting"}``: another process fetches the same repository;
-- ``{"event": "described", "folder": …}``: the small files are there. It waits for a line ``{"patterns": […]}``, the
-  further files that are needed; at the end of its input it ends without fetching weights;
-- ``{"event": "total", "files": …, "bytes": …}``: what is to be fetched now;
+- ``{"event": "described", "folder": …}``: the small files are there. The process then waits for a line
+  ``{"patterns": […]}``, the further files to fetch; at the end of input the process ends without fetching weights;
+- ``{"event": "total", "files": …, "bytes": …}``: the files and bytes to fetch now;
 - ``{"event": "file", "name": …, "done": …, "total": …}``: bytes of one file, several times a second;
-- ``{"event": "damaged", "text": …}``: a file was not what it should be, and is fetched again;
+- ``{"event": "damaged", "text": …}``: a file was damaged, and is fetched again;
 - ``{"event": "error", "kind": …, "message": …}`` or ``{"event": "done", "folder": …}`` at last.
 
-It is killed when its parent ends. What it has of a file by then is kept, and the next one goes on from there.
+The process is killed when its parent ends. Received parts of files are kept, and the next process continues from there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Repositories that a checkpoint names and that its pipeline reads beside it: the codec of a speech model.
+"""Further repositories named by a checkpoint and read by its pipeline, such as the codec of a speech model.
 
 No model library is imported here.
 """
@@ -13,8 +13,8 @@ from omni_actors.pipelines.weights.hub import PUBLIC_NAME, snapshot_folder
 
 
 def codec_of(folder: Path) -> str | None:
-    """Return the codec that a checkpoint's processor names: a path in its folder, a path of this machine, or a public
-    name; ``None`` when it names none. Raises OSError or ValueError for files that cannot be read."""
+    """Return the codec named by a checkpoint's processor: a path in the folder, a path on the machine, or a public
+    name; ``None`` without a codec. Raises OSError or ValueError for unreadable files."""
     named = _read(folder / "audio_tokenizer_config.json") or _read(folder / "processor_config.json").get(
         "audio_tokenizer"
     )
@@ -23,12 +23,12 @@ def codec_of(folder: Path) -> str | None:
 
 
 def places_of(folder: Path, name: str) -> tuple[Path, ...]:
-    """Where a checkpoint's codec may lie, in the order in which it is looked for."""
+    """Return the possible places of a checkpoint's codec, in the order of the search."""
     return folder / name, Path(name), snapshot_folder(name)
 
 
 def companions_of(folder: Path) -> list[str]:
-    """The public names of repositories that are needed beside a checkpoint's folder, whether or not they are here."""
+    """Return the public names of repositories needed beside a checkpoint's folder, present or not."""
     try:
         name = codec_of(folder)
     except (OSError, ValueError):

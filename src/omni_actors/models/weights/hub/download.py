@@ -1,4 +1,4 @@
-"""Fetching a public checkpoint, as the process sees it that wants it."""
+"""Fetching a public checkpoint, seen from the process that asks for the checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reporter(Protocol):
         """A file has come so far."""
 
     def say(self, text: str) -> None:
-        """Something else that the operator should know."""
+        """Tell the operator something else."""
 
 
 Patterns = Callable[[Path], Sequence[str]]
@@ -50,11 +50,11 @@ def download(
     patterns: Patterns = lambda folder: (),
     wanted: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Fetch what is lacking or damaged of a public checkpoint; the folder of its snapshot.
+    """Fetch the missing or damaged files of a public checkpoint. Returns the folder of the snapshot.
 
-    ``check`` reads every byte of what is there. ``wanted`` is called now and then, and raises to end it. Blocks,
-    possibly for hours; however it ends, no process is left, and what has come of each file is kept: the next call goes
-    on from there. Raises :class:`OmniError` naming what to do.
+    ``check`` reads every byte of existing files. ``wanted`` is called now and then, and raises to end the download.
+    Blocks, possibly for hours. In any kind of end no process is left, and received parts of files are kept: the next
+    call continues from there. Raises :class:`OmniError` with the action to take.
     """
     if importlib.util.find_spec("huggingface_hub") is None:
         raise unavailable(
@@ -99,7 +99,7 @@ def _failure(name: str, revision: str | None, kind: str, message: str) -> OmniEr
 
 @contextmanager
 def _child(said: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """The process that talks with the hub; it is gone when the block is left."""
+    """Start the process for the hub; the process has ended when the block is left."""
     online = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}  # a program that is offline does not come here
     environment = quiet_environment({**online, "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
     command = [sys.executable, "-m", "omni_actors.models.weights.hub.child"]

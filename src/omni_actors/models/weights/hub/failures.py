@@ -15,7 +15,7 @@ _LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
 
 
 def failure_of(error: Exception, name: str, revision: str | None) -> tuple[str, str]:
-    """The kind of a failure (a word for programs) and its description."""
+    """Return the kind of a failure (a word for programs) and its description."""
     endpoint = constants.ENDPOINT.rstrip("/")
     if isinstance(error, Refused):
         return error.kind, str(error)

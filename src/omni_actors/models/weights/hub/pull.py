@@ -1,4 +1,4 @@
-"""Pulling a public checkpoint: its own files, and the repositories that it names."""
+"""Pulling a public checkpoint and the further repositories named by the checkpoint."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def bring_public(
     strict: bool = True,
     wanted: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Fetch what is lacking or damaged of a public checkpoint, and of the repositories that it names beside it.
+    """Fetch the missing or damaged files of a public checkpoint and of the repositories named by the checkpoint.
 
-    Which further files are needed says its pipeline: the one that is forced, that names the checkpoint, or that its
-    ``config.json`` chooses. Without one it is refused before its weights are fetched if ``strict``. Returns its folder.
-    Raises :class:`OmniError`, for an unknown name with the nearest known one.
+    The pipeline chooses further files: the forced pipeline, the pipeline that names the checkpoint, or the pipeline
+    chosen by ``config.json``. A checkpoint without a pipeline is refused before weights are fetched if ``strict``.
+    Returns the checkpoint's folder. Raises :class:`OmniError`, for an unknown name with the nearest known name.
     """
     registry = Registry.installed()
 
@@ -56,11 +56,11 @@ def bring_public(
 
 
 def bring_companions(folder: Path, reporter: Reporter, wanted: Callable[[], None], *, check: bool = False) -> None:
-    """Fetch the repositories that a checkpoint's folder names beside it, where they are not here."""
+    """Fetch the missing repositories named by a checkpoint's folder."""
     for name in companions_of(folder) if check else companions_lacking(folder):
         download(name, reporter, check=check, wanted=wanted)
 
 
 def companions_lacking(folder: Path) -> list[str]:
-    """The repositories that a checkpoint's folder names beside it, and that are not here, or not whole."""
+    """Return the missing or incomplete repositories named by a checkpoint's folder."""
     return [name for name in companions_of(folder) if not is_whole(snapshot_folder(name))]

@@ -1,8 +1,8 @@
-"""Records of the files that a pull of a public checkpoint has set out to fetch, with sizes and digests.
+"""Records of the files that a pull of a public checkpoint intends to fetch, with sizes and digests.
 
-A record is written before anything large is fetched, so that a snapshot whose download was cut short is told from a
-whole one, also by a program that may not ask the hub. It lies in this package's own cache directory: the hub client's
-cache holds nothing that is foreign to it. A snapshot that another program has fetched has no record.
+A record is written before anything large is fetched. Any program, even offline, can therefore tell an interrupted
+download from a complete snapshot. Records lie in this package's own cache directory, and nothing foreign lies in the
+hub client's cache. A snapshot fetched by another program has no record.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def records_folder(repository: str) -> Path:
 
 
 def write_record(file: Path, files: Mapping[str, Mapping[str, Any]], *, complete: bool) -> None:
-    """Write down these files (``size`` and ``digest`` of each). ``complete`` says that no more are needed; without it
-    they are those that are known so far. Raises OSError."""
+    """Write a record of files (``size`` and ``digest`` of each). ``complete`` says that no further files are needed;
+    otherwise the files are the ones known so far. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     written = file.with_name(f"{file.name}.{os.getpid()}")
     try:
@@ -41,8 +41,8 @@ def write_record(file: Path, files: Mapping[str, Mapping[str, Any]], *, complete
 
 
 def unfetched(snapshot: Path) -> list[Path] | None:
-    """Files of a snapshot that its record names and that are not there in full; ``None`` without a record. A record
-    that is not complete leaves the snapshot's folder itself unfetched."""
+    """Return the missing or short files of a snapshot by its record; ``None`` without a record. For an incomplete
+    record the snapshot's folder itself is returned as unfetched."""
     try:
         read = read_json(record_file(snapshot))
         sizes = {name: int(entry["size"]) for name, entry in read["files"].items()}
@@ -54,8 +54,8 @@ def unfetched(snapshot: Path) -> list[Path] | None:
 
 
 def is_whole(snapshot: Path) -> bool:
-    """Whether all that is needed of a checkpoint is in its snapshot's folder, as far as a quick look tells. Without a
-    record, that is weights which are whole by their own formats."""
+    """Return whether all needed files of a checkpoint are in the snapshot's folder, by a quick check. Without a record,
+    all weights must be whole by their own formats."""
     if not snapshot.is_dir():
         return False
     lacking = unfetched(snapshot)

@@ -1,10 +1,10 @@
-"""One repository of the hub, as it comes into the hub client's cache.
+"""Fetching one repository of the hub into the hub client's cache.
 
-The cache's layout is the client's: content lies in ``blobs``, named by its digest; a snapshot's files are links to it;
-``refs`` say which commit a branch or tag was when it was fetched. A file grows as ``blobs/<digest>.incomplete``, from
-which a later process goes on, and gets its name when its digest is right.
+The cache has the client's layout: content lies in ``blobs``, named by digest; a snapshot's files are links to blobs;
+``refs`` have the commit of a branch or tag at the time of the fetch. A file grows as ``blobs/<digest>.incomplete``,
+from where a later process continues, and gets its final name when the digest is right.
 
-Runs in :mod:`.child`; only there is the hub's client imported.
+The module runs in :mod:`.child`, the only process that imports the hub's client.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tell(Protocol):
 
 
 class Refused(Exception):
-    """This repository, or this content, is not what may be fetched. The message is for the operator."""
+    """A refusal to fetch a repository or its content. The message is for the operator."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file as the hub lists it. ``digest`` is its content's SHA-256 for large files, git's SHA-1 for small ones."""
+    """A file in the hub's list. ``digest`` is the content's SHA-256 for large files, git's SHA-1 for small files."""
 
     name: str
     size: int
@@ -83,7 +83,7 @@ class Listed:
         return cls(file.path, file.size, digest)
 
     def hashed(self) -> Any:
-        """An object that makes this kind of digest."""
+        """Make a hash object for the file's kind of digest."""
         if len(self.digest) == 64:
             return hashlib.sha256()
         return hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
@@ -132,8 +132,8 @@ class Repository:
         return self._snapshot
 
     def complete(self, patterns: Iterable[str]) -> None:
-        """Fetch all that is needed, also the files that match ``patterns``. From then on it is what its branch or tag
-        stands for on this machine."""
+        """Fetch all needed files, also files that match ``patterns``, and then let the branch or tag refer to the
+        snapshot."""
         needed = needed_of(self._listed, patterns, lambda name: read_json(self._snapshot / name))
         if not any(name.endswith(SUFFIX) for name in needed):
             others = sorted({Path(name).suffix for name in self._listed if self._listed[name].size > 1 << 20})
@@ -154,7 +154,7 @@ class Repository:
         write_record(record_file(self._snapshot), files, complete=complete)
 
     def _remove_damaged(self) -> None:
-        """Let what is damaged be fetched anew."""
+        """Remove damaged files, to fetch the files again."""
         for one in damage_of(self._snapshot, whole=self._check):
             if one.path.is_symlink() or one.path.exists():
                 self._tell("damaged", text=str(one))
@@ -172,7 +172,7 @@ class Repository:
         return self._folder / "blobs" / listed.digest
 
     def _fetch(self, names: Iterable[str], *, report: bool) -> None:
-        """Bring these files into the snapshot. What is lacking is weighed against the room on the disk first."""
+        """Bring files into the snapshot, after a check of the free disk space for missing files."""
         lacking = [self._listed[name] for name in sorted(names) if not self._take(self._listed[name])]
         if not lacking:
             return
@@ -246,8 +246,8 @@ class Repository:
             self._tell("file", name=listed.name, done=listed.size, total=listed.size)
 
     def _download(self, listed: Listed, partial: Path, report: bool, stop: threading.Event) -> str:
-        """Fetch a file, or what is lacking of it; its digest. A connection that breaks is taken up where it was, unless
-        nothing comes any more."""
+        """Fetch a file, or the rest of a partial file, and return the digest. After a broken connection the download
+        continues at the same place, unless nothing comes any more."""
         with open(partial, "r+b" if partial.exists() else "w+b") as file:
             growing = _Growing(file, listed, self._tell if report else None)
             failures = 0
@@ -287,7 +287,7 @@ class Repository:
 
 
 class _Growing:
-    """A file that grows: its bytes go onto the disk, into its digest and, now and then, into a report."""
+    """A growing file: received bytes go to the disk, into the digest and, now and then, into a report."""
 
     def __init__(self, file: BinaryIO, listed: Listed, tell: Tell | None) -> None:
         self._file, self._listed, self._tell = file, listed, tell

@@ -1,4 +1,4 @@
-"""Which files of a repository serving needs."""
+"""The choice of a repository's files needed for serving."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TEXTS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt
 
 
 def texts_of(names: Iterable[str]) -> set[str]:
-    """The small files that say what a checkpoint is, of all in its repository."""
+    """Choose the small files that describe a checkpoint from all files of the repository."""
     return {name for name in names if _visible(name) and _any(PurePosixPath(name).name, _TEXTS)}
 
 
 def needed_of(names: Iterable[str], patterns: Iterable[str], read: Callable[[str], Any]) -> set[str]:
-    """All files that are needed, of all in a repository: small ones, the safetensors that a loader reads (``read``
-    gives the content of a JSON file), and those that match ``patterns``."""
+    """Choose all needed files of a repository: small files, safetensors that a loader reads (``read`` gives the content
+    of a JSON file), and files that match ``patterns``."""
     names = list(names)
     present = set(names)
     named = {name for name in names if _visible(name) and _any(name, patterns)}
