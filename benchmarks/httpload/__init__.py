@@ -1,1 +1,1 @@
-"""What ``http_servers.py`` runs: the servers that it compares, and the load (``load.c``)."""
+"""The servers that ``http_servers.py`` compares, and the load (``load.c``)."""

@@ -31,9 +31,11 @@ REST_AFTER = 64
 
 
 class Pump:
-    """As on trio, but for a pause: a task whose next token is ready whenever its cancellation is tried is not cancelled
-    by anyio (which Starlette ends a stream with whose client has left), and would go on for ever. Now and again there
-    is a turn of the loop without tokens."""
+    """A source of tokens like the one on trio, with a pause now and again: a turn of the loop without tokens.
+
+    Without the pause, anyio never cancels a task whose next token is always ready. (Starlette uses anyio to end the
+    stream of a client that has left.)
+    """
 
     def __init__(self) -> None:
         self._streams: set[asyncio.Queue[bytes]] = set()

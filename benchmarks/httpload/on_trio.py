@@ -32,8 +32,11 @@ from omni_actors.telemetry.metrics import Metrics
 
 
 class Stream:
-    """Tokens on their way to one client: at most one waits. Like a request's record it offers what comes to ``take``
-    while its reader waits, and wakes that with what is not taken."""
+    """The tokens of one client, of which at most one waits.
+
+    Like a request's record, the stream offers a new token to ``take`` while its reader waits, and wakes the reader with
+    a token that ``take`` declines.
+    """
 
     def __init__(self, take: Callable[[bytes], bool]) -> None:
         self.tokens: deque[bytes] = deque()

@@ -1,9 +1,9 @@
-"""Chats for a server on this machine, in closed loops or at a rate, and what came of them: for benchmarks of overload.
+"""A load of chats for a server on this machine, in closed loops or at a fixed rate, for benchmarks of overload.
 
 ``python -m httpload.open_loop PORT closed|opened AMOUNT SECONDS SHARE KEY OTHER``, with the body on standard input.
-``closed`` are ``AMOUNT`` clients with ``KEY``; ``opened`` that many requests a second, evenly and whatever becomes of
-them, of which ``SHARE`` has ``OTHER``. Prints ``seen`` ([key, status, seconds, Retry-After] of each answer) and
-``wall_s`` as JSON.
+``closed`` runs ``AMOUNT`` clients with the API key ``KEY``. ``opened`` sends ``AMOUNT`` requests a second, evenly,
+without waiting for answers; the share ``SHARE`` of the requests has the API key ``OTHER``. Prints ``seen`` ([key,
+status, seconds, Retry-After] of each answer) and ``wall_s`` as JSON.
 """
 
 from __future__ import annotations

@@ -24,8 +24,11 @@ class _Held:
 
 
 class ChatEngine(Engine):
-    """Hands on the last message. With ``max_tokens`` the visible stage streams that many tokens, :data:`PACE_S` apart
-    and for all its requests together, as an engine's steps are."""
+    """An engine that hands on the last message.
+
+    With ``max_tokens`` the visible stage streams that number of tokens, :data:`PACE_S` seconds apart and for all its
+    requests together, like the steps of an engine.
+    """
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)

@@ -1,4 +1,4 @@
-"""The whole way of a chat: this project's server, its orchestrator, and three stages without a model.
+"""A server for whole chats: this project's HTTP server, its orchestrator, and three stages without a model.
 
 python -m httpload.whole PORT
 """

@@ -1,4 +1,4 @@
-"""What every server of the comparison does for its clients: the same bytes in, the same bytes out."""
+"""The work of every server in the comparison: the same bytes in, the same bytes out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def answer(id: str, text: str, max_tokens: int) -> dict[str, object]:
 
 
 def token() -> bytes:
-    """A streamed chat completion's chunk, with the time at which it was made."""
+    """Return a chunk of a streamed chat completion, with the time of its making."""
     return (
         b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","choices":'
         b'[{"index":0,"delta":{"content":"@%d;"},"finish_reason":null}]}\n\n' % time.monotonic_ns()
@@ -37,5 +37,5 @@ def token() -> bytes:
 
 
 def frame() -> bytes:
-    """A frame that says when it was made."""
+    """Return a frame with the time of its making."""
     return time.monotonic_ns().to_bytes(8, "little") + FRAME[8:]
