@@ -1,8 +1,8 @@
 """CANN's fused attention (``npu_fused_infer_attention_score``) over our paged cache and over prompts.
 
 Its documented bounds: 16-bit dtypes; heads of at most 512 channels, for prompts a multiple of 16; blocks of at most
-512 tokens and a multiple of 16, of which it recommends 128. It has no soft cap, and for a single query no window: such
-layers are computed in plain torch.
+512 tokens and a multiple of 16 (128 is recommended). The operator has no soft cap, and for a single query no window:
+layers that need either are computed in plain torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _sixteen(layout: CacheLayout) -> bool:
 class FusedDecode:
     """Implements :class:`~omni_actors.platforms.runtime.kernels.PagedDecode`.
 
-    It waits for the device once a step: the operator takes lengths from the host. So it is not for recordings.
+    The operator takes lengths from the host, so each step waits once for the device and cannot be part of a graph.
     """
 
     def __init__(self) -> None:

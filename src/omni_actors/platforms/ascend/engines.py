@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class AscendAutoregressiveEngine(AutoregressiveEngine):
-    """Blocks of the cache have at least the 128 tokens that CANN's attention is made for, in as much memory as was
-    asked for; and modules that run as transformers has them get weights in the NZ layout."""
+    """The autoregressive engine on an NPU. Blocks of the cache have at least the 128 tokens recommended by CANN's
+    attention, in the same memory; transformers' own modules get weights in the NZ layout."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -37,8 +37,8 @@ class AscendAutoregressiveEngine(AutoregressiveEngine):
 
 
 class AscendGenerationEngine(GenerationEngine):
-    """Vocoders, encoders and recognisers run as modules: their products' and convolutions' weights get the layouts that
-    the NPU computes from."""
+    """The generation engine on an NPU. Vocoders, encoders and recognisers run as modules: the weights of their products
+    and convolutions get the NPU's own layouts."""
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         info = super().load(progress)

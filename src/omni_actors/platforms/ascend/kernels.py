@@ -1,5 +1,5 @@
-"""What an NPU executes: weights in the NZ layout, experts as grouped products, CANN's fused attention where that agrees
-with plain torch. Its cores have no float64."""
+"""Kernels of an NPU: weights in the NZ layout, experts as grouped products, and CANN's fused attention where the
+results agree with plain torch. The NPU's cores have no float64."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ def kernels(device: torch.device, nz_weights: bool) -> Kernels:
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The weight in the NZ layout: the matrix unit reads it as it lies."""
+    """Return the weight in the NZ layout, the matrix unit's own."""
     return plain.linear(nz(weight), bias)
 
 
 def experts(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """Two grouped products and a fused SwiGLU between them; in float32, which they do not take, one by one."""
+    """Compute two grouped products with a fused SwiGLU between; the operators take no float32, so float32 is computed
+    one expert at a time."""
     import torch_npu
 
     if rows.dtype not in (torch.bfloat16, torch.float16):

@@ -1,4 +1,5 @@
-"""What is set in torch_npu before a worker computes. ``doctor`` lists these; a runtime applies them when it opens."""
+"""Settings of torch_npu before a worker computes. ``doctor`` lists the settings; a runtime applies the settings on
+opening."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Huawei's Ascend NPUs, as far as the serving process needs to know them.
+"""Huawei's Ascend NPUs for the serving process.
 
-Found by their device nodes; then ``npu-smi`` is asked, in a process of its own. Cut by ``ASCEND_RT_VISIBLE_DEVICES``.
+NPUs are found by their device nodes; then ``npu-smi`` is asked, in a process of its own.
+``ASCEND_RT_VISIBLE_DEVICES`` selects among the NPUs.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class AscendPlatform(Accelerator):
         return self.unanswered("npu-smi", units) if said is None else _told(units, said)
 
     def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
-        """By the rules of CANN: numbers and commas; whatever is something else, a space too, or no device, ends the
+        """Apply the rules of CANN: numbers and commas; any other character, a space too, or an unknown device ends the
         list."""
         units = inventory.units
         if (setting := os.environ.get(VISIBLE)) is None:
@@ -115,7 +116,7 @@ class _Facts(msgspec.Struct):
 
 
 class _SmiSaid(Said):
-    """What :func:`smi.answer` returns."""
+    """The answer of :func:`smi.answer`."""
 
     devices: dict[str, _Facts] = {}
 

@@ -29,8 +29,8 @@ _GENERATIONS = (
 
 
 class AscendRuntime(ModuleRuntime):
-    """Steps are not recorded: the fused attention takes lengths from the host, so a recording would keep those that it
-    was made with."""
+    """A worker's runtime on an NPU. Steps are not captured as graphs: the fused attention takes lengths from the host,
+    so a graph would repeat the lengths of its capture."""
 
     patches: ClassVar[tuple[Patch, ...]] = PATCHES
     device_type: ClassVar[str] = "npu"
@@ -58,8 +58,8 @@ class AscendRuntime(ModuleRuntime):
 
     @property
     def nz_weights(self) -> bool:
-        """Whether weights are laid out as NZ when they are loaded: on the 310P always, which computes from nothing
-        else; elsewhere where ``platforms.ascend.nz`` says so."""
+        """Return whether weights are laid out as NZ on loading: always on the 310P, which computes from no other
+        layout; elsewhere by ``platforms.ascend.nz``."""
         return bool(self.options.get("nz")) or self._generation()[0] == "310P"
 
     def capability(self) -> Capability:

@@ -16,8 +16,10 @@ _HEALTH = re.compile(r"^\s*Health(?: Status)?\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 
 
 def answer(argument: dict[str, str]) -> dict[str, Any]:
-    """``argument`` names the ``command``. ``trouble``: why it does not answer, empty if it does. ``devices``:
-    ``model``, ``memory`` and ``trouble`` by the device's number."""
+    """Ask ``npu-smi``; ``argument`` names the ``command``.
+
+    Returns ``trouble``, the reason for a missing answer (empty otherwise), and ``devices``: ``model``, ``memory`` and
+    ``trouble`` by the device's number."""
     command = argument["command"]
     try:
         rows = list(filter(None, map(_CHIP.match, _said(command, "info", "-m").splitlines())))
@@ -27,7 +29,7 @@ def answer(argument: dict[str, str]) -> dict[str, Any]:
 
 
 def _facts(command: str, npu: str, chip: str, model: str) -> dict[str, Any]:
-    """Each as far as this generation knows it."""
+    """Return the facts known to the device's generation."""
     facts: dict[str, Any] = {"model": model, "memory": None, "trouble": ""}
     try:
         capacities = dict(_CAPACITY.findall(_said(command, "info", "-t", "memory", "-i", npu, "-c", chip)))

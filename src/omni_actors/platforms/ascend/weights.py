@@ -1,6 +1,6 @@
-"""Weights in the layouts that an NPU's matrix unit reads: NZ for products, FRACTAL_Z for convolutions.
+"""Weights in the layouts of an NPU's matrix unit: NZ for products, FRACTAL_Z for convolutions.
 
-The numbers are those of ``aclFormat`` (CANN, acl_base.h).
+The numbers are values of ``aclFormat`` (CANN, acl_base.h).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 def nz(weight: torch.Tensor) -> torch.Tensor:
-    """A product's weight in the NZ layout, where its dtype has it. Its shape stays what it was."""
+    """Return a product's weight in the NZ layout, if the dtype has the layout. The shape does not change."""
     import torch_npu
 
     if weight.dtype not in _SIXTEEN_BITS:
@@ -27,7 +27,7 @@ def nz(weight: torch.Tensor) -> torch.Tensor:
 
 
 def fractal_z(weight: torch.Tensor) -> torch.Tensor:
-    """A convolution's weight in the FRACTAL_Z layout, where its dtype has it."""
+    """Return a convolution's weight in the FRACTAL_Z layout, if the dtype has the layout."""
     import torch_npu
 
     if weight.dtype not in _SIXTEEN_BITS:
@@ -38,8 +38,8 @@ def fractal_z(weight: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()  # not inference mode: a parameter takes no tensor of that
 def lay_out(modules: Iterable[torch.nn.Module]) -> int:
-    """Give every product and ungrouped convolution within ``modules`` the layout that it is computed from; how many
-    there were."""
+    """Give every product and ungrouped convolution within ``modules`` the NPU's layout. Returns the number of
+    weights."""
     count = 0
     for module in dict.fromkeys(inner for outer in modules for inner in outer.modules()):
         if isinstance(module, torch.nn.Linear):

@@ -1,4 +1,4 @@
-"""The kernel's files, and the control groups around this process."""
+"""The kernel's files, and the control groups around the process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def lines(path: Path) -> list[str]:
-    """A file's lines; none if it cannot be read."""
+    """Return a file's lines; no lines for an unreadable file."""
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -14,7 +14,7 @@ def lines(path: Path) -> list[str]:
 
 
 def groups(root: Path) -> list[Path]:
-    """The folders of this process's version-2 cgroup and of all above it, as far as this namespace shows them."""
+    """Return the folders of the process's version-2 cgroup and of all cgroups above, as visible in the namespace."""
     mount = root / "sys/fs/cgroup"
     for line in lines(root / "proc/self/cgroup"):
         if line.startswith("0::/"):

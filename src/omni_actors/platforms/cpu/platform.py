@@ -1,4 +1,4 @@
-"""Any machine with a processor: the platform that is always there."""
+"""The platform of any machine with a processor, always available."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class CpuPlatform(OmniPlatform):
         return Detection(True, True, self._description())
 
     def devices(self) -> tuple[Device, ...]:
-        """``cpu`` is all of it. Where there are several NUMA nodes, ``cpu:0``, ``cpu:1`` … are those."""
+        """Return the devices: ``cpu`` is the whole machine; with several NUMA nodes, ``cpu:0``, ``cpu:1`` … are the
+        nodes."""
         whole = Device("cpu", usable_memory(self.root), self._description())
         several = nodes(self.root)
         return (whole, *(self._node(it) for it in several)) if len(several) > 1 else (whole,)
@@ -77,11 +78,12 @@ class CpuPlatform(OmniPlatform):
         return "cpu"
 
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
-        """Thread counts for every library that reads one at import; a library that ignores them would start as many
-        threads as the machine has cores in each worker, and their spinning costs several times what they bring.
+        """Return thread counts for every library that reads a count at import. Without a count each worker would start
+        as many threads as the machine has cores, and the spinning of threads costs several times their benefit.
 
-        And the C library keeps what is freed: by default each tensor of more than a few hundred kilobytes is mapped
-        anew, page by page, and given back after its operation. Measured on a vocoder's batch of 16: three times slower.
+        The C library is told to keep freed memory: by default each tensor of more than a few hundred kilobytes is
+        mapped again, page by page, and returned after its operation. Measured on a vocoder's batch of 16: three times
+        slower.
         """
         count = str(threads)
         kind, _, number = device.partition(":")
@@ -105,7 +107,7 @@ class CpuPlatform(OmniPlatform):
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may keep busy: its affinity mask, cut to the cgroup's CPU quota. At least 1.
+    """Return the number of cores for the process: the affinity mask, cut to the cgroup's CPU quota. At least 1.
 
     A quota of one and a half cores counts as one: a second busy thread would only be throttled.
     """
@@ -114,7 +116,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def usable_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that this process may ever use: the machine's, cut to the cgroup's limit."""
+    """Return the most bytes of memory for the process: the machine's memory, cut to the cgroup's limit."""
     found = [int(line.split()[1]) << 10 for line in lines(root / "proc/meminfo") if line.startswith("MemTotal:")]
     for group in groups(root):
         found += [int(line) for line in lines(group / "memory.max") if line.isdecimal()]

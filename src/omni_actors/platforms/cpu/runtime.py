@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 class CpuRuntime(DeviceRuntime):
     def open(self) -> None:
-        """Keep this thread, and all that it will start, to the NUMA node that the environment names. Memory follows:
-        the kernel takes it from the node of the thread that first touches it, and from others when that has none."""
+        """Bind the thread, and all its later threads, to the NUMA node named in the environment. Memory follows the
+        thread: the kernel takes a page from the node of the first thread to touch the page, and from other nodes if
+        that node is full."""
         super().open()
         if number := os.environ.get(NODE):
             here = next((it for it in nodes() if str(it.number) == number), None)
@@ -32,7 +33,7 @@ class CpuRuntime(DeviceRuntime):
         return KERNELS
 
     def capability(self) -> Capability:
-        """The widest vectors that torch has kernels for here, as ``avx512``."""
+        """Return the widest vectors with torch kernels on the processor, as ``avx512``."""
         import torch
 
         return Capability(torch.backends.cpu.get_cpu_capability().lower(), features())

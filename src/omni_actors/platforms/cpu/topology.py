@@ -1,4 +1,4 @@
-"""What the kernel's files tell of the processors: their instructions, their NUMA nodes, and how much memory is left."""
+"""The processors from the kernel's files: instructions, NUMA nodes, and free memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A NUMA node with processors that this process may use. ``memory`` in bytes, ``None`` if it is not told."""
+    """A NUMA node with usable processors. ``memory`` is in bytes, ``None`` if unknown."""
 
     number: int
     processors: frozenset[int]
@@ -30,7 +30,8 @@ class Node:
 
 
 def features(root: Path = Path("/")) -> frozenset[str]:
-    """What every processor has of ``bf16``, ``avx2``, ``avx512``, ``amx`` (for bfloat16) and ``sve``."""
+    """Return the features of all processors among ``bf16``, ``avx2``, ``avx512``, ``amx`` (for bfloat16) and
+    ``sve``."""
     found: set[str] | None = None
     for line in lines(root / "proc/cpuinfo"):
         name, _, value = line.partition(":")
@@ -43,7 +44,7 @@ def features(root: Path = Path("/")) -> frozenset[str]:
 
 
 def nodes(root: Path = Path("/")) -> tuple[Node, ...]:
-    """Those with processors of this process's, in order."""
+    """Return the NUMA nodes with processors usable by the process, in order."""
     allowed = os.sched_getaffinity(0)
     found = []
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
@@ -56,8 +57,8 @@ def nodes(root: Path = Path("/")) -> tuple[Node, ...]:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process could still take: what the machine has available, and what is left below the limit of
-    each cgroup around it. Memory that holds files counts as left: the kernel gives it up."""
+    """Return the bytes still available to the process: the machine's available memory, cut to the rest below each
+    surrounding cgroup's limit. Memory that caches files counts as available, since the kernel gives up cached files."""
     found = [int(line.split()[1]) << 10 for line in lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
     for group in groups(root):
         limit, used = lines(group / "memory.max"), lines(group / "memory.current")
@@ -73,7 +74,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
 
 
 def own_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
-    """Bytes of memory that this process holds, and the most that it has held."""
+    """Return the bytes of memory held by the process, and the largest number held so far."""
     said = {name: value.split() for name, _, value in (it.partition(":") for it in lines(root / "proc/self/status"))}
     held, peak = (said.get(name) for name in ("VmRSS", "VmHWM"))
     return int(held[0]) << 10 if held else None, int(peak[0]) << 10 if peak else None
@@ -84,7 +85,7 @@ def _figure(file: Path, name: str) -> int:
 
 
 def _numbers(listed: str) -> set[int]:
-    """``0-3,8`` as the kernel writes it."""
+    """Parse a list in the kernel's form ``0-3,8``."""
     found: set[int] = set()
     for part in listed.replace(",", " ").split():
         first, _, last = part.partition("-")

@@ -1,9 +1,10 @@
-"""What attention an NVIDIA GPU computes, by what it can, in which dtype, and what is installed.
+"""The choice of attention on an NVIDIA GPU, by compute capability, dtype and installed packages.
 
 FlashAttention needs compute capability 8.0, a 16-bit dtype, and heads of up to 256 channels in steps of 8. Two packages
-bring it: ``flash-attn``, and torch itself. Both read a paged cache in place when its blocks are multiples of 256
-tokens. The masks of prompts that go on behind computed ones are aligned to the last key (bottom right), as ours are.
-Without it, torch's scaled_dot_product_attention chooses among its backends, cuDNN's first where that is the fastest.
+provide FlashAttention: ``flash-attn``, and torch itself. Both read a paged cache in place if blocks are multiples of
+256 tokens. The masks of prompts that continue computed ones are aligned to the last key (bottom right), as ours are.
+Without FlashAttention, torch's scaled_dot_product_attention chooses among its backends, cuDNN's first where cuDNN is
+fastest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FLASH_HEAD = 256
 
 
 def flashes(capability: tuple[int, int], dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether FlashAttention computes this."""
+    """Return whether FlashAttention can compute the layer."""
     return capability >= (8, 0) and dtype.itemsize == 2 and head_dim <= FLASH_HEAD and head_dim % 8 == 0
 
 
@@ -65,7 +66,8 @@ def decode_by_package(flash_attn: Any) -> PagedDecode:
 
 
 def decode_by_torch(varlen_attn: Any) -> PagedDecode:
-    """``torch.nn.attention.varlen.varlen_attn``, which has no softcap: that is plain torch's then."""
+    """Decode by ``torch.nn.attention.varlen.varlen_attn``; layers with a softcap, unknown to the operator, use plain
+    torch."""
     starts: dict[int, torch.Tensor] = {}
 
     def attend(
@@ -104,7 +106,7 @@ def decode_by_torch(varlen_attn: Any) -> PagedDecode:
 
 
 def torch_reads_tables() -> Any | None:
-    """torch's ``varlen_attn``, if this torch has it and it reads a paged cache."""
+    """Return torch's ``varlen_attn``, if installed in a version that reads a paged cache."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -135,7 +137,7 @@ def prompt_by_package(flash_attn: Any) -> PromptAttention:
 
 
 def prompt_by_backends(order: Sequence[SDPBackend]) -> PromptAttention:
-    """scaled_dot_product_attention by these backends, the first that can."""
+    """Compute scaled_dot_product_attention by the first able one of ``backends``."""
     backends = list(order)
 
     @functools.lru_cache(maxsize=4)  # the layers of a step ask for the same one
@@ -167,9 +169,9 @@ def prompt_by_backends(order: Sequence[SDPBackend]) -> PromptAttention:
 
 
 def backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[SDPBackend, ...]:
-    """The order in which scaled_dot_product_attention's backends are asked: cuDNN's first from compute capability 9.0
-    on, FlashAttention below. Both take heads that share a key head, and cuDNN's takes masks. None where there is no
-    choice: they have no float32, and nothing below 8.0."""
+    """Return the order of scaled_dot_product_attention's backends: cuDNN first from compute capability 9.0 on,
+    FlashAttention below. Both backends take heads that share a key head, and cuDNN takes masks. Returns an empty order
+    where no choice exists: neither backend has float32 or runs below 8.0."""
     rest = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
     if dtype.itemsize != 2 or capability < (8, 0):
         return ()
@@ -179,5 +181,5 @@ def backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[SDPBacken
 
 
 def _window(window: int | None) -> tuple[int, int]:
-    """FlashAttention's: places before a token that it sees, and behind it; -1 is all."""
+    """Return FlashAttention's window: the places visible before and behind a token; -1 is all."""
     return (-1, 0) if window is None else (window - 1, 0)

@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU executes, by its compute capability, the stage's dtype and the packages that are there."""
+"""Kernels of an NVIDIA GPU, by compute capability, the stage's dtype and the installed packages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def kernels(capability: tuple[int, int], device: torch.device, wanted: str, has:
 
 
 def _pages(capability: tuple[int, int], layout: CacheLayout) -> bool:
-    """Whether FlashAttention reads this cache in place."""
+    """Return whether FlashAttention reads the cache in place."""
     fits = attention.flashes(capability, layout.dtype, layout.head_dim)
     return fits and layout.block_size % attention.FLASH_BLOCK == 0
 

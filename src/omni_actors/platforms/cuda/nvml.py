@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says, and others of the same interface (Moore Threads' ``pymtml``).
+"""Facts from NVIDIA's management library, or another library with the same interface (Moore Threads' ``pymtml``).
 
 The module runs in a process of its own (see :mod:`omni_actors.plugins.subprocess_probe`), since it opens the devices.
 Standard library only.
@@ -14,11 +14,11 @@ MOST_DEVICES = 1024
 
 
 def answer(argument: dict[str, str]) -> dict[str, Any]:
-    """``argument`` names a ``module`` and the driver's ``library``.
+    """Ask the management library; ``argument`` names a ``module`` and the driver's ``library``.
 
-    ``driver``: why that library cannot be loaded, empty if it can. ``trouble``: why the management library does not
-    answer, ``code`` its number for that. ``devices``, each with ``id``, ``model``, ``memory``, ``trouble`` and, where
-    it is cut in slices, ``parts`` of the same kind.
+    Returns ``driver``, the reason why the driver's library cannot be loaded (empty otherwise); ``trouble``, the reason
+    for a missing answer of the management library, and ``code``, its number; and ``devices``, each with ``id``,
+    ``model``, ``memory``, ``trouble`` and, for a sliced device, ``parts`` of the same kind.
     """
     said: dict[str, Any] = {"driver": _loaded(argument["library"]), "trouble": "", "code": None, "devices": []}
     try:
@@ -48,7 +48,7 @@ def _loaded(library: str) -> str:
 
 
 def _device(nvml: Any, index: int) -> dict[str, Any]:
-    """One that does not answer is a device all the same: it keeps the others' ordinals."""
+    """Describe a device. A device without an answer is listed too, so that the ordinals of others stay right."""
     device: dict[str, Any] = {"id": None, "model": None, "memory": None, "trouble": "", "parts": []}
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -72,7 +72,7 @@ def _facts(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _slices(nvml: Any, handle: Any) -> list[dict[str, Any]] | None:
-    """MIG's, of a device that is cut; ``None`` for one that is whole or knows nothing of it."""
+    """Return the MIG slices of a device; ``None`` for a whole device or one without MIG."""
     try:
         mode, _ = nvml.nvmlDeviceGetMigMode(handle)
         if not mode:

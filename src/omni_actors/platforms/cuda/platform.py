@@ -1,7 +1,8 @@
-"""NVIDIA's devices, as far as the serving process needs to know them: which there are, and how a worker sees its own.
+"""NVIDIA's devices for the serving process: the list of devices, and the environment of a worker on one device.
 
-Found by device nodes and the driver's files; then NVML and the driver's library are asked, in a process of their own.
-Cut by ``CUDA_VISIBLE_DEVICES``, so that ``cuda:0`` is the first device that this process may use, in PCI order.
+Devices are found by device nodes and the driver's files; then NVML and the driver's library are asked, in a process of
+their own. ``CUDA_VISIBLE_DEVICES`` selects among the devices, so that ``cuda:0`` is the first device usable by the
+process, in PCI order.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class CudaPlatform(Accelerator):
         return lacks_torch("cuda", "CUDA", "cuda")
 
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
-        """A world in which ``device`` is the only one and float32 is float32."""
+        """Return an environment with ``device`` as the only device, and without reduced float32 precision."""
         exact = {} if options.get("tf32") else {"NVIDIA_TF32_OVERRIDE": "0"}  # of cuBLAS and cuDNN
         return {**super().worker_environment(device, threads, options), **exact}
 
@@ -93,8 +94,8 @@ class CudaPlatform(Accelerator):
 
 @dataclass(frozen=True, slots=True)
 class Filed:
-    """What device nodes and the driver's files tell. ``certain`` is false where they may belong to another vendor's
-    device; ``nodes`` where the devices can be opened."""
+    """Facts from device nodes and the driver's files. ``certain`` is false for files that may belong to another
+    vendor's device; ``nodes`` says whether the devices can be opened."""
 
     units: tuple[Unit, ...]
     certain: bool = True
@@ -110,7 +111,7 @@ class NvmlDevice(msgspec.Struct):
 
 
 class NvmlSaid(Said):
-    """What :func:`nvml.answer` returns."""
+    """The answer of :func:`nvml.answer`."""
 
     driver: str = ""
     code: int | None = None
@@ -118,10 +119,10 @@ class NvmlSaid(Said):
 
 
 def visible(inventory: Inventory, setting: str | None) -> tuple[Chosen, str]:
-    """What CUDA would show under this ``CUDA_VISIBLE_DEVICES``, each device with the entry that stands for it.
+    """Return CUDA's devices under a value of ``CUDA_VISIBLE_DEVICES``, each device with its entry in the value.
 
-    Of a device that is cut in slices, CUDA shows the first for the device's ordinal, and each for its UUID. Without a
-    setting, all of them are devices here.
+    For a device in slices, CUDA shows the first slice for the device's ordinal, and each slice for its UUID. Without a
+    setting, all slices are devices here.
     """
     units = inventory.units
     if setting is None:
@@ -149,7 +150,7 @@ def _whole(index: int, unit: Unit) -> Chosen:
 
 
 def merged(filed: Filed, said: NvmlSaid) -> Inventory:
-    """What files tell, and what the driver's libraries say."""
+    """Merge the facts of files with the answers of the driver's libraries."""
     if said.driver and not filed.certain:
         return Inventory((), note="no NVIDIA device: Windows brings no driver of it")
     if said.code in DRIVER_IS_DOWN:
@@ -169,7 +170,7 @@ def merged(filed: Filed, said: NvmlSaid) -> Inventory:
 
 
 def _known(devices: list[NvmlDevice], filed: Filed) -> tuple[Unit, ...]:
-    """NVML's devices. What it cannot say of one (the memory of a GPU on the processor's chip), files may."""
+    """Return NVML's devices, with missing facts (the memory of a GPU on the processor's chip) taken from files."""
     units = list(map(_unit, devices))
     if len(units) == len(filed.units):
         units = [

@@ -21,8 +21,8 @@ _FEATURES = {"bf16": (8, 0), "tf32": (8, 0), "flash": (8, 0), "fp8": (8, 9), "gr
 
 
 class CudaRuntime(ModuleRuntime):
-    """Some errors of CUDA end the process's context (an illegal access, an assertion in a kernel, a device that is
-    gone): every later call raises them again."""
+    """A worker's runtime on an NVIDIA GPU. Some errors of CUDA end the process's context (an illegal access, an
+    assertion in a kernel, a lost device): every later call raises the same error again."""
 
     device_type: ClassVar[str] = "cuda"
     graph_class: ClassVar[str] = "CUDAGraph"

@@ -1,18 +1,17 @@
 """Tensors from one process to another on the GPU, by CUDA's memory handles (``cudaIpcGetMemHandle``).
 
-Not run on hardware. Written from CUDA's documentation of interprocess communication and from what torch's own
-multiprocessing says of it.
+Not run on hardware. Written from CUDA's documentation of interprocess communication and the documentation of torch's
+own multiprocessing.
 
-What is lent lies in slabs of this transport's own, cut into slots of one power-of-two size class as host memory is
-(:mod:`omni_actors.connectors.shared_memory`): a copy on the device when it is exported, none when it is opened. So the
-memory that others have mapped is never torch's to give away. A slab is shared once, opened once by each process that
-reads from it, and kept as long as the process: torch counts the readers of what it has shared in files of its own,
-a count that a reader's ``kill -9`` would leave too high for ever. Such a file outlives a producer that is killed: who
-read from it removes it.
+Exported tensors lie in the transport's own slabs, cut into slots of one power-of-two size class as host memory is
+(:mod:`omni_actors.connectors.shared_memory`): one copy on the device at export, no copy at opening. Torch can therefore
+never reuse memory mapped by other processes. A slab is shared once, opened once by each reading process, and kept as
+long as the process: torch counts the readers of shared memory in files of its own, and after a reader's ``kill -9`` the
+count would stay too high for ever. Such a file outlives a killed producer, and a reader removes the file.
 
-A handle is opened on the reader's own device, whichever the producer's is: the driver maps another GPU's memory if the
-two have peer access, also one that ``CUDA_VISIBLE_DEVICES`` hides (since CUDA 10.1), and refuses otherwise. Who relies
-on it tries it first (:mod:`omni_actors.connectors.device`).
+A handle is opened on the reader's own device, whatever the producer's device is: with peer access the driver maps
+another GPU's memory, even of a GPU hidden by ``CUDA_VISIBLE_DEVICES`` (since CUDA 10.1), and refuses otherwise. Users
+of the transport try a handle first (:mod:`omni_actors.connectors.device`).
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ class Sharing(Protocol):
     """How a storage is handed to another process, and taken there."""
 
     def share(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
-        """What another process attaches to, of plain builtins. Raises RuntimeError."""
+        """Return the key by which another process attaches, of plain builtins. Raises RuntimeError."""
         ...
 
     def attach(self, index: int, shared: tuple[Any, ...]) -> torch.UntypedStorage:
-        """On this process's device of that number. Raises RuntimeError."""
+        """Attach on the process's own device of that number. Raises RuntimeError."""
         ...
 
     def bury(self, shared: tuple[Any, ...]) -> None:
-        """The process that shared this has ended, and this one reads it no more: remove what it may have left."""
+        """Remove the remains of a slab after the end of its owner and of reading here."""
         ...
 
     def synchronize(self) -> None:
-        """Return when what was queued on the current stream is done."""
+        """Return when all work queued on the current stream is done."""
         ...
 
 
 class TorchSharing:
-    """torch's own, as :mod:`torch.multiprocessing` uses it."""
+    """The sharing of torch itself, as used by :mod:`torch.multiprocessing`."""
 
     def share(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
         """(device, memory handle, bytes, offset in the allocation, counter's file, counter's place, event handle,
@@ -82,7 +81,8 @@ class TorchSharing:
 
 
 class _Handle(msgspec.Struct, array_like=True):
-    """``owner`` and ``slab`` name a slab for good, ``shared`` is what it is attached by. ``place`` in bytes."""
+    """A handle on the wire. ``owner`` and ``slab`` name a slab for good, ``shared`` is the key for attaching the slab,
+    and ``place`` is in bytes."""
 
     owner: bytes
     pid: int
@@ -118,7 +118,7 @@ class _Attached:
 
 
 class CudaTransport(DeviceTransport):
-    """One process's end. ``device`` is where its slabs are, and where it opens those of others."""
+    """One process's end of the transport. ``device`` is the place of own slabs and of opened slabs of others."""
 
     kind = KIND
 
@@ -212,7 +212,7 @@ class CudaTransport(DeviceTransport):
         return attached
 
     def _detach(self) -> None:
-        """Let go of the slabs of processes that have ended."""
+        """Release the slabs of ended processes."""
         for key, attached in list(self._attached.items()):
             if not attached.readers and not os.path.exists(f"/proc/{attached.pid}"):
                 del self._attached[key]

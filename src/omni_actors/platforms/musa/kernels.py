@@ -1,7 +1,7 @@
-"""What a Moore Threads GPU executes: mate's FlashAttention over the paged cache, from capability 3.1 on, where it
-agrees with plain torch.
+"""Kernels of a Moore Threads GPU: mate's FlashAttention over the paged cache, from capability 3.1 on, if the results
+agree with plain torch.
 
-Whether it has float64 is not sure (vLLM-Omni says that torch_musa does not): nothing here asks for it.
+Support of float64 is unknown (according to vLLM-Omni torch_musa has none), and no kernel here uses float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 def kernels(version: tuple[int, int], device: torch.device, mate: bool) -> Kernels:
-    """This device's choice. ``mate`` says whether the package is there."""
+    """Choose the device's kernels. ``mate`` says whether the package is installed."""
 
     @functools.cache
     def paged_decode(layout: CacheLayout) -> PagedDecode | None:

@@ -1,4 +1,5 @@
-"""What is changed before a worker computes. ``doctor`` lists these; a runtime applies them when it opens."""
+"""Changes of torch_musa before a worker computes. ``doctor`` lists the changes; a runtime applies the changes on
+opening."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Moore Threads' GPUs, as far as the serving process needs to know them.
+"""Moore Threads' GPUs for the serving process.
 
-Found by their device nodes; then its management library is asked through ``pymtml`` (which speaks as NVML does) where
-that is installed, in a process of its own. Cut by ``MUSA_VISIBLE_DEVICES``.
+GPUs are found by their device nodes; then the management library is asked through ``pymtml`` (with NVML's interface) if
+installed, in a process of its own. ``MUSA_VISIBLE_DEVICES`` selects among the GPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker on a Moore Threads GPU, by torch_musa. Where torchada is installed, code that says ``cuda`` runs here too.
+"""A worker on a Moore Threads GPU, by torch_musa. With torchada installed, code for ``cuda`` runs on the GPU too.
 
 Not verified on hardware: written against torch_musa's and mate's sources, and run on a fake device that executes on the
 processor.
@@ -55,5 +55,5 @@ class MusaRuntime(ModuleRuntime):
         return int(major), int(minor)
 
     def graphs(self) -> Graphs | None:
-        """Recordings, where ``platforms.musa.graphs`` asks for them."""
+        """Return MUSA graphs if ``platforms.musa.graphs`` is set."""
         return self.recorded() if self.options.get("graphs") else None

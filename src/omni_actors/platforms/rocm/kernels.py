@@ -1,8 +1,8 @@
-"""What an AMD GPU executes: Triton's attention over the paged cache, where Triton and the device allow it, and it
-agrees with plain torch.
+"""Kernels of an AMD GPU: Triton's attention over the paged cache, if Triton and the device allow it and the results
+agree with plain torch.
 
-Prompts stay with scaled_dot_product_attention, which is Triton's too in a torch built for ROCm (AOTriton). Rows of
-experts are multiplied in groups where the device computes in bfloat16 and torch has that for it (gfx942, gfx950).
+Prompts use scaled_dot_product_attention, also Triton's in a torch built for ROCm (AOTriton). Rows of experts are
+multiplied in groups if the device computes in bfloat16 and torch has grouped products for the device (gfx942, gfx950).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GROUPED = ("gfx942", "gfx950")
 
 
 def kernels(capability: Capability, device: torch.device, triton: bool) -> Kernels:
-    """This device's choice. ``triton`` says whether the package is there."""
+    """Choose the device's kernels. ``triton`` says whether the package is installed."""
     matrix = capability.name.startswith(_MATRIX)
 
     @functools.cache

@@ -1,8 +1,8 @@
-"""AMD's devices, as far as the serving process needs to know them.
+"""AMD's devices for the serving process.
 
-Found by the kernel's topology of compute nodes and their device nodes; then amdsmi is asked for names, in a process of
-its own. Cut first by ``ROCR_VISIBLE_DEVICES``, which the driver's library reads, then by ``HIP_VISIBLE_DEVICES`` (or
-``CUDA_VISIBLE_DEVICES``, where that is not set), whose ordinals count what the first has left.
+Devices are found by the kernel's topology of compute nodes and by device nodes; then amdsmi is asked for names, in a
+process of its own. ``ROCR_VISIBLE_DEVICES`` selects first, in the driver's library; then ``HIP_VISIBLE_DEVICES`` (or
+``CUDA_VISIBLE_DEVICES`` if the former is not set), with ordinals among the devices left by the first variable.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _only(entry: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A compute node of the kernel's: its PCI address and the name of its node below ``/dev/dri``."""
+    """A compute node of the kernel: PCI address and name of the node below ``/dev/dri``."""
 
     unit: Unit
     address: str
@@ -102,13 +102,13 @@ class _Facts(msgspec.Struct):
 
 
 class _SmiSaid(Said):
-    """What :func:`smi.answer` returns."""
+    """The answer of :func:`smi.answer`."""
 
     devices: dict[str, _Facts] = {}
 
 
 def _topology(root: Path) -> list[Card] | None:
-    """The GPUs that the kernel's driver knows, in its order; ``None`` without that driver."""
+    """Return the GPUs of the kernel's driver, in the driver's order; ``None`` without the driver."""
     folder = root / "sys/class/kfd/kfd/topology/nodes"
     if not there(folder):
         return None

@@ -1,4 +1,4 @@
-"""A worker on an AMD GPU. ROCm's torch calls such a device ``cuda``, and its module is ``torch.cuda``.
+"""A worker on an AMD GPU. ROCm's torch names the device ``cuda``, and the torch module is ``torch.cuda``.
 
 Not verified on hardware: written against the documentation of torch's HIP semantics and amdsmi, and run on a fake
 device that executes on the processor.
@@ -58,7 +58,7 @@ class RocmRuntime(ModuleRuntime):
         return Capability(name, frozenset(features | ({"fp8"} if _FP8.fullmatch(name) else set())))
 
     def memory(self) -> Memory:
-        """The device's, by amdsmi where that answers: HIP does not count what other processes use."""
+        """Return the device's memory, by amdsmi if available: HIP does not count other processes' memory."""
         figures = super().memory()
         try:
             total, used = self._driver_memory()
@@ -68,7 +68,7 @@ class RocmRuntime(ModuleRuntime):
         return Memory(total, max(0, total - used), figures.used, figures.peak)
 
     def _driver_memory(self) -> tuple[int, int]:
-        """Bytes of memory that the device has, and that all processes together use."""
+        """Return the device's bytes of memory, and the bytes used by all processes together."""
         amdsmi = import_module("amdsmi")
         properties = self.module.get_device_properties(self.torch_device)
         address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
@@ -84,5 +84,5 @@ class RocmRuntime(ModuleRuntime):
         raise LookupError(f"amdsmi knows no device at {address}")
 
     def graphs(self) -> Graphs | None:
-        """HIP graphs, where ``platforms.rocm.graphs`` asks for them."""
+        """Return HIP graphs if ``platforms.rocm.graphs`` is set."""
         return self.recorded() if self.options.get("graphs") else None

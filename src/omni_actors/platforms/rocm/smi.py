@@ -8,7 +8,8 @@ from typing import Any
 
 
 def answer(argument: Any) -> dict[str, Any]:
-    """``trouble``: why it does not answer, empty if it does. ``devices``: ``model`` and ``memory`` by PCI address."""
+    """Ask amdsmi. Returns ``trouble``, the reason for a missing answer (empty otherwise), and ``devices``: ``model``
+    and ``memory`` by PCI address."""
     try:
         smi = import_module("amdsmi")
         smi.amdsmi_init()
@@ -24,7 +25,7 @@ def _address(smi: Any, handle: Any) -> str:
 
 
 def _facts(smi: Any, handle: Any) -> dict[str, Any]:
-    """Each as far as this version of the library and this device know it."""
+    """Return the facts known to the library's version and the device."""
     facts: dict[str, Any] = {"model": None, "memory": None}
     try:
         facts["model"] = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]) or None

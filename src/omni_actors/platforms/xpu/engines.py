@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class XpuAutoregressiveEngine(AutoregressiveEngine):
-    """A layer of the cache is one allocation, and some drivers give none above 4 GiB unless they are told to: the cache
-    is cut to what ``platforms.xpu.allocation_mib`` allows for each layer, where that is set."""
+    """The autoregressive engine on an Intel GPU. A layer of the cache is one allocation, and some drivers refuse
+    allocations above 4 GiB by default: ``platforms.xpu.allocation_mib``, if set, limits the cache's size per layer."""
 
     def attach(self, adapter: AutoregressiveAdapter) -> None:
         shape, options = adapter.decoder.kv_shape, self.options
@@ -40,8 +40,8 @@ class XpuAutoregressiveEngine(AutoregressiveEngine):
 
 
 class XpuGenerationEngine(GenerationEngine):
-    """Where intel-extension-for-pytorch is installed it prepares the modules: it folds what follows a convolution and
-    packs weights."""
+    """The generation engine on an Intel GPU. If installed, intel-extension-for-pytorch prepares the modules: the
+    extension folds operations into convolutions and packs weights."""
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         info = super().load(progress)

@@ -1,6 +1,6 @@
-"""What an Intel GPU executes: torch's own operators, attention as one fused call where the device has it.
+"""Kernels of an Intel GPU: torch's own operators, and attention as one fused call if the device has one.
 
-Some (Arc A-Series among them) have no float64: an operator that asks for it raises.
+Some GPUs (Arc A-Series among them) have no float64, and float64 operators raise there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Intel's discrete GPUs, as far as the serving process needs to know them.
+"""Intel's discrete GPUs for the serving process.
 
-Found by the kernel's render nodes, in the order of Level Zero: discrete devices first, each by PCI address. Cut by
-``ZE_AFFINITY_MASK``, which the driver's library reads, then by ``ONEAPI_DEVICE_SELECTOR``, whose numbers count what the
-first has left. A GPU on the processor's chip is not chosen.
+GPUs are found by the kernel's render nodes, in the order of Level Zero: discrete devices first, each by PCI address.
+``ZE_AFFINITY_MASK`` selects first, in the driver's library; then ``ONEAPI_DEVICE_SELECTOR``, with numbers among the
+devices left by the mask. A GPU on the processor's chip is not chosen.
 """
 
 from __future__ import annotations
@@ -96,13 +96,14 @@ class XpuPlatform(Accelerator):
 
 
 def _only(entries: str) -> Mapping[str, str]:
-    """What is left by the mask is the worker's device alone, and a selector's numbers would mean another."""
+    """Remove the selector: the mask leaves the worker's device alone, and a selector's numbers would mean another
+    device."""
     return {MASK: entries, SELECTOR: "level_zero:gpu"}
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A device with a kernel driver: its PCI address, the name of its node below ``/dev/dri``, and its folder."""
+    """A device with a kernel driver: PCI address, name of the node below ``/dev/dri``, and folder."""
 
     address: str
     node: str

@@ -1,4 +1,4 @@
-"""A worker on an Intel GPU, by torch's own support of it; intel-extension-for-pytorch is used where it is installed.
+"""A worker on an Intel GPU, by torch's own support; intel-extension-for-pytorch is used if installed.
 
 Not verified on hardware: written against torch's documentation of ``torch.xpu``, and run on a fake device that executes
 on the processor.
@@ -74,7 +74,8 @@ class XpuRuntime(ModuleRuntime):
         return Capability(str(properties.name), frozenset(features))
 
     def memory(self) -> Memory:
-        """Some devices do not say what is free: then it is what this process has not taken."""
+        """Return the device's memory. For a device without a count of free memory, free is all memory not taken by the
+        process."""
         try:
             return super().memory()
         except RuntimeError as error:
@@ -90,5 +91,5 @@ class XpuRuntime(ModuleRuntime):
         return super().fault(error)
 
     def graphs(self) -> Graphs | None:
-        """Recordings, where ``platforms.xpu.graphs`` asks for them and torch has them (2.11 and later)."""
+        """Return XPU graphs if ``platforms.xpu.graphs`` is set and torch has graphs (2.11 and later)."""
         return self.recorded() if self.options.get("graphs") else None

@@ -1,7 +1,7 @@
-"""The two languages in which Intel's devices are hidden.
+"""The two languages for the selection of Intel's devices.
 
-``ZE_AFFINITY_MASK``: ``0``, ``0,2``, ``0.1`` (a tile): what is named is left, in the driver's order; what is no device
-is passed over. ``ONEAPI_DEVICE_SELECTOR``: terms ``[!]backend:devices`` between semicolons, as ``level_zero:0,1`` or
+``ZE_AFFINITY_MASK``: ``0``, ``0,2``, ``0.1`` (a tile): named devices are left, in the driver's order; unknown names are
+passed over. ``ONEAPI_DEVICE_SELECTOR``: terms ``[!]backend:devices`` between semicolons, as ``level_zero:0,1`` or
 ``*:gpu;!opencl:*``.
 """
 
@@ -18,12 +18,12 @@ BACKENDS = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu", "esimd_emu
 
 
 class SelectorError(ValueError):
-    """It is none: SYCL would end the process."""
+    """An invalid selector, with which SYCL would end the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """``named`` maps a device's number to the entries that name it or a part of it; ``None`` shows all."""
+    """A parsed mask. ``named`` maps a device's number to its entries, for the device or a tile; ``None`` shows all."""
 
     named: dict[int, list[str]] | None
 
@@ -41,13 +41,13 @@ class Mask:
         return self.named is None or index in self.named
 
     def entries(self, index: int) -> str:
-        """What shows that device alone, in the mask's own words; empty when nothing was said."""
+        """Return the mask's own entries that show the device alone; empty without a mask."""
         return ",".join(dict.fromkeys(self.named[index])) if self.named is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Terms that are about GPUs of Level Zero: devices that are accepted (``None``: all) and discarded."""
+    """The terms about GPUs of Level Zero: accepted devices (``None``: all) and discarded devices."""
 
     accepted: tuple[str, ...] | None
     discarded: tuple[str, ...]
@@ -73,13 +73,13 @@ class Selector:
         return cls(tuple(accepted) if accepts else None, tuple(discarded))
 
     def shows(self, place: int) -> bool:
-        """Whether the GPU at that place among Level Zero's is left."""
+        """Return whether the selector leaves the GPU at a place among Level Zero's."""
         if any(_fits(device, place) for device in self.discarded if "." not in device or device.endswith("*")):
             return False
         return self.accepted is None or any(_fits(device, place) for device in self.accepted)
 
     def entries(self, place: int, index: int) -> str:
-        """What a mask says for that: device ``index``, or its tiles where only those were selected."""
+        """Return a mask's entries for device ``index``, or for its tiles if only tiles were selected."""
         mine = [device for device in self.accepted or () if _fits(device, place)]
         tiles = [device.partition(".")[2] for device in mine]
         if not mine or not all(tile.isdecimal() for tile in tiles):
