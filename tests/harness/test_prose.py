@@ -37,7 +37,7 @@ class Ceiling:
 
 
 CEILINGS = {
-    "actors": Ceiling(pronouns=9.5, riddles=3),
+    "actors": Ceiling(pronouns=5.0),
     "connectors": Ceiling(pronouns=5.0, riddles=0),
     "entrypoints": Ceiling(pronouns=9.5, riddles=54),
     "media": Ceiling(pronouns=9.0, riddles=7),

@@ -101,6 +101,10 @@ class Actor(ABC, Generic[M]):
         ...         print(await player.ask("Blue", within=1))
         >>> trio.run(main)
         Blue at 9
+
+        Args:
+            key: The name of the signal.
+            value: The latest value; older values that were not yet handled are gone.
         """
 
     async def teardown(self) -> None:

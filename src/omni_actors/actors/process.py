@@ -424,6 +424,10 @@ def python_module(module: str, *arguments: str) -> list[str]:
     >>> from omni_actors.actors import python_module
     >>> python_module("http.server", "8000")[1:]
     ['-m', 'http.server', '8000']
+
+    Args:
+        module: The module's dotted name.
+        arguments: The arguments of the command line.
     """
     return [sys.executable, "-m", module, *arguments]
 

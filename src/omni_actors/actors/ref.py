@@ -240,7 +240,11 @@ class ActorRef(Generic[M]):
             self._cell.watchers.add(watcher)
 
     def unwatch(self, watcher: ActorRef[Any]) -> None:
-        """Send ``watcher`` no more signals about this actor. An actor that never watched is no error."""
+        """Send ``watcher`` no more signals about this actor.
+
+        Args:
+            watcher: The actor that was given to :meth:`watch`. An actor that never watched is no error.
+        """
         self._cell.watchers.discard(watcher)
 
     @property

@@ -53,13 +53,21 @@ class Reply:
         self._on_withdrawn: Callable[[], object] | None = None
 
     def answer(self, value: object) -> None:
-        """End the ask with a value, which :meth:`ActorRef.ask <omni_actors.actors.ref.ActorRef.ask>` returns."""
+        """End the ask with a value.
+
+        Args:
+            value: The value that :meth:`ActorRef.ask <omni_actors.actors.ref.ActorRef.ask>` returns.
+        """
         if not self.settled:
             self.value = value
             self._settle()
 
     def fail(self, error: BaseException) -> None:
-        """End the ask with an exception, which is raised in the asker."""
+        """End the ask with an exception.
+
+        Args:
+            error: The exception that is raised in the asker.
+        """
         if not self.settled:
             self.error = error
             self._settle()

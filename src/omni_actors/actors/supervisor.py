@@ -62,7 +62,11 @@ class Restarts:
     """Seconds of being ready after which a failure starts a new row."""
 
     def delay(self, failures: int) -> float:
-        """Return the seconds to wait before the restart after ``failures`` failures in a row, at least one."""
+        """Return the seconds to wait before a restart.
+
+        Args:
+            failures: The number of failures in a row, at least 1.
+        """
         return min(self.cap_s, self.first_s * 2.0 ** min(failures - 1, 100))
 
 
@@ -289,12 +293,21 @@ class Supervisor:
         del self._children[child.name]
 
     def record_renewal(self, child: Supervised, reason: Renewed) -> None:
-        """Record that a child asked for its own restart."""
+        """Record that a child asked for its own restart. Called by the strategy.
+
+        Args:
+            child: The child, which begins its next incarnation at once.
+            reason: The exception that ended the incarnation.
+        """
         logger.info("%s under %s restarts as it asked: %s", child.name, self.name, reason)
         child.restarts += 1
 
     def record_failure(self, child: Supervised, error: Exception) -> bool:
-        """Count a failure of a child, and escalate if the row exceeds the limit.
+        """Count a failure of a child, and escalate if the row exceeds the limit. Called by the strategy.
+
+        Args:
+            child: The child whose incarnation failed.
+            error: The failure.
 
         Returns:
             Whether the supervisor gave up.
@@ -318,7 +331,11 @@ class Supervisor:
         return over
 
     async def pause(self, child: Supervised) -> None:
-        """Wait for the backoff to pass. A request to stop ends the wait early."""
+        """Wait for the backoff to pass. Called by the strategy. A request to stop ends the wait early.
+
+        Args:
+            child: The child that is about to be restarted.
+        """
         child.state = "waiting"
         stop_requested = child.stop_requested if self.strategy == "one_for_one" else self.stop_requested
         child.restart_at = trio.current_time() + self.policy.delay(child.failures)

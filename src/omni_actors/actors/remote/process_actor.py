@@ -101,6 +101,16 @@ class ProcessActor(Actor[Any]):
         self._pending: dict[int, Reply] = {}
 
     async def setup(self) -> None:
+        """Start the process, and wait until the actor's setup has returned there.
+
+        Cancellation, and every failure, ends the process.
+
+        Raises:
+            OSError: The process cannot be started.
+            RemoteFailure: The actor's setup failed.
+            ProcessDied: The process ended.
+            trio.TooSlowError: The setup took more than :data:`START_S` seconds.
+        """
         self._child = self._launcher.spawn(
             python_module("omni_actors.actors.remote"), name=self.ref.name, env=self._env
         )
@@ -117,6 +127,14 @@ class ProcessActor(Actor[Any]):
             raise
 
     async def receive(self, message: Any) -> None:
+        """Send a message to the process. Waits while :data:`WINDOW` messages are on their way.
+
+        Args:
+            message: A value that msgspec encodes.
+
+        Raises:
+            Refusal: The message cannot be encoded, or is too large.
+        """
         reply = self.defer()
         try:
             body = msgspec.Raw(encode(message))
@@ -140,6 +158,12 @@ class ProcessActor(Actor[Any]):
             await self._channel.drained()
 
     async def on_signal(self, key: Hashable, value: Any) -> None:
+        """Send a signal to the process. A value that cannot be encoded is logged and dropped.
+
+        Args:
+            key: The name of the signal, sent as a string.
+            value: A value that msgspec encodes.
+        """
         try:
             self._channel.post(SignalFrame(str(key), msgspec.Raw(encode(value))))
         except (*UNENCODABLE, ProtocolError) as error:
@@ -148,6 +172,7 @@ class ProcessActor(Actor[Any]):
             await self._channel.drained()
 
     async def teardown(self) -> None:
+        """Stop the actor in its process, and end the process: by message, SIGTERM and SIGKILL."""
         self._channel.post(StopFrame())
         await self._child.stop(STOP_S, 1.0)
 
