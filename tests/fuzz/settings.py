@@ -17,9 +17,10 @@ from tests.fuzz.target import One, Target, chance, plain
 from omni_actors.media.addresses import AllowList, carried, is_public, parse
 from omni_actors.media.service.fetch import _target
 from omni_actors.pipelines.deploy.overlay import peek_overlay, read_overlay, read_overrides
-from omni_actors.pipelines.factory import missing_weights, resolve, settings_of
-from omni_actors.pipelines.planning.checkpoint_facts import describe, refined
+from omni_actors.pipelines.factory import resolve, settings_of
+from omni_actors.pipelines.planning.checkpoint_facts import apply_checkpoint_facts, read_checkpoint_facts
 from omni_actors.pipelines.planning.choose import choose
+from omni_actors.pipelines.planning.missing import missing_weights
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.weights.hub import missing_shards
 from omni_actors.protocol.errors import OmniError
@@ -86,7 +87,7 @@ def _folder() -> Iterator[One]:
             list(missing_shards(folder))
             with contextlib.suppress(OmniError):
                 chosen = choose(made, family, {}, None, registry).pipeline
-                refined(chosen, describe(chosen, folder))
+                apply_checkpoint_facts(chosen, read_checkpoint_facts(chosen, folder))
                 if chance(data).random() < 0.05:
                     missing_weights(resolve(made, pipeline=family, platform="cpu", registry=registry))
 

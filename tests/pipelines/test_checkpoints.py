@@ -20,8 +20,9 @@ from omni_actors.entrypoints.commands.explain import explain
 from omni_actors.entrypoints.weights import Asked
 from omni_actors.pipelines.declaration import PipelineFacts, Task
 from omni_actors.pipelines.explain import as_builtins, as_text, facts
-from omni_actors.pipelines.factory import missing_weights, resolve
+from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan, PlanError
+from omni_actors.pipelines.planning.missing import missing_weights
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.weights.hub import cache_folder, snapshot_folder
 from omni_actors.protocol.errors import invalid_request

@@ -18,8 +18,9 @@ from omni_actors.cache import CACHE_VARIABLE
 from omni_actors.models.weights import demo_folder
 from omni_actors.pipelines.declaration import Edge, Pipeline, Task
 from omni_actors.pipelines.explain import facts
-from omni_actors.pipelines.factory import missing_weights, resolve
+from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import DeploymentLimits, PlanError
+from omni_actors.pipelines.planning.missing import missing_weights
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.platforms.cpu import CpuPlatform

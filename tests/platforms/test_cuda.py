@@ -11,8 +11,9 @@ from tests.platforms import machines
 
 from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
 from omni_actors.entrypoints.weights import Asked
-from omni_actors.pipelines.factory import missing_devices, resolve
+from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan, PlanError
+from omni_actors.pipelines.planning.missing import missing_devices
 from omni_actors.pipelines.registry import Registry
 from omni_actors.platforms import select
 from omni_actors.platforms.accelerator import Unit

@@ -17,9 +17,10 @@ from omni_actors.models.weights.hub.records import is_whole, unfetched
 from omni_actors.models.weights.pull import Reporter as DemoReporter
 from omni_actors.models.weights.pull import silent
 from omni_actors.pipelines.deploy.overlay import Override, peek_overlay
-from omni_actors.pipelines.factory import damaged_weights, missing_devices, missing_weights, resolve
+from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.pipelines.planning.choose import public_name
+from omni_actors.pipelines.planning.missing import damaged_weights, missing_devices, missing_weights
 from omni_actors.pipelines.planning.versions import check_versions
 from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.weights.hub import is_offline, snapshot_folder

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_actors.pipelines.deploy.schema import BUDGETS_DOC, Group, Leaf
-from omni_actors.pipelines.factory import missing_weights
 from omni_actors.pipelines.limits import limits_of
 from omni_actors.pipelines.plan import DeploymentLimits, EdgePlan, Origin, Plan, StagePlan, edge_path, stage_path
 from omni_actors.pipelines.planning.edges import DEVICE, transport_between
+from omni_actors.pipelines.planning.missing import missing_weights
 from omni_actors.pipelines.strategy import STRATEGY_DOC
 from omni_actors.platforms.platform import platform_options
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
-from omni_actors.pipelines.declaration import Mode, Pipeline, Recovery, Stage, Task
+import msgspec
+
+from omni_actors.pipelines.declaration import Pipeline, Recovery, Stage, Task
 from omni_actors.pipelines.layout import Layout, lay_out
 from omni_actors.pipelines.strategy import VLLM, Strategy
 from omni_actors.protocol.errors import ErrorInfo, OmniError
@@ -206,38 +208,17 @@ class StagePlan:
         return (replica * self.strategy.ranks + rank) % len(self.devices)
 
 
-@dataclass(frozen=True, slots=True)
-class EdgePlan:
-    """An edge as it will run. ``index`` is its place in :attr:`Plan.edges`; ``target`` is the consuming stage."""
+class EdgePlan(EdgeSpec, kw_only=True, frozen=True):
+    """An edge as it will run: what workers are told of it, and what only the plan says.
 
-    index: int
-    source: str
-    target: str
-    port: str
-    kind: str
-    mode: Mode
-    capacity: int
-    bridge: str | None
-    connector: str
-    on_death: Literal["retain", "recompute"]
-    port_kind: str = ""
-    connector_class: str = ""
-    """Dotted name of :attr:`connector`'s class, where a plug-in brings it."""
+    ``index`` is the edge's place in :attr:`Plan.edges`; ``target`` is the consuming stage.
+    """
+
+    on_death: Literal["retain", "recompute"] = "recompute"
 
     def spec(self) -> EdgeSpec:
-        return EdgeSpec(
-            index=self.index,
-            source=self.source,
-            target=self.target,
-            port=self.port,
-            kind=self.kind,
-            mode=self.mode,
-            capacity=self.capacity,
-            bridge=self.bridge,
-            connector=self.connector,
-            port_kind=self.port_kind,
-            connector_class=self.connector_class,
-        )
+        """Return the part that workers are told."""
+        return msgspec.convert(self, EdgeSpec, from_attributes=True)
 
 
 PREFILL = "-prefill"

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from types import MappingProxyType
 
+from msgspec import structs
+
 from omni_actors.pipelines.declaration import Task
 from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, Plan, StagePlan
 from omni_actors.protocol.errors import invalid_request
@@ -96,7 +98,7 @@ def restricted(plan: Plan, needed: Subgraph) -> Plan:
     return replace(
         plan,
         stages=tuple(replace(stage, index=index) for index, stage in enumerate(stages)),
-        edges=tuple(replace(edge, index=index) for index, edge in enumerate(needed.edges)),
+        edges=tuple(structs.replace(edge, index=index) for index, edge in enumerate(needed.edges)),
         tasks=MappingProxyType({task.name: task}),
     )
 

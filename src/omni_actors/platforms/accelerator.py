@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from omni_actors.moved import moved_names
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.machine import torch_build
 from omni_actors.platforms.platform import Detection, Device, OmniPlatform, PlatformError
@@ -55,17 +56,17 @@ class Inventory:
     complete: bool = False
 
 
-class Said(msgspec.Struct):
+class ProbeResult(msgspec.Struct):
     """What a management library says: why it says nothing, here; what it says, in subclasses."""
 
     trouble: str = ""
 
 
-S = TypeVar("S", bound=Said)
+R = TypeVar("R", bound=ProbeResult)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class VisibleDevice:
     """A device that this process may use, and the variables by which a worker sees nothing else."""
 
     unit: Unit
@@ -91,7 +92,7 @@ class Accelerator(OmniPlatform):
         """What the machine has. Raises nothing because of a missing or broken library."""
 
     @abstractmethod
-    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+    def visible(self, inventory: Inventory) -> tuple[Sequence[VisibleDevice], str]:
         """What the environment's variables leave of an inventory that has devices, and if it is nothing: why."""
 
     @abstractmethod
@@ -113,7 +114,7 @@ class Accelerator(OmniPlatform):
             return Detection(False, False, found.note or f"no {self.maker} device on this machine")
         if why := self._unusable(found):
             return Detection(False, True, one_line(why))
-        named = described([it.unit for it in self._seen()])
+        named = described([it.unit for it in self._visible()])
         return Detection(True, True, one_line(f"{named} ({found.note})" if found.note else named))
 
     def _unusable(self, found: Inventory) -> str:
@@ -132,7 +133,7 @@ class Accelerator(OmniPlatform):
         """Those that this process may use. Where none is found, the first, so that a deployment can be planned."""
         named = (
             Device(f"{self.name}:{index}", unit.memory, one_line(unit.model), unit.id, one_line(unit.trouble))
-            for index, unit in enumerate(it.unit for it in self._seen())
+            for index, unit in enumerate(it.unit for it in self._visible())
         )
         return tuple(named) or (Device(f"{self.name}:0", None, "not on this machine"),)
 
@@ -147,13 +148,13 @@ class Accelerator(OmniPlatform):
     def check_device(self, device: str) -> None:
         """Any number where no device is found: ``serve`` asks again before it starts a worker there."""
         self._index(device)
-        if self._seen():
+        if self._visible():
             super().check_device(device)
 
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
         """The CPU's thread counts, and a world in which ``device`` is the only one."""
         index = self._index(device)
-        seen = self._seen()
+        seen = self._visible()
         only = seen[index].environment if index < len(seen) else self.alone(index)
         return {**CpuPlatform().worker_environment(device, threads, {}), **only}
 
@@ -161,7 +162,7 @@ class Accelerator(OmniPlatform):
         """The first one: the worker sees its own only."""
         return f"{self.device_type}:0"
 
-    def consult(self, script: Path, argument: Any, said: type[S]) -> S | None:
+    def consult(self, script: Path, argument: Any, kind: type[R]) -> R | None:
         """What a management library says, asked in a process of its own; ``None`` if it says nothing at all: then the
         driver does not answer, and a worker would wait as long. A library that is missing or broken in any other way is
         in ``trouble``, and files have to do."""
@@ -169,18 +170,18 @@ class Accelerator(OmniPlatform):
         if answer.silent:
             return None
         if answer.trouble:
-            return said(trouble=answer.trouble)
+            return kind(trouble=answer.trouble)
         try:
-            return msgspec.convert(answer.value, said)
+            return msgspec.convert(answer.value, kind)
         except msgspec.ValidationError as error:
-            return said(trouble=f"it answered nonsense ({error})")
+            return kind(trouble=f"it answered nonsense ({error})")
 
     def unanswered(self, library: str, units: tuple[Unit, ...]) -> Inventory:
         """The devices of a driver that does not answer."""
         silence = f"the {self.maker} driver does not answer: {library} has said nothing for {MANAGEMENT_S:g} s"
         return Inventory(units, f"{silence}; see dmesg, reload the driver or restart the machine")
 
-    def _seen(self) -> Sequence[Seen]:
+    def _visible(self) -> Sequence[VisibleDevice]:
         units = self.inventory.units
         return self.visible(self.inventory)[0] if units else ()
 
@@ -209,3 +210,6 @@ def lacks_torch(attribute: str, wanted: str, extra: str) -> str:
     if not build.known or getattr(build, attribute):
         return ""
     return f"the installed torch {build.version} is built for {build.kind}: install its build for {wanted}"
+
+
+__getattr__ = moved_names(__name__, {"Said": f"{__name__}:ProbeResult", "Seen": f"{__name__}:VisibleDevice"})

@@ -1,5 +1,5 @@
-"""A check that opens a device as a worker does, in a process of its own (see
-:mod:`omni_actors.plugins.subprocess_probe`)."""
+"""The check that opens a device as a worker does, run as a subprocess probe
+(:mod:`omni_actors.plugins.subprocess_probe`)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from omni_actors.models.qwen3_tts.folder import Folder
 from omni_actors.models.qwen3_tts.pipeline import FUSED, PIPELINE, describe, describe_fused
 from omni_actors.models.qwen3_tts.talker import Qwen3TTSTalker
 from omni_actors.models.qwen3_tts.voice import Qwen3TTSVoice
-from omni_actors.pipelines.planning.checkpoint_facts import refined, without
+from omni_actors.pipelines.planning.checkpoint_facts import apply_checkpoint_facts, drop_stages
 from omni_actors.protocol.errors import OmniError
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
@@ -178,7 +178,7 @@ def test_nothing_is_left_of_a_request() -> None:
 
 def test_what_is_honoured_depends_on_the_checkpoint(tmp_path: Path) -> None:
     facts = [describe(folder_of(it)) for it in KINDS]
-    voices, design, base = (without(refined(PIPELINE, it), it.lacks) for it in facts)
+    voices, design, base = (drop_stages(apply_checkpoint_facts(PIPELINE, it), it.lacks) for it in facts)
     assert voices.voices == ("vivian", "ryan", "eric")
     assert voices.languages == ("chinese", "english", "german")
     assert [it.task_types for it in (voices, design, base)] == [("custom_voice",), ("voice_design",), ("clone",)]
@@ -186,7 +186,8 @@ def test_what_is_honoured_depends_on_the_checkpoint(tmp_path: Path) -> None:
     assert [len(it.stages) for it in (voices, design, base)] == [2, 2, 3]
     assert [("instructions" in (it.speech_fields or ())) for it in (voices, design, base)] == [True, True, False]
     assert [("ref_text" in (it.speech_fields or ())) for it in (voices, design, base)] == [False, False, True]
-    assert refined(FUSED, describe_fused(folder_of("qwen3-tts"))).stages[0].options["max_tokens"].default == 8192
+    fused = apply_checkpoint_facts(FUSED, describe_fused(folder_of("qwen3-tts")))
+    assert fused.stages[0].options["max_tokens"].default == 8192
     # The small custom voices hear no instructions.
     small = tmp_path / "small"
     shutil.copytree(folder_of("qwen3-tts"), small)

@@ -10,7 +10,8 @@ from rich.console import Console
 from omni_actors.entrypoints.commands.completion import complete_model
 from omni_actors.entrypoints.commands.deployment import Deployment, deployment_options
 from omni_actors.pipelines import explain as explanation
-from omni_actors.pipelines.factory import missing_devices, settings_of
+from omni_actors.pipelines.factory import settings_of
+from omni_actors.pipelines.planning.missing import missing_devices
 
 PIPED_WIDTH = 160
 

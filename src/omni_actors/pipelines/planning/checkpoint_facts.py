@@ -17,7 +17,7 @@ from omni_actors.protocol.options import with_defaults
 _VALUES = ("voices", "languages", "sample_rate", "speech_fields", "task_types", "tasks")
 
 
-def describe(pipeline: Pipeline, folder: Path) -> PipelineFacts:
+def read_checkpoint_facts(pipeline: Pipeline, folder: Path) -> PipelineFacts:
     """What the family's own function reads in ``folder``; nothing where there is no function or no folder.
 
     Raises :class:`PlanError` for a folder that the family cannot make out.
@@ -35,9 +35,16 @@ def describe(pipeline: Pipeline, folder: Path) -> PipelineFacts:
     return found
 
 
-def refined(pipeline: Pipeline, facts: PipelineFacts) -> Pipeline:
-    """The declaration with the facts in it, also of the stages that the checkpoint lacks (see :func:`without`). Raises
-    :class:`PlanError` for stages and options that are not declared."""
+def apply_checkpoint_facts(pipeline: Pipeline, facts: PipelineFacts) -> Pipeline:
+    """Return the pipeline of one checkpoint, still with the stages that the checkpoint lacks (:func:`drop_stages`).
+
+    Args:
+        pipeline: The family's declaration.
+        facts: What the checkpoint's folder says.
+
+    Raises:
+        PlanError: The facts name a stage or an option that is not declared.
+    """
     stages = {stage.name: stage for stage in pipeline.stages}
     for name in (*facts.lacks, *facts.options):
         if name not in stages:
@@ -51,7 +58,7 @@ def refined(pipeline: Pipeline, facts: PipelineFacts) -> Pipeline:
     return replace(pipeline, stages=tuple(stages.values()), **values)
 
 
-def without(pipeline: Pipeline, lacking: Collection[str]) -> Pipeline:
+def drop_stages(pipeline: Pipeline, lacking: Collection[str]) -> Pipeline:
     """The pipeline of a checkpoint that has no such stages: see :attr:`PipelineFacts.lacks`."""
     if not lacking:
         return pipeline

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import msgspec
 
-from omni_actors.platforms.accelerator import Accelerator, Inventory, Said, Seen, Unit
+from omni_actors.platforms.accelerator import Accelerator, Inventory, ProbeResult, Unit, VisibleDevice
 from omni_actors.platforms.ascend import smi
 from omni_actors.platforms.machine import installed, nodes, pci_devices, there, torch_build
 from omni_actors.platforms.visibility import ORDINAL, hidden
@@ -74,15 +74,15 @@ class AscendPlatform(Accelerator):
         command = shutil.which("npu-smi")
         if command is None:
             return Inventory(units, note="without npu-smi")
-        said = self.consult(Path(smi.__file__), {"command": command}, _SmiSaid)
-        return self.unanswered("npu-smi", units) if said is None else _told(units, said)
+        result = self.consult(Path(smi.__file__), {"command": command}, _SmiResult)
+        return self.unanswered("npu-smi", units) if result is None else _inventory(units, result)
 
-    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+    def visible(self, inventory: Inventory) -> tuple[Sequence[VisibleDevice], str]:
         """Apply the rules of CANN: numbers and commas; any other character, a space too, or an unknown device ends the
         list."""
         units = inventory.units
         if (setting := os.environ.get(VISIBLE)) is None:
-            return [Seen(unit, self.alone(index)) for index, unit in enumerate(units)], ""
+            return [VisibleDevice(unit, self.alone(index)) for index, unit in enumerate(units)], ""
         seen: dict[int, Unit] = {}
         for entry in setting.split(","):
             number = int(entry) if ORDINAL.fullmatch(entry) else -1
@@ -91,7 +91,7 @@ class AscendPlatform(Accelerator):
                     return (), hidden(units, VISIBLE, setting, entry)
                 break
             seen[number] = units[number]
-        return [Seen(unit, self.alone(number)) for number, unit in seen.items()], ""
+        return [VisibleDevice(unit, self.alone(number)) for number, unit in seen.items()], ""
 
     def alone(self, index: int) -> Mapping[str, str]:
         return {VISIBLE: str(index)}
@@ -115,20 +115,20 @@ class _Facts(msgspec.Struct):
     trouble: str = ""
 
 
-class _SmiSaid(Said):
+class _SmiResult(ProbeResult):
     """The answer of :func:`smi.answer`."""
 
     devices: dict[str, _Facts] = {}
 
 
-def _told(units: tuple[Unit, ...], said: _SmiSaid) -> Inventory:
-    if said.trouble:
-        return Inventory(units, note=f"without npu-smi: {said.trouble}")
-    facts = [said.devices.get(str(index), _Facts()) for index in range(len(units))]
+def _inventory(units: tuple[Unit, ...], result: _SmiResult) -> Inventory:
+    if result.trouble:
+        return Inventory(units, note=f"without npu-smi: {result.trouble}")
+    facts = [result.devices.get(str(index), _Facts()) for index in range(len(units))]
     named = (
         replace(unit, model=fact.model or unit.model, memory=fact.memory, trouble=fact.trouble)
         for unit, fact in zip(units, facts, strict=True)
     )
-    differs = len(said.devices) != len(units)
-    note = f"npu-smi counts {len(said.devices)} devices, there are nodes of {len(units)}" if differs else ""
+    differs = len(result.devices) != len(units)
+    note = f"npu-smi counts {len(result.devices)} devices, there are nodes of {len(units)}" if differs else ""
     return Inventory(tuple(named), note=note)

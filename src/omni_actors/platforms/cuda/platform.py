@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from omni_actors.platforms.accelerator import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
+from omni_actors.platforms.accelerator import Accelerator, Inventory, ProbeResult, Unit, VisibleDevice, lacks_torch
 from omni_actors.platforms.cpu.platform import usable_memory
 from omni_actors.platforms.cuda import nvml
 from omni_actors.platforms.machine import line, nodes, number_of, pci_devices, there
@@ -70,12 +70,12 @@ class CudaPlatform(Accelerator):
         filed = _by_files(self.root)
         if filed is None:
             return _without_driver(self.root)
-        said = self.consult(Path(nvml.__file__), {"module": "pynvml", "library": LIBRARY}, NvmlSaid)
-        return self.unanswered("NVML", filed.units) if said is None else merged(filed, said)
+        result = self.consult(Path(nvml.__file__), {"module": "pynvml", "library": LIBRARY}, NvmlResult)
+        return self.unanswered("NVML", filed.units) if result is None else merged(filed, result)
 
-    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+    def visible(self, inventory: Inventory) -> tuple[Sequence[VisibleDevice], str]:
         chosen, why = visible(inventory, os.environ.get(VISIBLE))
-        return [Seen(unit, self._only(entry)) for entry, unit in chosen], why
+        return [VisibleDevice(unit, self._only(entry)) for entry, unit in chosen], why
 
     def alone(self, index: int) -> Mapping[str, str]:
         return self._only(str(index))
@@ -110,7 +110,7 @@ class NvmlDevice(msgspec.Struct):
     parts: list[NvmlDevice] = []
 
 
-class NvmlSaid(Said):
+class NvmlResult(ProbeResult):
     """The answer of :func:`nvml.answer`."""
 
     driver: str = ""
@@ -149,24 +149,24 @@ def _whole(index: int, unit: Unit) -> Chosen:
     return [(part.id or str(index), part) for part in unit.parts] or [(str(index), unit)]
 
 
-def merged(filed: Filed, said: NvmlSaid) -> Inventory:
+def merged(filed: Filed, result: NvmlResult) -> Inventory:
     """Merge the facts of files with the answers of the driver's libraries."""
-    if said.driver and not filed.certain:
+    if result.driver and not filed.certain:
         return Inventory((), note="no NVIDIA device: Windows brings no driver of it")
-    if said.code in DRIVER_IS_DOWN:
-        return Inventory(filed.units, f"{DRIVER_IS_DOWN[said.code]}: reload it, or restart the machine")
-    if said.driver:
-        why = f"NVIDIA's driver library cannot be loaded ({said.driver}): install the driver; {GPUS}"
+    if result.code in DRIVER_IS_DOWN:
+        return Inventory(filed.units, f"{DRIVER_IS_DOWN[result.code]}: reload it, or restart the machine")
+    if result.driver:
+        why = f"NVIDIA's driver library cannot be loaded ({result.driver}): install the driver; {GPUS}"
         return Inventory(filed.units, why)
-    if not said.trouble and said.devices:
-        differs = filed.nodes and filed.certain and len(said.devices) != len(filed.units)
-        note = f"NVML counts {len(said.devices)} devices, there are files of {len(filed.units)}" if differs else ""
-        return Inventory(_known(said.devices, filed), note=note, complete=True)
+    if not result.trouble and result.devices:
+        differs = filed.nodes and filed.certain and len(result.devices) != len(filed.units)
+        note = f"NVML counts {len(result.devices)} devices, there are files of {len(filed.units)}" if differs else ""
+        return Inventory(_known(result.devices, filed), note=note, complete=True)
     if not filed.nodes:
         return Inventory(filed.units, f"the driver has devices, and this process has no nodes of them: {GPUS}")
-    if not said.trouble:
+    if not result.trouble:
         return Inventory(filed.units, f"the driver shows this process none of the devices: {GPUS}")
-    return Inventory(filed.units, note=f"without NVML: {said.trouble}")
+    return Inventory(filed.units, note=f"without NVML: {result.trouble}")
 
 
 def _known(devices: list[NvmlDevice], filed: Filed) -> tuple[Unit, ...]:
@@ -228,9 +228,9 @@ def _minor(file: Path) -> int | str:
 
 
 def _from_file(file: Path) -> Unit:
-    said = _fields(file)
-    uuid = said.get("GPU UUID", "")
-    return Unit(said.get("Model") or MODEL, id=uuid if uuid.startswith("GPU-") and "?" not in uuid else None)
+    result = _fields(file)
+    uuid = result.get("GPU UUID", "")
+    return Unit(result.get("Model") or MODEL, id=uuid if uuid.startswith("GPU-") and "?" not in uuid else None)
 
 
 def _jetson(root: Path) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from omni_actors.platforms.accelerator import Accelerator, Inventory, Seen, Unit
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Unit, VisibleDevice
 from omni_actors.platforms.cuda import nvml
-from omni_actors.platforms.cuda.platform import NvmlSaid
+from omni_actors.platforms.cuda.platform import NvmlResult
 from omni_actors.platforms.machine import installed, nodes, pci_devices, torch_build
 from omni_actors.platforms.visibility import by_id, choose
 from omni_actors.protocol.options import Option
@@ -49,16 +49,16 @@ class MusaPlatform(Accelerator):
         for node in found:
             if not os.access(node, os.R_OK | os.W_OK):
                 return Inventory(units, f"this process may not use {node}: join the groups render and video")
-        said = self.consult(Path(nvml.__file__), {"module": "pymtml", "library": LIBRARY}, NvmlSaid)
-        return self.unanswered("pymtml", units) if said is None else _told(units, said)
+        result = self.consult(Path(nvml.__file__), {"module": "pymtml", "library": LIBRARY}, NvmlResult)
+        return self.unanswered("pymtml", units) if result is None else _inventory(units, result)
 
-    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+    def visible(self, inventory: Inventory) -> tuple[Sequence[VisibleDevice], str]:
         units = inventory.units
         if (setting := os.environ.get(VISIBLE)) is None:
-            return [Seen(unit, self.alone(index)) for index, unit in enumerate(units)], ""
+            return [VisibleDevice(unit, self.alone(index)) for index, unit in enumerate(units)], ""
         ids = by_id(units, inventory.complete)
         chosen, why = choose(units, VISIBLE, setting, lambda entry: ids(entry) if len(entry) > 7 else None)
-        return [Seen(unit, {VISIBLE: entry}) for entry, unit in chosen], why
+        return [VisibleDevice(unit, {VISIBLE: entry}) for entry, unit in chosen], why
 
     def alone(self, index: int) -> Mapping[str, str]:
         return {VISIBLE: str(index)}
@@ -71,12 +71,12 @@ class MusaPlatform(Accelerator):
         return ""
 
 
-def _told(units: tuple[Unit, ...], said: NvmlSaid) -> Inventory:
-    if said.driver:
-        return Inventory(units, f"{LIBRARY} cannot be loaded ({said.driver}): install the MUSA SDK; {DEVICES}")
-    if said.trouble or not said.devices:
-        return Inventory(units, note=f"without pymtml: {said.trouble or 'it knows no device'}")
-    differs = len(said.devices) != len(units)
-    note = f"pymtml counts {len(said.devices)} devices, there are nodes of {len(units)}" if differs else ""
-    told = tuple(Unit(it.model or MODEL, it.memory, it.id, it.trouble) for it in said.devices)
+def _inventory(units: tuple[Unit, ...], result: NvmlResult) -> Inventory:
+    if result.driver:
+        return Inventory(units, f"{LIBRARY} cannot be loaded ({result.driver}): install the MUSA SDK; {DEVICES}")
+    if result.trouble or not result.devices:
+        return Inventory(units, note=f"without pymtml: {result.trouble or 'it knows no device'}")
+    differs = len(result.devices) != len(units)
+    note = f"pymtml counts {len(result.devices)} devices, there are nodes of {len(units)}" if differs else ""
+    told = tuple(Unit(it.model or MODEL, it.memory, it.id, it.trouble) for it in result.devices)
     return Inventory(told, note=note, complete=True)

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import msgspec
 
-from omni_actors.platforms.accelerator import Accelerator, Inventory, Said, Seen, Unit, lacks_torch
+from omni_actors.platforms.accelerator import Accelerator, Inventory, ProbeResult, Unit, VisibleDevice, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
 from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.rocm import smi
@@ -59,10 +59,10 @@ class RocmPlatform(Accelerator):
             if not os.access(node, os.R_OK | os.W_OK):
                 who = "join the groups render and video"
                 return Inventory(units, f"this process may not use {node}: {who}")
-        said = self.consult(Path(smi.__file__), None, _SmiSaid)
-        return self.unanswered("amdsmi", units) if said is None else _named(reachable, said)
+        result = self.consult(Path(smi.__file__), None, _SmiResult)
+        return self.unanswered("amdsmi", units) if result is None else _named(reachable, result)
 
-    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+    def visible(self, inventory: Inventory) -> tuple[Sequence[VisibleDevice], str]:
         seen = list(inventory.units)
         if (setting := os.environ.get(DRIVER_VISIBLE)) is not None:
             chosen, why = choose(seen, DRIVER_VISIBLE, setting, by_id(seen, inventory.complete))
@@ -71,9 +71,9 @@ class RocmPlatform(Accelerator):
             seen = [unit for _, unit in chosen]
         variable = VISIBLE if VISIBLE in os.environ else FALLBACK
         if (setting := os.environ.get(variable)) is None:
-            return [Seen(unit, self.alone(index)) for index, unit in enumerate(seen)], ""
+            return [VisibleDevice(unit, self.alone(index)) for index, unit in enumerate(seen)], ""
         chosen, why = choose(seen, variable, setting, by_id(seen, inventory.complete))
-        return [Seen(unit, _only(entry)) for entry, unit in chosen], why
+        return [VisibleDevice(unit, _only(entry)) for entry, unit in chosen], why
 
     def alone(self, index: int) -> Mapping[str, str]:
         return _only(str(index))
@@ -101,7 +101,7 @@ class _Facts(msgspec.Struct):
     memory: int | None = None
 
 
-class _SmiSaid(Said):
+class _SmiResult(ProbeResult):
     """The answer of :func:`smi.answer`."""
 
     devices: dict[str, _Facts] = {}
@@ -121,20 +121,20 @@ def _card(root: Path, node: Path) -> Card | None:
         pairs = [one.split() for one in (node / "properties").read_text().splitlines()]
     except (OSError, UnicodeDecodeError):
         return None
-    said = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal()}
-    if not said.get("simd_count"):
+    result = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal()}
+    if not result.get("simd_count"):
         return None  # a processor
-    render = f"renderD{said.get('drm_render_minor', 0)}"
+    render = f"renderD{result.get('drm_render_minor', 0)}"
     device = root / "sys/class/drm" / render / "device"
-    unique = said.get("unique_id", 0)
+    unique = result.get("unique_id", 0)
     unit = Unit(
-        line(device / "product_name") or f"AMD GPU {_architecture(said.get('gfx_target_version', 0))}".strip(),
+        line(device / "product_name") or f"AMD GPU {_architecture(result.get('gfx_target_version', 0))}".strip(),
         number(line(device / "mem_info_vram_total")),
         f"GPU-{unique:016x}" if unique else None,
     )
-    location = said.get("location_id", 0)
+    location = result.get("location_id", 0)
     slot = f"{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
-    return Card(unit, f"{said.get('domain', 0):04x}:{slot}", render)
+    return Card(unit, f"{result.get('domain', 0):04x}:{slot}", render)
 
 
 def _architecture(version: int) -> str:
@@ -142,15 +142,15 @@ def _architecture(version: int) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
 
-def _named(cards: list[Card], said: _SmiSaid) -> Inventory:
+def _named(cards: list[Card], result: _SmiResult) -> Inventory:
     units = tuple(card.unit for card in cards)
     complete = all(unit.id for unit in units)
-    if said.trouble:
-        return Inventory(units, note=f"without amdsmi: {said.trouble}", complete=complete)
+    if result.trouble:
+        return Inventory(units, note=f"without amdsmi: {result.trouble}", complete=complete)
     note = ""
-    if len(said.devices) != len(units):
-        note = f"amdsmi counts {len(said.devices)} devices, the kernel lets this process use {len(units)}"
-    facts = [said.devices.get(card.address, _Facts()) for card in cards]
+    if len(result.devices) != len(units):
+        note = f"amdsmi counts {len(result.devices)} devices, the kernel lets this process use {len(units)}"
+    facts = [result.devices.get(card.address, _Facts()) for card in cards]
     named = (
         replace(unit, model=fact.model or unit.model, memory=fact.memory if unit.memory is None else unit.memory)
         for unit, fact in zip(units, facts, strict=True)

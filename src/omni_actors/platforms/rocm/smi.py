@@ -1,5 +1,5 @@
-"""Facts from AMD's management library. The module runs in a process of its own (see
-:mod:`omni_actors.plugins.subprocess_probe`), since it opens the devices. Standard library only."""
+"""The query of AMD's management library, which opens the devices: run as a subprocess probe
+(:mod:`omni_actors.plugins.subprocess_probe`). Standard library only."""
 
 from __future__ import annotations
 

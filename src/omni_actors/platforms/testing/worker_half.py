@@ -1,7 +1,8 @@
 """The worker's half of a platform, on its device, as a worker has it.
 
-Run by :func:`omni_actors.plugins.subprocess_probe.run_probes`: see :mod:`omni_actors.platforms.testing.kit`.
-As a program (``worker_half.py open``) it is the other process of a hand-over.
+:mod:`omni_actors.platforms.testing.kit` runs this file as a subprocess probe
+(:func:`omni_actors.plugins.subprocess_probe.run_probes`). As a program (``worker_half.py open``) the file is the other
+process of a hand-over.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from omni_actors.platforms.accelerator import Accelerator, Inventory, Seen, Unit, lacks_torch
+from omni_actors.platforms.accelerator import Accelerator, Inventory, Unit, VisibleDevice, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
 from omni_actors.platforms.platform import VLLM_ENGINE
 from omni_actors.platforms.xpu.selection import Mask, Selector, SelectorError
@@ -69,24 +69,24 @@ class XpuPlatform(Accelerator):
                 return Inventory(units, f"this process may not use {node}: join the group render")
         return Inventory(units)
 
-    def visible(self, inventory: Inventory) -> tuple[Sequence[Seen], str]:
+    def visible(self, inventory: Inventory) -> tuple[Sequence[VisibleDevice], str]:
         units = inventory.units
         setting = os.environ.get(MASK, "")
         mask = Mask.read(setting)
         left = [index for index in range(len(units)) if mask.shows(index)]
         if not left:
             return (), f"{MASK}={setting!r} shows none of {len(units)} devices"
-        said = os.environ.get(SELECTOR, "")
+        result = os.environ.get(SELECTOR, "")
         try:
-            selector = Selector.read(said)
+            selector = Selector.read(result)
         except SelectorError as error:
-            return (), f"{SELECTOR}={said!r} cannot be read: {error}"
+            return (), f"{SELECTOR}={result!r} cannot be read: {error}"
         seen = [
-            Seen(units[index], _only(mask.entries(index) or selector.entries(place, index)))
+            VisibleDevice(units[index], _only(mask.entries(index) or selector.entries(place, index)))
             for place, index in enumerate(left)
             if selector.shows(place)
         ]
-        return seen, "" if seen else f"{SELECTOR}={said!r} shows none of {len(left)} devices"
+        return seen, "" if seen else f"{SELECTOR}={result!r} shows none of {len(left)} devices"
 
     def alone(self, index: int) -> Mapping[str, str]:
         return _only(str(index))
