@@ -1,9 +1,9 @@
-"""The rule of the admin routes: every path under ``/admin``, whoever registers it.
+"""Access to the admin routes: every path under ``/admin``, including routes of an embedder.
 
-They answer to an admin key (``Authorization: Bearer KEY``): one that the operator chose, or the one that the server
-makes at its start and writes into a file of its user's (:mod:`omni_actors.entrypoints.admin.keyfile`). Over a unix
-socket they answer to the server's own user as well, without a key. A loopback address says nothing: a reverse proxy
-on the same machine brings everybody's requests from there. An API key does not open them.
+The admin routes need an admin key (``Authorization: Bearer KEY``): one that the operator chose, or the key that the
+server makes at its start and writes into a file of its user's (:mod:`omni_actors.entrypoints.admin.keyfile`). Over a
+unix socket, the server's own user needs no key. A loopback address proves nothing, because a reverse proxy on the same
+machine forwards everybody's requests from there. An API key does not open the admin routes.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _FOREIGN = (
 """Headers of web pages and proxies."""
 
 _FETCH_SITE = b"sec-fetch-site"
-"""Where a browser's request comes from; ``none`` is the user's own typing."""
+"""Header in which a browser gives a request's origin; ``none`` means that the user typed the address."""
 
 
 def is_admin(path: str) -> bool:
-    """Whether a path, as the middleware normalises it, is an admin route's."""
+    """Return whether a path, in the middleware's normal form, belongs to the admin routes."""
     return path == ROOT or path.startswith(f"{ROOT}/")
 
 
 class AdminAccess:
-    """Decides who may use the admin routes of one server."""
+    """Decides about access to the admin routes of one server."""
 
     def __init__(self, admin_keys: Sequence[str], api_keys: Keys) -> None:
         self._admin = Keys(admin_keys)
         self._api = api_keys
 
     def refusal(self, context: RequestContext, headers: Mapping[bytes, bytes]) -> ErrorInfo | None:
-        """Return why a request may not use an admin route, or ``None`` if it may.
+        """Return the error that refuses an admin request, or ``None`` if the request is allowed.
 
-        It is 401 where an admin key is missing or wrong, and 403 for an API key in its place.
+        A missing or wrong admin key gives 401, an API key in its place 403.
         """
         given = bearer(headers)
         if self._admin.find(given) is not None:
@@ -80,9 +80,9 @@ class AdminAccess:
 
 
 def _sign_of_a_proxy(context: RequestContext, headers: Mapping[bytes, bytes]) -> str | None:
-    """Return what in a request shows that somebody else than the peer may have made it, or ``None``.
+    """Return the sign that somebody other than the peer may have made a request, or ``None``.
 
-    A proxy that hides itself (it speaks HTTP/1.1, sets no header, and says ``Host: localhost``) shows nothing.
+    A proxy that hides itself (HTTP/1.1, no extra header, ``Host: localhost``) leaves no sign.
     """
     for name in _FOREIGN:
         if name in headers:
@@ -97,7 +97,7 @@ def _sign_of_a_proxy(context: RequestContext, headers: Mapping[bytes, bytes]) ->
 
 
 def _names_this_machine(host: bytes) -> bool:
-    """Whether a Host header is ``localhost`` or a loopback address."""
+    """Return whether a Host header is ``localhost`` or a loopback address."""
     try:
         name = urlsplit(f"//{host.decode('latin-1')}").hostname
     except ValueError:
@@ -106,7 +106,7 @@ def _names_this_machine(host: bytes) -> bool:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a host is written as a loopback address, mapped ones (``::ffff:127.0.0.1``) included."""
+    """Return whether a host is written as a loopback address, mapped ones (``::ffff:127.0.0.1``) included."""
     try:
         return ipaddress.ip_address(plain(host or "")).is_loopback
     except ValueError:

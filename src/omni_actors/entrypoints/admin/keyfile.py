@@ -1,9 +1,9 @@
-"""The admin key that a server makes at its start, in a file that its own user's programs find.
+"""The admin key that a server makes at its start, in a file that programs of the same user can find.
 
-The file lies in a folder of mode 700 under the cache (else under ``$XDG_RUNTIME_DIR``), has mode 600, and is locked as
-long as its server lives: a file that nobody locks was left behind by a server that was killed, and the next one that
-starts removes it. A program that has connected to a server finds the key by where the connection leads, and so gives it
-to nobody but a live server of this user on this machine.
+The file is in a folder of mode 700 under the cache (else under ``$XDG_RUNTIME_DIR``), has mode 600, and is locked while
+its server lives. A file without a lock belongs to a killed server, and the next server to start removes it. A program
+that has connected to a server finds the key by the other end of the connection, and so gives the key only to a live
+server of this user on this machine.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     urls: list[str]
-    """Where the server listens: ``http://127.0.0.1:8000``, ``unix:/run/omni.sock`` (absolute)."""
+    """The server's addresses: ``http://127.0.0.1:8000``, ``unix:/run/omni.sock`` (absolute)."""
     pid: int
     machine: str
-    """The boot and the network namespace in which these addresses are the server's."""
+    """The boot and the network namespace to which the addresses belong."""
 
 
 def make_key() -> str:
@@ -49,7 +49,7 @@ def make_key() -> str:
 
 
 def folders() -> list[Path]:
-    """Return where the files of this user's servers are, the preferred place first."""
+    """Return the folders of this user's key files, the preferred one first."""
     found = [cache_root() / f"admin-{os.geteuid()}"]
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         found.append(Path(runtime) / "omni-actors-admin")
@@ -58,9 +58,9 @@ def folders() -> list[Path]:
 
 @contextlib.contextmanager
 def published(key: str, urls: Sequence[str]) -> Iterator[Path | None]:
-    """Keep the key of a server that listens at ``urls`` in a file for as long as the block lasts.
+    """Publish the key of a server that listens at ``urls`` in a file while the block runs.
 
-    Gives the file's path; ``None`` where no folder can be written, which is logged and no reason not to serve.
+    The block gets the file's path; ``None`` if no folder is writable, which is logged and does not prevent serving.
     """
     with contextlib.ExitStack() as held:
         yield _publish(key, urls, held)
@@ -70,11 +70,11 @@ def find_key(connection: socket.socket, unix_path: str | None = None) -> str | N
     """Return the admin key of the server at the other end of a connection.
 
     Args:
-        connection: A connected TCP or unix socket (TLS is all right).
-        unix_path: The path that a unix socket was connected to.
+        connection: A connected TCP or unix socket; the socket may carry TLS.
+        unix_path: The path to which a unix socket was connected.
 
     Returns:
-        The key, or ``None`` unless a live server of this user on this machine listens there and has published one.
+        The key; ``None`` unless a live server of this user on this machine listens there and has published one.
     """
     for folder in folders():
         for entry in _live(folder):
@@ -125,7 +125,7 @@ def _write(folder: Path, entry: KeyFile, held: contextlib.ExitStack) -> Path:
 
 
 def _open_folder(folder: Path, *, make: bool = False) -> int:
-    """Return a descriptor of the folder. Raises ``OSError``, also where it is another user's or a symbolic link."""
+    """Return a descriptor of the folder. Raises ``OSError``, also for another user's folder or a symbolic link."""
     if make:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -144,7 +144,7 @@ def _open_folder(folder: Path, *, make: bool = False) -> int:
 
 
 def _live(folder: Path) -> Iterator[KeyFile]:
-    """The files in a folder whose servers live. What is no file of ours, or cannot be read, is passed over."""
+    """Yield the files of a folder whose servers live, skipping unreadable and foreign files."""
     try:
         directory = _open_folder(folder)
     except OSError:
@@ -171,7 +171,7 @@ def _names(directory: int) -> list[str]:
 
 @contextlib.contextmanager
 def _opened(name: str, directory: int) -> Iterator[int]:
-    """A file of this user's own, that nobody else may read. Raises ``OSError`` for another one."""
+    """Open a file that belongs to this user and that nobody else may read. Raises ``OSError`` for another file."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(file)
@@ -183,7 +183,7 @@ def _opened(name: str, directory: int) -> Iterator[int]:
 
 
 def _is_left_behind(file: int, kind: int) -> bool:
-    """Whether no live server locks the file. It stays locked by the caller then, until it is closed."""
+    """Return whether no live server locks the file. In that case the caller holds the lock until the file is closed."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

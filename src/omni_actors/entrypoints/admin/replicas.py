@@ -1,4 +1,4 @@
-"""``/admin/replicas``: the replicas as they are, and commands to them."""
+"""``/admin/replicas``: the state of the replicas, and commands to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_actors.protocol.errors import OmniError, invalid_request, too_large
 from omni_actors.stages.control import ReplicaStatus
 
 MAX_COMMAND = 64 << 10
-"""Bytes of a command's body."""
+"""Most bytes of a command's body."""
 
 
 Action = Literal["drain", "undrain", "replace", "kill", "restart", "sleep", "wake"]
@@ -22,10 +22,14 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """``drain``: take no new requests, until ``undrain``. ``replace``: drain, then another worker. ``kill``: end the
+    """A command to replicas.
+
+    ``drain``: take no new requests, until ``undrain``. ``replace``: drain, then start another worker. ``kill``: end the
     worker now. ``restart``: replace all replicas of a stage (without ``stage``: of every stage), one at a time.
-    ``grace_s``: what requests in a replica get to finish before they go on in another worker. ``sleep``: take no new
-    requests and stand still, with a ``level`` of 1 without the device's memory, until ``wake`` (engines that can)."""
+    ``grace_s``: seconds for requests in a replica to finish before they continue in another worker. ``sleep``: take no
+    new requests and stand still, with a ``level`` of 1 without the device's memory, until ``wake`` (for engines that
+    can).
+    """
 
     action: Action
     stage: str | None = None
@@ -35,13 +39,13 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 async def listed(services: Services, call: Call) -> Reply:
-    """Every replica as it is."""
+    """List every replica with its state."""
     return _listed(services.orchestrator.control.status())
 
 
 async def command(services: Services, call: Call) -> Reply:
-    """Do it, and say how the replicas are then. ``replace`` and ``restart`` answer when the new workers are ready; a
-    client that leaves before calls off what has not begun."""
+    """Carry out a command, and answer with the state of the replicas afterwards. ``replace`` and ``restart`` answer
+    when the new workers are ready; a client that leaves before cancels the steps that have not begun."""
     it = await _read(call)
     control = services.orchestrator.control
     if it.action == "restart":
@@ -60,7 +64,7 @@ async def command(services: Services, call: Call) -> Reply:
 
 
 async def _read(call: Call) -> Command:
-    """Raises 400, 413 and 415 for what is no command."""
+    """Read a command. Raises 400, 413 and 415 for a body that is no command."""
     if call.content_type != "application/json":
         raise OmniError(http_error(415, "A command is JSON: send it with 'Content-Type: application/json'."))
     body, whole = await call.read(MAX_COMMAND)

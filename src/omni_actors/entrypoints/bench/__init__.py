@@ -1,4 +1,4 @@
-"""``bench``: load any OpenAI-style server and measure what its clients would feel."""
+"""``bench``: load a server with OpenAI's API, and measure latency and throughput as clients see them."""
 
 from omni_actors.entrypoints.bench.command import bench_command
 

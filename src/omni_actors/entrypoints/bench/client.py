@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 client on trio, made for measuring: it gives a body's bytes as soon as the socket has them.
+"""A small HTTP/1.1 client on trio for measurements: bytes of a body are returned as soon as the socket has them.
 
-Libraries for general use buffer, decode and pool in ways that move the very times that are to be measured.
+Libraries for general use buffer, decode and pool in ways that change the measured times.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ READ_SIZE = 1 << 16
 
 
 class ShortReply(Exception):
-    """The server closed the connection before its reply was whole."""
+    """The server closed the connection before the reply was complete."""
 
 
 class Reply:
-    """A response whose head has arrived. ``receive`` gives the body piece by piece, ``b""`` at its proper end."""
+    """A response whose head has arrived. ``receive`` returns the body piece by piece, and ``b""`` at its proper end."""
 
     def __init__(self, connection: Connection, head: h11.Response) -> None:
         self.status: int = head.status_code
@@ -30,12 +30,12 @@ class Reply:
         self._connection = connection
 
     async def receive(self) -> bytes:
-        """Raises :class:`ShortReply` when the connection ends before the body does."""
+        """Return the next piece of the body. Raises :class:`ShortReply` if the connection ends before the body does."""
         event = await self._connection.next_event()
         return bytes(event.data) if isinstance(event, h11.Data) else b""
 
     async def read(self) -> bytes:
-        """The whole (rest of the) body."""
+        """Return the rest of the body."""
         parts = []
         while part := await self.receive():
             parts.append(part)
@@ -43,7 +43,7 @@ class Reply:
 
 
 class Connection:
-    """One connection; one request at a time."""
+    """One connection, with one request at a time."""
 
     def __init__(self, stream: trio.abc.Stream, host: str) -> None:
         self._stream = stream
@@ -52,7 +52,7 @@ class Connection:
         self.used = False
 
     async def send(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
-        """Send a request whole and wait for the head of its response."""
+        """Send a whole request and wait for the head of its response."""
         fields = {
             "host": self._host,
             "user-agent": f"omni-actors-bench/{__version__}",
@@ -85,7 +85,7 @@ class Connection:
             return event
 
     def recycle(self) -> bool:
-        """Make ready for another request; false if the connection is at its end."""
+        """Prepare for another request; return ``False`` if the connection is at its end."""
         if self._state.our_state is h11.DONE and self._state.their_state is h11.DONE:
             self._state.start_next_cycle()
             return True
@@ -97,7 +97,7 @@ class Connection:
 
 @dataclass
 class Client:
-    """Requests to one target, over connections that are kept and used again. As many at once as callers ask for."""
+    """Requests to one target over reused connections, as many at once as callers ask for."""
 
     target: Target
     headers: dict[str, str] = field(default_factory=dict)
@@ -116,9 +116,9 @@ class Client:
         return Connection(stream, target.authority)
 
     async def open(self, method: str, path: str, body: bytes = b"") -> tuple[Connection, Reply]:
-        """Send; give the response's head and the connection, which goes back by :meth:`done`.
+        """Send a request and return the connection with the response's head. Give the connection back by :meth:`done`.
 
-        A kept connection that the server has closed in the meantime is replaced, without a trace in the result.
+        A kept connection that the server has closed meanwhile is replaced, without a trace in the result.
         """
         headers = dict(self.headers)
         if body:
@@ -133,7 +133,7 @@ class Client:
                     raise
 
     async def done(self, connection: Connection) -> None:
-        """Keep the connection if its response was read to the end, close it otherwise."""
+        """Keep the connection if its response was read to the end; otherwise close it."""
         if connection.recycle():
             self._idle.append(connection)
         else:

@@ -47,7 +47,8 @@ def _json_object(context: click.Context, parameter: click.Parameter, value: str)
 
 
 class _Bench(click.Command):
-    """``bench transport`` is a command of its own: it loads no server, so it has none of the options here."""
+    """The command's class. ``bench transport`` is a command of its own without these options, because it loads no
+    server."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -218,7 +219,7 @@ async def _sweep(
     limit_s: float,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Every level ``repeats`` times. Prompts go on from one pass to the next, so that no pass replays another's."""
+    """Run every level ``repeats`` times. Prompts continue from pass to pass, so that no pass repeats another one's."""
     results = []
     console = rich.console.Console(stderr=True)
     with rich.progress.Progress(console=console, transient=True) as progress:

@@ -1,4 +1,4 @@
-"""The load itself: so many requests at a time, or so many per second."""
+"""The load: a number of requests in flight, or a number per second."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Level:
 
 @dataclass(slots=True)
 class Run:
-    """What one pass over one level gave. ``wall`` is seconds from the first start to the last end."""
+    """The result of one pass over one level. ``wall`` is seconds from the first start to the last end."""
 
     level: Level
     wall: float = 0.0
@@ -41,7 +41,7 @@ class Run:
 
 
 async def one_request(client: Client, workload: Workload, index: int, limit_s: float) -> Sample:
-    """Ask once, for ``limit_s`` seconds at most. What goes wrong with this request is in ``Sample.error``."""
+    """Make one request, for at most ``limit_s`` seconds. A failure of this request is noted in ``Sample.error``."""
     sample = Sample()
     body = workload.body(index)
     sample.started = time.perf_counter()
@@ -90,8 +90,11 @@ async def run_level(
     seed: int = 0,
     progress: Callable[[], None] = lambda: None,
 ) -> Run:
-    """``requests`` requests, prompts taken in turn from ``first`` on. With a rate, starts are a Poisson process drawn
-    from ``seed`` and no request waits for another one: an overloaded server shows as latency, not as a lower rate."""
+    """Make ``requests`` requests, with prompts in turn from ``first`` on.
+
+    With a rate, starts are a Poisson process drawn from ``seed``, and no request waits for another one: an overloaded
+    server shows as latency, not as a lower rate.
+    """
     run = Run(level)
     began = time.perf_counter()
 

@@ -27,7 +27,7 @@ RATES = (
 
 
 def table(results: Sequence[dict[str, Any]]) -> rich.table.Table:
-    """A column per level; numbers that no level has are left out. Latencies are p50 / p99."""
+    """Return a table with a column per level; numbers that no level has are left out. Latencies are p50 / p99."""
     medians = [result["median"] for result in results]
     made = rich.table.Table(caption="latencies: p50 / p99", box=rich.box.SIMPLE, caption_justify="left")
     made.add_column("")
@@ -53,7 +53,7 @@ def write_json(path: Path, settings: dict[str, Any], results: Sequence[dict[str,
 
 
 def require_plotting() -> None:
-    """Raises :class:`ImportError` that says what to install."""
+    """Raise :class:`ImportError`, with the package to install, if plotting is not possible."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -61,8 +61,8 @@ def require_plotting() -> None:
 
 
 def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> None:
-    """Latency (p50, p99) and throughput against the level, as PNG, SVG or PDF by the file's name. Levels of which no
-    request succeeded are gaps."""
+    """Plot latency (p50, p99) and throughput against the level, as PNG, SVG or PDF by the file's name. Levels without a
+    successful request are gaps."""
     import matplotlib
 
     matplotlib.use("Agg")

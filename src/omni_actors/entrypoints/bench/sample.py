@@ -1,4 +1,4 @@
-"""One request as its client saw it, and what follows from that."""
+"""One request as its client saw it, and the numbers derived from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Sample:
-    """Times are seconds of one clock. ``audio`` is (arrival, seconds of audio in the packet), in order of arrival.
+    """One request's times, in seconds of one clock. ``audio`` is (arrival, seconds of audio in the packet), in order of
+    arrival.
 
     ``error`` says why the request counts as failed; the times of a failed request enter no statistic.
     """
@@ -53,7 +54,8 @@ class Sample:
 
     @property
     def underrun(self) -> float | None:
-        """Seconds of silence heard by a player that starts with the first packet and waits whenever it runs dry."""
+        """Seconds of silence heard by a player that starts with the first packet and waits whenever its buffer is
+        empty."""
         if not self.audio:
             return None
         silence = 0.0

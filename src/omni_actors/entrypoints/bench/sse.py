@@ -1,17 +1,17 @@
-"""Server-sent events, parsed as they come."""
+"""A parser of server-sent events."""
 
 from __future__ import annotations
 
 
 class EventParser:
-    """Cuts a byte stream into the ``data`` of its events. Comments and other fields are skipped."""
+    """Splits a byte stream into the ``data`` of its events. Comments and other fields are skipped."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take more bytes; give the data of each event that they complete. Lines end in LF, CR LF or CR."""
+        """Take more bytes and return the data of each event that they complete. Lines end in LF, CR LF or CR."""
         text = self._rest + data
         # A CR at the very end may be half of a CR LF: it waits for the next bytes.
         held = b"\r" if text.endswith(b"\r") else b""

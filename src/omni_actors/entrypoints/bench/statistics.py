@@ -1,4 +1,4 @@
-"""From samples to numbers: percentiles within a run, medians over repeats."""
+"""Numbers from samples: percentiles within a run, medians over repeats."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that ``percent`` of the values do not exceed. ``values`` is not empty."""
+    """Return the smallest value that ``percent`` of the values do not exceed. ``values`` must not be empty."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def summarise(run: Run) -> dict[str, float]:
-    """One run's numbers by name: ``ttft_p50`` and so on, in seconds; failed requests count only in ``failed``."""
+    """Return one run's numbers by name (``ttft_p50`` and so on), in seconds; failed requests count
+    only in ``failed``."""
     good = [sample for sample in run.samples if sample.error is None]
     numbers: dict[str, float] = {
         "requests": len(run.samples),
@@ -44,7 +45,8 @@ def summarise(run: Run) -> dict[str, float]:
 
 
 def aggregate(runs: Sequence[Run]) -> dict[str, Any]:
-    """One level's result: the median of each number over its repeats, each repeat's own numbers, and what failed."""
+    """Return one level's result: the median of each number over the repeats, each repeat's own numbers, and the
+    failures."""
     each = [summarise(run) for run in runs]
     names = dict.fromkeys(name for numbers in each for name in numbers)
     median = {name: statistics.median(numbers[name] for numbers in each if name in numbers) for name in names}

@@ -1,4 +1,4 @@
-"""The command ``bench transport``: what a payload costs on its way from one worker to another, on this machine."""
+"""The command ``bench transport``: the cost of a payload's way from one worker to another, on this machine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def transport_command(ways: tuple[str, ...], quick: bool, json_path: Path | None
 
 
 def table(rows: list[Measured]) -> rich.table.Table:
-    """A row per size, two columns per way."""
+    """Return a table with a row per size and two columns per transport."""
     ways = list(dict.fromkeys(row.way for row in rows))
     made = rich.table.Table(box=rich.box.SIMPLE)
     made.add_column("payload", justify="right", no_wrap=True)

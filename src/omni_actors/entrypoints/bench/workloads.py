@@ -1,4 +1,4 @@
-"""What is asked of the server, and how its reply is read into a :class:`Sample`."""
+"""The requests of each workload, and the reading of replies into a :class:`Sample`."""
 
 from __future__ import annotations
 
@@ -37,17 +37,20 @@ SENTENCES = (
 )
 
 SAMPLE_BYTES = 2
-"""``pcm`` and ``pcm16`` are signed 16-bit samples."""
+"""Bytes per sample: ``pcm`` and ``pcm16`` are signed 16-bit samples."""
 
 
 class BadReply(Exception):
-    """The reply was an error, or was not all that was asked for. The message says which."""
+    """The reply was an error or was incomplete; the message says which."""
 
 
 @dataclass(kw_only=True)
 class Workload(ABC):
-    """``prompts`` are asked in turn. ``extra`` is merged into each body. ``sample_rate`` (Hz) and ``channels`` hold for
-    audio whose reply does not declare its own. Without ``usage`` each text delta counts as one token."""
+    """A kind of request. ``prompts`` are used in turn, and ``extra`` is merged into each body.
+
+    ``sample_rate`` (Hz) and ``channels`` apply to audio whose reply does not declare its own. Without ``usage`` each
+    text delta counts as one token.
+    """
 
     model: str
     prompts: Sequence[str]
@@ -61,17 +64,18 @@ class Workload(ABC):
     path: ClassVar[str]
 
     def body(self, index: int) -> bytes:
-        """The body of the ``index``-th request."""
+        """Return the body of the ``index``-th request."""
         prompt = self.prompts[index % len(self.prompts)]
         return json.dumps({"model": self.model, **self.fields(prompt), **self.extra}).encode()
 
     @abstractmethod
     def fields(self, prompt: str) -> dict[str, Any]:
-        """What the body says beside ``model``."""
+        """Return the fields of the body besides ``model``."""
 
     @abstractmethod
     async def read(self, reply: Reply, sample: Sample) -> None:
-        """Read a 200 reply to its end. Raises :class:`BadReply` unless it is whole and holds what was asked for."""
+        """Read a 200 reply to its end. Raises :class:`BadReply` unless the reply is complete and has the requested
+        content."""
 
     def seconds(self, nbytes: int, reply: Reply) -> float:
         rate = int(reply.headers.get("x-sample-rate") or self.sample_rate)
@@ -200,7 +204,7 @@ WORKLOADS: dict[str, type[Workload]] = {
 
 
 async def _events(reply: Reply) -> AsyncIterator[tuple[float, bytes]]:
-    """(arrival, data) of each event. An error event, or an end inside an event, is a :class:`BadReply`."""
+    """Yield (arrival, data) of each event. Raises :class:`BadReply` for an error event or an end inside an event."""
     parser = EventParser()
     while part := await reply.receive():
         now = time.perf_counter()

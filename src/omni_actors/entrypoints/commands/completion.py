@@ -1,4 +1,4 @@
-"""The command ``completion``, and what it completes beside commands and options."""
+"""The command ``completion``, and completion of names besides commands and options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 VARIABLE = "_OMNI_ACTORS_COMPLETE"
-"""By it a shell asks the program for completions. (Click makes its name of the program's.)"""
+"""Environment variable by which a shell asks the program for completions. (Click derives the name from
+the program's.)"""
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -31,7 +32,7 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 def complete_model(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Pipelines by name, and folders where no name begins so."""
+    """Complete the names of pipelines, and folders if no name matches."""
     from omni_actors.pipelines.registry import Registry
 
     folders = CompletionItem(begun, type="dir")

@@ -1,4 +1,5 @@
-"""What ``serve``, ``run`` and ``explain`` share: the options that say what to deploy, and making sure it can be."""
+"""The part that ``serve``, ``run`` and ``explain`` share: options that describe a deployment, and checks before its
+start."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What an operator said about what to run."""
+    """A deployment as an operator describes it."""
 
     model: str | None
     deploy: Path | None
@@ -30,18 +31,18 @@ class Deployment:
     deadline: float | None = None
     api_key_limit: int | None = None
     engines: tuple[str, ...] = ()
-    """``STAGE=KIND``, each."""
+    """Engines of stages, each as ``STAGE=KIND``."""
     chat_template: Path | None = None
     revision: str | None = None
     offline: bool = False
-    """Whether nothing may be fetched."""
+    """Whether fetching is forbidden."""
 
     def plan(self) -> Plan:
-        """The plan of it. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
+        """Resolve the plan. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
         return self.asked().plan()
 
     def asked(self) -> DeploymentSpec:
-        """The same in the library's terms, options of the command line among the settings."""
+        """Return the deployment in the library's form, with options of the command line among the settings."""
         overrides = [*map(Override.of, self.settings), *self._engines()]
         if self.deadline is not None:
             overrides.append(Override(f"limits.deadline_s={self.deadline}", f"--deadline {self.deadline:g}"))
@@ -75,7 +76,8 @@ offline_option = click.option(
 
 
 def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that make a :class:`Deployment`, passed on as the first argument. The command brings ``model``."""
+    """Add the options that make a :class:`Deployment`, which is passed on as the first argument. The command adds
+    ``model``."""
 
     @click.option("--deploy", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Deploy file (YAML).")
     @click.option(
@@ -143,8 +145,8 @@ def deployment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ready_plan(deployment: Deployment) -> Plan:
-    """The plan, with its packages and devices here and its weights on disk: what is missing is fetched, which is said.
-    Raises what stands in the way."""
+    """Return a plan whose packages, devices and weights are present. Missing weights are fetched, with a message.
+    Raises for anything that prevents the start."""
     from omni_actors.models.weights.cli import progress_reporter
     from omni_actors.models.weights.hub.progress import download_reporter
 
@@ -157,7 +159,7 @@ def ready_plan(deployment: Deployment) -> Plan:
 
 
 def _check_folder(plan: Plan) -> None:
-    """Raise if the pipeline serves folders and none was named: only its name was."""
+    """Raise if the pipeline serves a model's folder and only the pipeline's name was given."""
     family = plan.pipeline
     serves_folders = family.architectures or family.checkpoints or family.describe
     if serves_folders and any(stage.model is None for stage in plan.stages if stage is not plan.media):

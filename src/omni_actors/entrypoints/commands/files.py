@@ -10,7 +10,7 @@ import click
 
 
 class OutputFile(click.Path):
-    """A file that can be written, as far as one can know before the work that fills it."""
+    """A file that can be written, as far as that can be checked before the work that fills the file."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)

@@ -1,4 +1,4 @@
-"""A group of commands that says which one may have been meant."""
+"""A group of commands that suggests the nearest command for an unknown one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class Group(click.Group):
-    """Refuses an unknown command with the nearest known one, whatever version of click is installed."""
+    """Refuses an unknown command with the nearest known one, in any version of click."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]

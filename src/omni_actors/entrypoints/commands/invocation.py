@@ -1,4 +1,4 @@
-"""From what a person typed to a :class:`Request`: which task, which modalities, which parameter sections."""
+"""Conversion of command-line options to a :class:`Request`: task, modalities and parameter sections."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from omni_actors.protocol.params import SECTIONS, Prompt, Sampling, Speech, Tran
 from omni_actors.protocol.request import MediaRef, Request
 
 SPEECH = "speech"
-"""The task that says its text."""
+"""The task that speaks a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """One request as typed. ``None`` is what was not given; ``params`` are sections in plain builtins.
+    """One request as typed. ``None`` stands for an option that was not given; ``params`` are sections in plain
+    builtins.
 
-    The request's media are its images, its videos and its audio, in this order. ``use_audio_in_video``: the videos are
-    heard too.
+    The request's media are its images, its videos and its audio, in this order. ``use_audio_in_video`` makes the
+    videos' sound part of the prompt.
     """
 
     prompt: str | None = None
@@ -45,7 +46,7 @@ class Invocation:
 
     @property
     def media(self) -> tuple[str, ...]:
-        """The modality of each."""
+        """The modalities of the media, in order."""
         return ("image",) * self.images + ("video",) * self.videos + ("audio",) * self.audio
 
     @property
@@ -54,7 +55,7 @@ class Invocation:
 
 
 def choose_task(plan: Plan, it: Invocation) -> Task:
-    """The task that was named, else the first one that takes these inputs and gives these outputs."""
+    """Return the named task, or else the first task with these inputs and outputs."""
     if it.task is not None:
         if it.task not in plan.tasks:
             raise invalid_request(f"There is no task '{it.task}'; there are: {', '.join(plan.tasks)}.", "task")
@@ -67,7 +68,8 @@ def choose_task(plan: Plan, it: Invocation) -> Task:
 
 
 def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) -> Request:
-    """The request. Raises :class:`OmniError` for what the plan cannot do and for an option that nothing would read."""
+    """Build the request. Raises :class:`OmniError` for anything outside of the plan, and for an option that nothing
+    would read."""
     if not it.inputs and not it.params:
         raise invalid_request("Give a prompt or a file.", "prompt")
     task = choose_task(plan, it)
@@ -102,7 +104,7 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
 
 
 def _section(it: Invocation, name: str, typed: Any, given: Any) -> Any:
-    """A section of ``--params``, over what the other options say of it. Raises 400 for fields that it does not have."""
+    """Return a section of ``--params``, with priority over the other options. Raises 400 for unknown fields."""
     kind = SECTIONS.get(name)
     if kind is None:
         return given
@@ -135,13 +137,13 @@ def _messages(it: Invocation) -> list[dict[str, Any]]:
 
 
 def clip_rate(plan: Plan, it: Invocation) -> int | None:
-    """Hz at which its audio is to be heard: the model's own where a voice is to be cloned after it."""
+    """Return the rate in Hz to which the audio is decoded: the model's own if the voice is to be cloned."""
     return plan.sample_rate if choose_task(plan, it).name == SPEECH else None
 
 
 def _check_read(it: Invocation, plan: Plan, task: Task, sections: set[str]) -> None:
-    """Nothing asked for is ignored: an option must belong to a section that a stage of this request reads, and of the
-    section ``speech`` to what the model honours."""
+    """Refuse options without effect: an option must belong to a section that a stage of this request reads, and for the
+    section ``speech`` the model must honour it."""
     spoken = set(filter(plan.pipeline.honours, Speech.__struct_fields__)) if "speech" in sections else set()
     chosen = "sampling" in sections
     read = {

@@ -14,11 +14,10 @@ T = TypeVar("T", tuple[str, ...], str | None)
 
 
 def checked_keys(context: click.Context, option: click.Parameter, value: T) -> T:
-    """Return the keys (or the one) that an option has got.
+    """Return the keys (or the key) of an option.
 
-    Raises :class:`click.UsageError` for a key that is empty or blank, in the command line or in the option's variable:
-    click takes an empty variable for one that is not set, and a server whose operator meant to set a key would serve
-    without one.
+    Raises :class:`click.UsageError` for an empty or blank key, on the command line or in the option's variable: click
+    treats an empty variable as unset, so a server whose operator meant to set a key would serve without one.
     """
     assert option.name is not None
     assert isinstance(option.envvar, str)

@@ -1,4 +1,4 @@
-"""The commands ``replicas …``: what an operator does to the workers of a server that runs."""
+"""The commands ``replicas …``: operations on the workers of a running server."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError
 PATH = "/admin/replicas"
 
 CONNECT_S = 10.0
-"""How long the server may take to answer what takes no time; to replace workers takes as long as it takes."""
+"""Seconds for the server's answer to a quick command. Commands that replace workers wait without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the commands go, and how the answer is shown."""
+    """The server that the commands talk to, and the form of their output."""
 
     target: Target
     admin_key: str | None
-    """``None``: the one that the server has left for its own user, if there is one."""
+    """The admin key; ``None`` takes the key that the server has published for its own user, if there is one."""
     as_json: bool
 
     def ask(self, command: dict[str, Any] | None = None, *, waits: bool = False) -> list[dict[str, Any]]:
-        """The replicas that it answers with; ``waits`` says that this may take long. Raises :class:`OmniError`."""
+        """Send a command and return the replicas afterwards; ``waits`` allows for a long answer. Raises
+        :class:`OmniError`."""
         target = self.target
         kind = http.client.HTTPSConnection if target.tls else http.client.HTTPConnection
         connection = kind(target.host, target.port)
@@ -72,7 +73,7 @@ class Server:
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--url``, ``--uds``, ``--admin-key`` and ``--json``."""
+    """Add ``--url``, ``--uds``, ``--admin-key`` and ``--json``."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
@@ -121,7 +122,7 @@ def list_command(**server: Any) -> None:
 
 
 def _one(action: str, doc: str) -> click.Command:
-    """A command for one replica that takes no time."""
+    """Make a quick command for one replica."""
 
     @click.command(action, help=doc)
     @click.argument("stage")
@@ -188,7 +189,7 @@ def restart_command(stage: str | None, everything: bool, grace_s: float | None, 
 
 
 def table(found: list[dict[str, Any]]) -> Table:
-    """A row per replica."""
+    """Return a table with a row per replica."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("stage", "#", "state", "pid", "on"):
         made.add_column(name, no_wrap=True)

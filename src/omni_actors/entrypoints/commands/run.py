@@ -36,7 +36,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @dataclass(slots=True)
 class Outcome:
-    """What came back. Times are seconds after the request was sent."""
+    """The result of a request. Times are seconds since the request was sent."""
 
     started: float = field(default_factory=time.monotonic)
     text: list[str] = field(default_factory=list)

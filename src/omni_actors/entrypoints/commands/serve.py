@@ -194,7 +194,7 @@ def _limits(given: tuple[str, ...]) -> Limits:
 
 
 def _list_limits() -> NoReturn:
-    """Show every limit, and end."""
+    """Show every limit and exit."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("name", "default", "meaning"):
         table.add_column(heading, no_wrap=heading == "name")

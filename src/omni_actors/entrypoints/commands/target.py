@@ -1,4 +1,4 @@
-"""Where a server is, as the commands that speak to one are told: a URL, and the unix socket that leads there."""
+"""The address of a server, as commands take it: a URL, and optionally a unix socket that leads there."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from omni_actors.entrypoints.server.addresses import authority
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server's address, and what stands before its paths."""
+    """A server's address, and the prefix of its paths."""
 
     host: str
     port: int
     tls: bool
     base: str = ""
-    """Begins with a slash, unless it is empty, and ends with none."""
+    """The prefix: empty, or with a slash at its beginning and none at its end."""
     uds: str | None = None
-    """A unix socket that it is reached by; host and port are only said to it then."""
+    """A unix socket through which the server is reached; host and port are then only sent to it."""
 
     @classmethod
     def parse(cls, url: str, uds: str | None = None) -> Target:
-        """Raises :class:`ValueError` for what is no http(s) URL."""
+        """Parse a URL. Raises :class:`ValueError` for anything but http(s)."""
         if url.startswith("unix:"):  # as 'serve' says where it is
             raise ValueError(f"a unix socket is --uds {url.removeprefix('unix:')}")
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -43,12 +43,12 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """Host and port, as in a URL."""
+        """Host and port in the form of a URL."""
         return authority(self.host, self.port)
 
     @property
     def root(self) -> str:
-        """The base of paths beside the API's, such as ``/admin``: :attr:`base` without the API's ``/v1``."""
+        """The prefix of paths outside of the API, such as ``/admin``: :attr:`base` without ``/v1``."""
         return self.base.removesuffix("/v1")
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Target:
         return url if self.uds is None else f"{url} on unix:{self.uds}"
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connected socket, which keeps the timeout. Raises ``OSError``."""
+        """Return a connected socket, which keeps the timeout. Raises ``OSError``."""
         if self.uds is None:
             connection = socket.create_connection((self.host, self.port), timeout_s)
         else:
@@ -74,12 +74,12 @@ class Target:
 
 
 def typed(context: click.Context, name: str) -> bool:
-    """Whether an option was given in the command line."""
+    """Return whether an option was given on the command line."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def one_door(context: click.Context) -> None:
-    """Raises :class:`click.UsageError` for a ``--uds`` beside the address in whose place it is."""
+    """Raise :class:`click.UsageError` if ``--uds`` is given together with an address that it would replace."""
     if typed(context, "unix_path"):
         for name, option in (("hosts", "--host"), ("port", "--port")):
             if typed(context, name):
@@ -87,7 +87,7 @@ def one_door(context: click.Context) -> None:
 
 
 def host_option(doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``--host``, passed on as ``hosts``: where a server listens."""
+    """Add ``--host``, passed on as ``hosts``, for the addresses to listen on."""
     return click.option(
         "--host", "hosts", multiple=True, default=("127.0.0.1",), callback=_named, help=f"{doc} Repeatable."
     )
@@ -100,7 +100,7 @@ def _named(context: click.Context, parameter: click.Parameter, hosts: tuple[str,
 
 
 def target_options(url: str, doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``--url`` and ``--uds``, passed on as ``target``. ``url`` is the default, ``doc`` says of what it is."""
+    """Add ``--url`` and ``--uds``, passed on as ``target``. ``url`` is the default, ``doc`` describes the target."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @click.option("--url", default=url, show_default=True, help=doc)

@@ -1,4 +1,4 @@
-"""What keeps this machine from serving, or will: looked at without starting anything, told with a remedy each."""
+"""Checks for obstacles that keep this machine from serving, without starting anything; each finding has a remedy."""
 
 from omni_actors.entrypoints.doctor.examine import examine
 from omni_actors.entrypoints.doctor.report import Report, Section

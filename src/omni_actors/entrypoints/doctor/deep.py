@@ -1,4 +1,4 @@
-"""Devices opened as workers open them, each in a process of its own under a deadline; this process opens none."""
+"""Opening of devices in the way of workers, each in a process of its own under a deadline; this process opens none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from omni_actors.platforms.platform import Finding, OmniPlatform, Verdict, defau
 from omni_actors.plugins.subprocess_probe import ProbeAnswer, SubprocessProbe, run_probes
 
 SCRIPT = Path(probe.__file__).with_name("device_check.py")
-"""Not imported here: it imports torch."""
+"""Script that opens a device. It imports torch, so this process must not import the script."""
 
 
 def open_devices(found: tuple[Hardware, ...], chosen: str, within_s: float) -> Iterator[Finding]:
-    """A device of each platform that can be used: the first that nothing is known to be wrong with. What does not open
-    is a problem of the ``chosen`` one, and a warning of any other."""
+    """Open a device of each usable platform: the first device without a known fault. A failure is a problem for the
+    ``chosen`` platform and a warning for any other."""
     usable = [(it, it.platform, _sound(it)) for it in found if it.detection and it.platform is not None and it.devices]
     answers = run_probes([_probe(platform, device) for _, platform, device in usable], within_s)
     for (it, _, device), answer in zip(usable, answers, strict=True):

@@ -1,4 +1,4 @@
-"""The examination: in which order what is looked at."""
+"""The order of the checks of ``doctor``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def examine(
     unix_path: str | None = None,
     deep_within_s: float | None = None,
 ) -> Report:
-    """Everything that ``doctor`` says. ``asked`` is the platform that was asked for by name. With ``unix_path`` it is
-    that where a server would listen, and not ``hosts`` and ``port``.
+    """Return the whole report of ``doctor``. ``asked`` is the platform that was named, if one was. ``unix_path``
+    replaces ``hosts`` and ``port`` as the address that a server would listen on.
 
-    Blocks while plugins are looked at (:func:`~omni_actors.platforms.probe.deadline_s` at most) and, where
-    ``deep_within_s`` is given, for at most so long while devices are opened. Imports no torch, opens no device here.
+    Blocks while plug-ins are examined (at most :func:`~omni_actors.platforms.probe.deadline_s`), and with
+    ``deep_within_s`` for at most that long while devices are opened. Imports no torch, and opens no device in this
+    process.
     """
     reports = probe_plugins()
     found = hardware.find_hardware(reports)

@@ -1,4 +1,4 @@
-"""The platforms of this machine, builtin and out of tree: what each finds, and what would run on it."""
+"""The platforms of this machine, builtin and out of tree: the devices of each, and the engines for them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ CPU = "omni_actors.platforms.cpu:CpuPlatform"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One platform and what it found here. ``plugin`` is the report on the one that is out of tree; ``platform`` is
-    ``None`` where that must not be imported."""
+    """One platform and its devices. ``plugin`` is the report on an out-of-tree platform; ``platform`` is ``None`` if
+    the platform must not be imported."""
 
     name: str
     detection: Detection
@@ -51,14 +51,14 @@ class Hardware:
 
 
 def find_hardware(reports: tuple[PluginReport, ...]) -> tuple[Hardware, ...]:
-    """The builtin platforms in order of detection, the cpu, then the plugins. Of those only what can be used is
-    imported."""
+    """Return the builtin platforms in order of detection, then the cpu, then the plug-ins, of which only usable ones
+    are imported."""
     builtin = [_builtin(name, target) for name, target in {**BUILTINS, "cpu": CPU}.items()]
     return (*builtin, *map(_plugin, reports))
 
 
 def choose(asked: str | None, found: tuple[Hardware, ...], reports: tuple[PluginReport, ...]) -> tuple[str, Finding]:
-    """The platform of stages that name no other, and a finding about the choice."""
+    """Return the platform of stages that name none, and a finding about the choice."""
     builtins = {it.name: it.platform for it in found if it.platform is not None and it.plugin is None}
     try:
         chosen = select(asked, reports=reports, builtins=builtins)
@@ -72,7 +72,7 @@ def choose(asked: str | None, found: tuple[Hardware, ...], reports: tuple[Plugin
 
 
 def platform_findings(found: tuple[Hardware, ...], asked: str | None, chosen: str) -> Iterator[Finding]:
-    """What each platform says. Whatever stands against one that nobody asked for is no problem."""
+    """Yield the findings of each platform. Faults of a platform that was not asked for are no problems."""
     for it in found:
         needed = it.name in (asked, chosen)
         if it.plugin is not None:
@@ -101,7 +101,7 @@ def device_findings(found: tuple[Hardware, ...]) -> Iterator[Finding]:
 
 
 def engine_findings(found: tuple[Hardware, ...], chosen: str) -> Iterator[Finding]:
-    """For each engine of a platform that can be used: its class, and the packages that it cannot do without."""
+    """Yield, for each engine of a usable platform, its class and its required packages."""
     for it in found:
         if it.platform is None or not it.detection:
             continue
@@ -137,10 +137,13 @@ def transport_findings(found: tuple[Hardware, ...]) -> Iterator[Finding]:
 
 
 def as_builtins(it: Hardware, chosen: str) -> dict[str, Any]:
-    """The platform for a program: ``name``, ``kind`` (``builtin`` or ``plugin``), ``state`` (``usable``, ``present``,
-    ``absent`` or ``broken``), ``reason``, ``selected``, and where it may be imported ``devices``, ``dtypes``,
-    ``engines``, ``transports``, ``collectives``, ``quantization``, ``visibility`` and ``options``; of a plugin also
-    ``entry_point``, ``distribution`` and ``version``."""
+    """Return the platform for a program.
+
+    The keys are ``name``, ``kind`` (``builtin`` or ``plugin``), ``state`` (``usable``, ``present``, ``absent`` or
+    ``broken``), ``reason`` and ``selected``; for a platform that may be imported ``devices``, ``dtypes``, ``engines``,
+    ``transports``, ``collectives``, ``quantization``, ``visibility`` and ``options``; for a plug-in also
+    ``entry_point``, ``distribution`` and ``version``.
+    """
     facts: dict[str, Any] = {
         "name": it.name,
         "kind": "builtin" if it.plugin is None else "plugin",
@@ -169,7 +172,7 @@ def as_builtins(it: Hardware, chosen: str) -> dict[str, Any]:
 
 
 def build_findings() -> Iterator[Finding]:
-    """What the installed torch was built for, which its version need not say."""
+    """Yield the hardware that the installed torch was built for, which its version need not show."""
     build = torch_build()
     if build is None or not build.known:
         return
@@ -179,8 +182,8 @@ def build_findings() -> Iterator[Finding]:
 
 
 def needed_packages(found: tuple[Hardware, ...], chosen: str) -> Mapping[str, str]:
-    """What the engine needs that computes autoregressive stages on the chosen platform if nobody names one. vLLM's
-    environment holds versions that the other one does not take, and serves all the same."""
+    """Return the packages that the default engine of autoregressive stages needs on the chosen platform. The
+    environment of vLLM holds versions that the other engine does not accept, and still serves."""
     for it in found:
         if it.name == chosen and it.platform is not None:
             usable = VLLM in it.platform.engines and not engines.missing_for(it.platform, engines.installed())
@@ -222,8 +225,8 @@ def _about_plugin(report: PluginReport, needed: bool) -> Finding:
 
 
 def _diagnosis(platform: OmniPlatform) -> tuple[Finding, ...]:
-    """Without its devices, which are told of by themselves. A vendor's own code: it may fail, and serving does not need
-    it."""
+    """Return a platform's own findings, without its devices, which are reported separately. The code is a vendor's: it
+    may fail, and serving does not need it."""
     try:
         found = platform.diagnose()
         if not all(isinstance(it, Finding) for it in found):

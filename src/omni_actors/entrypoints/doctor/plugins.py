@@ -1,4 +1,4 @@
-"""Installed plug-ins of other kinds than platforms, and what was found of each."""
+"""Installed plug-ins other than platforms, with the findings about each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from omni_actors.plugins.probe import PluginReport, brought_by, probe
 
 
 def pipeline_findings() -> Iterator[Finding]:
-    """The pipelines of this package in one line, and each plug-in, looked at now whatever is known of it. A broken one
-    is a warning: it stands against nothing but its own use. Blocks as :func:`~omni_actors.plugins.probe.probe` does."""
+    """Yield the pipelines of this package in one line, and each plug-in, examined anew. A broken plug-in is a warning,
+    because it only prevents its own use. Blocks like :func:`~omni_actors.plugins.probe.probe`."""
     own = len(BUILTINS.keys() - UNOFFERED)
     plugins = [plugin for plugin in installed(PIPELINES.group) if brought_by(plugin)[0] != OWN]
     others = "no plug-in is installed" if not plugins else f"{len(plugins)} by plug-ins"
@@ -23,8 +23,8 @@ def pipeline_findings() -> Iterator[Finding]:
 
 
 def extension_findings() -> Iterator[Finding]:
-    """Engines, connectors and balancers that plug-ins bring by name. Those that live in workers are imported there and
-    not before, so they are only named; balancers are looked at."""
+    """Yield the engines, connectors and balancers that plug-ins register. Engines and connectors are only named,
+    because only workers import them; balancers are examined."""
     nothing = True
     for extension in EXTENSIONS:
         for plugin in extension.plugins():

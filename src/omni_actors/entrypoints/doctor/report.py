@@ -1,4 +1,4 @@
-"""What ``doctor`` found: for a person, and for a program."""
+"""The report of ``doctor``, for people and for programs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.text import Text
 from omni_actors.platforms.platform import Finding, Verdict
 
 SCHEMA = 1
-"""Version of :meth:`Report.as_builtins`: another one when a key goes or means something else."""
+"""Version of :meth:`Report.as_builtins`, raised when a key disappears or changes its meaning."""
 
 _STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Findings about one thing. ``name`` is its key for a program."""
+    """Findings about one subject. ``name`` is the section's key for programs."""
 
     name: str
     title: str
@@ -29,8 +29,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``platform`` is what stages would run on that name no other; empty where none can be chosen. A finding is a
-    problem only if it stands against what was asked for; ``platforms`` has the facts of each platform, for programs."""
+    """The whole report.
+
+    ``platform`` is the platform of stages that name none, empty if none can be chosen. A finding is a problem only if
+    it prevents the deployment that was asked for. ``platforms`` has the facts of each platform, for programs.
+    """
 
     platform: str
     sections: tuple[Section, ...]
@@ -42,12 +45,16 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: what was asked for can be served. 1: something stands against it."""
+        """The exit status: 0 if the machine can serve as asked, 1 if something prevents that."""
         return 1 if self.problems else 0
 
     def as_builtins(self) -> dict[str, Any]:
-        """``schema``, ``usable``, ``exit_code``, ``platform``, ``sections`` (name → findings, each with ``subject``,
-        ``verdict``: ``ok``, ``warning`` or ``problem``, ``found`` and ``remedy``) and ``platforms``."""
+        """Return the report with the keys ``schema``, ``usable``, ``exit_code``, ``platform``, ``platforms`` and
+        ``sections``.
+
+        ``sections`` maps a name to findings, each with ``subject``, ``verdict`` (``ok``, ``warning`` or ``problem``),
+        ``found`` and ``remedy``.
+        """
         return {
             "schema": SCHEMA,
             "usable": not self.problems,

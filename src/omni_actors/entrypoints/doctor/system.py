@@ -1,4 +1,4 @@
-"""What the operating system grants this process, held against what a deployment takes."""
+"""The operating system's limits for this process, compared with the needs of a deployment."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from omni_actors.platforms.cpu.platform import usable_cores, usable_memory
 from omni_actors.platforms.platform import Finding, Verdict
 
 KERNEL = (5, 3)
-"""pidfd_open, by which a process's end is an event; sealed memory (5.1) comes with it."""
+"""Least version of Linux: pidfd_open reports a process' end as an event; sealed memory (5.1) is older."""
 
 LEAST_DESCRIPTORS = 4096
-"""A slab of shared memory takes two in the process that owns it and one in each that reads it; a client takes one."""
+"""Least number of file descriptors. A slab of shared memory takes two in its owner and one in each reader; a client
+takes one."""
 
 LEAST_MEMORY = 2 << 30
-"""Bytes. Each worker with torch in it takes some 400 MB before it has a model."""
+"""Least memory in bytes. A worker with torch takes some 400 MB before it has a model."""
 
 LEAST_PROCESSES = 512
-"""Threads count: each worker starts some tens of them."""
+"""Least number of processes. Threads count: a worker starts some tens of them."""
 
 LEAST_SHM = 256 << 20
-"""Bytes of ``/dev/shm``, which collectives between ranks and vLLM use; payloads between stages do not."""
+"""Least bytes of ``/dev/shm``, which collectives between ranks and vLLM use; payloads between stages do not."""
 
 F_SEAL_FUTURE_WRITE = 0x10
 
 
 def system_findings(root: Path = Path("/")) -> tuple[Finding, ...]:
-    """``root`` stands for the file system, where files say something."""
+    """Return the findings about the system; ``root`` stands for the file system."""
     return (
         Finding("python", Verdict.OK, f"{platform.python_version()} ({sys.executable})"),
         _kernel(),
@@ -48,8 +49,8 @@ def system_findings(root: Path = Path("/")) -> tuple[Finding, ...]:
 
 
 def port_findings(hosts: Sequence[str], port: int, asked: bool) -> Iterator[Finding]:
-    """Whether a server could listen there, for each address of the hosts. What stands against it is a problem if the
-    port was ``asked`` for; a host that is no address of this machine always is one."""
+    """Yield, for each address of the hosts, whether a server could listen there. An obstacle is a problem if the port
+    was ``asked`` for; a host that is no address of this machine is always a problem."""
     subject = f"port {port}"
     taken = Verdict.PROBLEM if asked else Verdict.WARNING
     try:
@@ -63,7 +64,8 @@ def port_findings(hosts: Sequence[str], port: int, asked: bool) -> Iterator[Find
 
 
 def _findings_of(addresses: Sequence[Address], subject: str, taken: Verdict) -> Iterator[Finding]:
-    """For the addresses of one host: one of a family that this machine has not is none if another one is there."""
+    """Yield the findings for the addresses of one host. An address of a family that this machine lacks is no obstacle
+    if another address is usable."""
     absent: list[Finding] = []
     usable = False
     for address in addresses:
@@ -87,7 +89,8 @@ def _findings_of(addresses: Sequence[Address], subject: str, taken: Verdict) -> 
 
 
 def unix_finding(path: str) -> Finding:
-    """The same of a unix socket. (What a server that is gone has left there is put away, as ``serve`` would.)"""
+    """Return whether a server could listen at a unix socket. (A leftover of an ended server is removed, as ``serve``
+    would.)"""
     from omni_actors.entrypoints.server import listeners  # the server's packages: the rest is said without them
 
     subject, remedy = f"unix socket {path}", "serve --uds with another path"
@@ -101,7 +104,7 @@ def unix_finding(path: str) -> Finding:
 
 
 def size(count: int | None) -> str:
-    """Bytes for a person."""
+    """Return a number of bytes for people."""
     if count is None:
         return "of unknown size"
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
@@ -128,7 +131,7 @@ def _memory(root: Path) -> Finding:
 
 
 def _processes(root: Path) -> Finding:
-    """The least of the limits of this user and of its cgroups."""
+    """Return the lowest limit of processes, over this user and its cgroups."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     found = [] if soft == resource.RLIM_INFINITY else [soft]
     for file in (root / "sys/fs/cgroup/pids.max", root / "sys/fs/cgroup/pids/pids.max"):
@@ -145,7 +148,7 @@ def _processes(root: Path) -> Finding:
 
 
 def _descriptors() -> Finding:
-    """The soft limit is raised to the hard one when a deployment starts."""
+    """Return the limit of descriptors; a deployment raises the soft limit to the hard one at its start."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
         found = f"at most {most}: as many clients and slabs of shared memory"
@@ -154,7 +157,7 @@ def _descriptors() -> Finding:
 
 
 def _shared_memory() -> Finding:
-    """As payloads between workers are shared: a sealed file without a name."""
+    """Check sealed files without names, in which workers share payloads."""
     try:
         memory = os.memfd_create("doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

@@ -78,7 +78,7 @@ async def create(services: Services, call: Call) -> Reply:
         choices=body.n or 1,
         spoken=spoken,
         format=(body.audio and body.audio.format) or ("pcm16" if body.stream else "wav"),
-        audio_id=f"audio_{secrets.token_hex(16)}" if spoken else "",  # who knows it can refer to what was said
+        audio_id=f"audio_{secrets.token_hex(16)}" if spoken else "",  # the id gives access to the transcript
         logprobs=bool(body.logprobs),
         include_usage=body.usage_last,
         tally=Tally() if body.usage_always else None,
@@ -102,7 +102,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
     """Return the request for the orchestrator, without its media, whose modalities are ``media`` in order. Raises 400
     for anything that the model or this server cannot do."""
     inputs = ("text", *sorted(set(media))) if media else ("text",)
-    # A spoken answer has its transcript beside it, so the text is wanted in either case.
+    # A spoken answer comes with its transcript, so the text is needed in either case.
     outputs = ("text", "audio") if spoken else ("text",)
     services.task(TASK, inputs=inputs, outputs=outputs)
     constraint = constraint_of(services.plan, TASK, body.response_format, body.structured_outputs)
@@ -131,7 +131,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
         if body.chat_template_kwargs:
             check_nesting(body.chat_template_kwargs, "chat_template_kwargs")
             msgspec.msgpack.encode(body.chat_template_kwargs)
-    except OverflowError:  # JSON's numbers have no end, a frame's have 64 bits
+    except OverflowError:  # numbers in JSON are unbounded, in a frame they have 64 bits
         raise invalid_request(
             "'chat_template_kwargs' holds a number of more than 64 bits.", "chat_template_kwargs"
         ) from None
@@ -231,7 +231,7 @@ async def _whole(services: Services, call: Call, stream: RequestStream, wanted: 
             if encoder is None:
                 encoder = await _encoder(services, call, wanted, *shape, streaming=False)
             rest = await encoder.finish()
-            for at in range(0, len(rest), PIECE):  # a WAV comes whole
+            for at in range(0, len(rest), PIECE):  # a WAV file arrives in one piece
                 encoded.append(base64.feed(rest[at : at + PIECE]))
                 await trio.lowlevel.checkpoint()
             encoded.append(base64.finish())

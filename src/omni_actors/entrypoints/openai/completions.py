@@ -136,7 +136,7 @@ async def _run(services: Services, call: Call, requests: list[Request], n: int) 
     """
     if len(requests) == 1:
         return aiter(await _one(services, call, requests[0]))
-    nursery = await call.enter(background())  # nothing runs on after the reply
+    nursery = await call.enter(background())  # no task outlives the reply
     send, receive = trio.open_memory_channel[Item | OmniError](0)
 
     async def pump(request: Request, base: int, to: trio.MemorySendChannel[Item | OmniError]) -> None:

@@ -83,7 +83,7 @@ def refuse_unserved(made: msgspec.Struct, at: str = "") -> None:
     for name, mark in marks(type(made), Refused).items():
         value = getattr(made, name)
         if value is not None and not any(type(value) is type(it) and value == it for it in mark.neutral):
-            raise invalid_request(f"'{at}{name}' is refused: {mark.why}", at + name, "unsupported_parameter")
+            raise invalid_request(f"'{at}{name}' is not supported: {mark.why}", at + name, "unsupported_parameter")
 
 
 M = TypeVar("M", NoOp, Refused)
@@ -134,7 +134,7 @@ def explain(message: str, kind: type[msgspec.Struct]) -> OmniError:
         hint = f" Did you mean '{near[0]}'?" if near else ""
         return invalid_request(f"Unknown field '{param}'.{hint}", param, "unknown_parameter")
     if path.endswith(".type") and (value := _VALUE.match(what)) is not None:
-        what = f"Parts of type '{value['value']}' are not served here"
+        what = f"Parts of type '{value['value']}' are not supported"
     where = f"'{path}': " if path else "The body: "
     return invalid_request(f"{where}{_short(what.replace('`', ''))}.", path or None, "invalid_value")
 

@@ -41,7 +41,7 @@ async def read_form(
         raise invalid_request("The form's content type names no boundary.")
     try:
         reader = _Reader(body, boundary)
-    except ValueError:  # a boundary that no byte of a body can spell
+    except ValueError:  # a boundary with characters outside of latin-1
         raise _malformed() from None
     fields: dict[str, Any] = {}
     taken: Any = None
@@ -50,12 +50,12 @@ async def read_form(
     while (part := await reader.part()) is not None:
         if not part.name:
             raise invalid_request("A part of the form has no name.")
-        if isinstance(part, File) or part.name == file_field:  # some clients name no file
+        if isinstance(part, File) or part.name == file_field:  # some clients send no file name
             if part.name != file_field or seen_file:
                 raise invalid_request(f"The form must have one file, in field '{file_field}'.", part.name)
             seen_file = True
             taken = await take(reader.data(), getattr(part, "filename", None), part.headers.get("content-type"))
-            async for _ in reader.data():  # what the taker did not want
+            async for _ in reader.data():  # the rest that `take` did not read
                 pass
             continue
         whole = bytearray()
@@ -92,7 +92,7 @@ class _Reader:
         self._decoder = MultipartDecoder(boundary.encode("latin-1"), MAX_FIELDS_BYTES, max_parts=MAX_PARTS)
         self._line = len(boundary) + PADDING
         self._held = b""
-        self._given = b""  # the end of it
+        self._given = b""  # the last bytes given
         self._slices = _slices(body)
         self._in_part = False
         self._head = 0

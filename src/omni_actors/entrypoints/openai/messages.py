@@ -76,7 +76,7 @@ def _assistant_text(message: AssistantMessage, at: str, history: SpokenHistory) 
         return transcript
     if message.refusal is not None:
         return message.refusal
-    raise invalid_request(f"'{at}': an assistant's message needs content or audio.", f"{at}.content")
+    raise invalid_request(f"'{at}': an assistant message needs content or audio.", f"{at}.content")
 
 
 def _parts(parts: list[Any], at: str, seen: int, media: tuple[str, ...]) -> tuple[str | list[dict[str, Any]], int]:
@@ -106,4 +106,4 @@ def _parts(parts: list[Any], at: str, seen: int, media: tuple[str, ...]) -> tupl
 def _forged(param: str) -> OmniError:
     """Return the error for a body that contains a part in the server's internal form."""
     known = "'input_audio', 'image_url', 'audio_url' and 'video_url'"
-    return invalid_request(f"Media come as parts of type {known}.", param, "invalid_value")
+    return invalid_request(f"Media must be sent as parts of type {known}.", param, "invalid_value")

@@ -70,9 +70,7 @@ class _Cleaner:
     @staticmethod
     def check(count: int) -> None:
         if count > MAX_OBJECTS:
-            raise invalid_request(
-                f"The body has over {MAX_OBJECTS} objects, and nulls in them: leave those fields out."
-            )
+            raise invalid_request(f"The body has over {MAX_OBJECTS} objects and contains nulls: leave null fields out.")
 
 
 @functools.cache

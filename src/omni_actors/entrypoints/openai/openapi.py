@@ -1,7 +1,7 @@
 """``GET /openapi.json``: this API as an OpenAPI 3.1 document.
 
-Bodies are described by the very structs that decode them, so the document cannot say of a field what is not so. A route
-whose task the deployment's pipeline does not have is left out: it answers nothing but that.
+Bodies are described by the structs that decode them, so the document cannot contradict the server. A route whose task
+the deployment's pipeline lacks is left out: it would only answer that the task is unsupported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RULES = (
     "keep their nulls. In forms an empty field counts as absent. Any other unknown field is refused."
 )
 _INSIDE = ("ClipPart", "ImagePart", "VideoPart")
-"""What the media process leaves in a body: no client may write it."""
+"""Structs that the media process leaves in a body; clients may not send them."""
 
 _STATUS = {
     400: "The request is wrong; `param` names the field.",
@@ -65,16 +65,16 @@ def _fields(**properties: Schema) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``bodies`` by content type; ``answers`` are those of status 200, by content type."""
+    """One route: ``bodies`` by content type, and ``answers`` of status 200 by content type."""
 
     summary: str
     answers: dict[str, Schema]
     errors: Sequence[int]
     bodies: dict[str, Schema] | None = None
     other: Schema | None = None
-    """A 503 that is not an error, but the same report."""
+    """Schema of a 503 that is a report like the 200, and not an error."""
     task: str | None = None
-    """The task of a pipeline that it asks for; ``None``: every deployment serves it."""
+    """The pipeline's task that the route needs; ``None`` for a route that every deployment serves."""
 
 
 def _json(summary: str, answer: Schema, errors: Sequence[int] = _GUARD, other: Schema | None = None) -> Operation:
@@ -159,7 +159,7 @@ async def describe(services: Services, call: Call) -> Reply:
 
 @functools.cache
 def document(tasks: frozenset[str] | None = None) -> bytes:
-    """The document of a deployment with these tasks; ``None``: of one that has them all."""
+    """Return the document of a deployment with these tasks; ``None`` means all tasks."""
     paths: dict[str, Schema] = {}
     for (method, path), operation in OPERATIONS.items():
         if operation.task is not None and tasks is not None and operation.task not in tasks:
@@ -225,7 +225,7 @@ def _is_struct(value: Any) -> bool:
 
 
 def _mark(kind: type[msgspec.Struct], properties: dict[str, Schema]) -> None:
-    """What is refused or changes nothing says so."""
+    """Mark properties that are refused or change nothing."""
     for name, refused in marks(kind, Refused).items():
         properties[name] = {"enum": [*refused.neutral, None], "description": f"Anything else: {refused.why}"}
     for name, no_op in marks(kind, NoOp).items():
@@ -233,7 +233,7 @@ def _mark(kind: type[msgspec.Struct], properties: dict[str, Schema]) -> None:
 
 
 def _form(kind: type[msgspec.Struct], schema: Schema) -> Schema:
-    """The same as a form: its fields are texts, lists come under their name with ``[]`` or without."""
+    """Return the schema of the same body as a form: fields are texts, and a list's name may end with ``[]``."""
     named = {name: it for name, it in schema["properties"].items() if name != "input_audio"}
     named |= {f"{name}[]": named[name] for name in list_fields(kind)}
     named["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}

@@ -1,4 +1,4 @@
-"""The model's own parameters: an object beside a request's other fields."""
+"""Parameters of the model's own: an object beside a request's other fields."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from omni_actors.pipelines.parameters import SECTION, complete
 from omni_actors.protocol.errors import invalid_request
 
 FIELDS = ("model_parameters", "vllm_xargs")
-"""Ours, and vLLM's name for the same."""
+"""The names of the object: this server's, and vLLM's for the same."""
 
 
 class HasParameters(Protocol):
-    """A body that may have some."""
+    """A body that may have parameters of the model's own."""
 
     model_parameters: dict[str, Any] | None
     vllm_xargs: dict[str, Any] | None
@@ -22,9 +22,11 @@ class HasParameters(Protocol):
 def own_parameters(
     services: Services, body: HasParameters, task: str, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The section that the model's stages read, or nothing where the request has no such parameters: they get the
-    defaults then. Raises 400 for a name that the model does not know, for a value that it does not take, and where
-    nothing of this request reads them."""
+    """Return the section with the model's own parameters, or nothing if the request has none and the defaults apply.
+
+    Raises 400 for a name that the model does not know, for a value that the model does not take, and if no stage of
+    this request reads the parameters.
+    """
     given = {name: value for name in FIELDS if (value := getattr(body, name)) is not None}
     if not given:
         return {}

@@ -1,4 +1,4 @@
-"""From a request's fields to the sections that text stages read, and from their usage back to OpenAI's."""
+"""Conversion of a request's fields to the section ``sampling``, and of stages' usage to OpenAI's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sampling_of(
     constraint: Constraint | None = None,
     lora: str | None = None,
 ) -> Sampling:
-    """The ``sampling`` section. Raises 400 for fields that contradict each other."""
+    """Return the section ``sampling``. Raises 400 for fields that contradict each other."""
     if fields.stream_options is not None:
         refuse_unserved(fields.stream_options, "stream_options.")
         if not fields.stream:
@@ -56,9 +56,12 @@ def sampling_of(
 
 
 def usage_of(plan: Plan, task: str, usage: Mapping[str, Usage]) -> dict[str, Any]:
-    """``prompt_tokens`` are those of the stage that writes the text (what other stages put in its prompt included);
-    ``completion_tokens`` are those of the stages whose output the client sees, ``audio_tokens`` the audio's share of
-    them: the tokens of its stage, or where that makes none, the frames of codes that the stage before it wrote."""
+    """Return OpenAI's ``usage`` object of a finished request.
+
+    ``prompt_tokens`` counts the prompt of the stage that writes the text, including input from other stages.
+    ``completion_tokens`` counts the stages whose output the client gets. ``audio_tokens`` is the audio's share of them:
+    tokens of the audio stage or, if that stage makes no tokens, the frames of codes from the stage before.
+    """
     outputs = plan.tasks[task].outputs
     text = usage.get(outputs.get("text", ""), Usage())
     audio = 0
@@ -69,12 +72,12 @@ def usage_of(plan: Plan, task: str, usage: Mapping[str, Usage]) -> dict[str, Any
 
 
 def used(usage: Usage) -> dict[str, Any]:
-    """OpenAI's ``usage`` object of what one stage has written."""
+    """Return OpenAI's ``usage`` object for the output of one stage."""
     return totals(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
 
 def totals(prompt: int, cached: int, text: int, audio: int = 0) -> dict[str, Any]:
-    """OpenAI's ``usage`` object."""
+    """Return OpenAI's ``usage`` object."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": text + audio,
@@ -85,7 +88,7 @@ def totals(prompt: int, cached: int, text: int, audio: int = 0) -> dict[str, Any
 
 
 def chat_logprobs(tokens: list[TokenLogprob] | None) -> dict[str, Any] | None:
-    """``choices[].logprobs`` of a chat, ``None`` when there are none."""
+    """Return ``choices[].logprobs`` of a chat; ``None`` if there are none."""
     if not tokens:
         return None
     return {
@@ -102,5 +105,5 @@ def _entry(token: bytes, logprob: float) -> dict[str, Any]:
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity: a token that was ruled out has OpenAI's -9999."""
+    """Return a log probability for JSON, which has no infinity: an excluded token gets OpenAI's -9999."""
     return max(logprob, -9999.0)

@@ -1,6 +1,6 @@
 """The bodies of chat and text completions, field by field.
 
-A field without a mark is honoured. Ranges are OpenAI's, or vLLM's where only vLLM has the field.
+A field without a mark is honoured. Ranges are OpenAI's, or vLLM's for fields that only vLLM has.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 Count = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
-"""vLLM's: the lower, the earlier."""
+"""vLLM's priority: a lower number is more urgent."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 MAX_MESSAGES = 10_000
-"""Each is looked at in the serving process: 4 MiB of the shortest would hold it for 0.1 s."""
+"""Most messages of a chat. Each is checked in the serving process: 4 MiB of the shortest messages would block it for
+0.1 s."""
 _STORED = "Nothing is stored."
 _CACHE = "Prefixes are reused wherever they match, for all clients."
 _TOOLS = "tools are not served yet."
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """``include_usage``: a last chunk with the usage. ``continuous_usage_stats`` (vLLM's): each chunk has the usage so
-    far, and the last one comes unless ``include_usage`` is false."""
+    """Options of a stream. ``include_usage`` adds a last chunk with the usage. ``continuous_usage_stats`` (vLLM's) puts
+    the usage so far into each chunk; the last chunk then comes unless ``include_usage`` is false."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool = False
@@ -40,7 +41,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What chat and text completions share."""
+    """The fields that chat and text completions share."""
 
     model: str | None = None
     stream: bool = False
@@ -71,7 +72,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # ours
     timeout: Seconds | None = None
     model_parameters: dict[str, Any] | None = None
-    """The model's own, which its pipeline declares."""
+    """Parameters of the model's own, which its pipeline declares."""
     vllm_xargs: dict[str, Any] | None = None
     """vLLM's name for the same."""
 
@@ -99,7 +100,7 @@ class VoiceId(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """``strict`` makes no difference: an answer is held to its schema either way."""
+    """A JSON schema. ``strict`` makes no difference: answers always follow the schema."""
 
     name: str
     schema: dict[str, Any] | None = None
@@ -113,7 +114,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's: exactly one is set. ``json`` is a schema, as an object or as text."""
+    """vLLM's constraints, of which exactly one is set. ``json`` is a schema, as an object or as text."""
 
     json: dict[str, Any] | str | None = None
     json_object: bool | None = None
@@ -136,7 +137,7 @@ class InputAudio(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputAudioPart(msgspec.Struct, tag="input_audio", tag_field="type", forbid_unknown_fields=True):
-    """Like every part with a medium: only in bodies that have not gone through the media process yet."""
+    """Audio in a message. Parts with media occur only in bodies that the media process has not handled yet."""
 
     input_audio: InputAudio
 
@@ -155,19 +156,19 @@ class ImageUrlPart(msgspec.Struct, tag="image_url", tag_field="type", forbid_unk
 
 
 class AudioUrlPart(msgspec.Struct, tag="audio_url", tag_field="type", forbid_unknown_fields=True):
-    """vLLM's."""
+    """Audio by URL (vLLM's)."""
 
     audio_url: Url
 
 
 class VideoUrlPart(msgspec.Struct, tag="video_url", tag_field="type", forbid_unknown_fields=True):
-    """vLLM's."""
+    """Video by URL (vLLM's)."""
 
     video_url: Url
 
 
 class ClipPart(msgspec.Struct, tag="audio", tag_field="type", forbid_unknown_fields=True):
-    """What the media process leaves in the place of a part with audio; ``index`` counts all media of the body."""
+    """The media process' replacement of a part with audio; ``index`` counts all media of the body."""
 
     index: int
 
@@ -181,9 +182,9 @@ class VideoPart(msgspec.Struct, tag="video", tag_field="type", forbid_unknown_fi
 
 
 MediaPart = InputAudioPart | ImageUrlPart | AudioUrlPart | VideoUrlPart
-"""As clients send it."""
+"""A part with a medium, in the form that clients send."""
 TakenPart = ClipPart | ImagePart | VideoPart
-"""As the media process leaves it."""
+"""A part with a medium, in the form that the media process leaves."""
 
 
 class SystemMessage(msgspec.Struct, tag="system", tag_field="role", forbid_unknown_fields=True):
@@ -202,7 +203,7 @@ class UserMessage(msgspec.Struct, tag="user", tag_field="role", forbid_unknown_f
 
 
 class AudioId(msgspec.Struct):
-    """A spoken answer of an earlier turn. Clients that send back a whole ``message.audio`` may: the id decides."""
+    """A spoken answer of an earlier turn. Clients may send back a whole ``message.audio``: only the id counts."""
 
     id: str
     data: Any = None
@@ -222,18 +223,18 @@ class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid
 
 
 class ToolMessage(msgspec.Struct, tag="tool", tag_field="role"):
-    """Known so that its refusal can be clear."""
+    """A tool's message, declared so that its refusal can be clear."""
 
 
 class FunctionMessage(msgspec.Struct, tag="function", tag_field="role"):
-    """Known so that its refusal can be clear."""
+    """A function's message, declared so that its refusal can be clear."""
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
 class MediaKwargs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's way to say how media are taken, of one request: here of its videos."""
+    """vLLM's per-request options of media; here they concern videos."""
 
     use_audio_in_video: bool | None = None
     fps: Annotated[float, Meta(gt=0, le=240)] | None = None
@@ -241,7 +242,7 @@ class MediaKwargs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/chat/completions``."""
+    """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     modalities: list[Literal["text", "audio"]] | None = None
@@ -285,7 +286,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/completions``."""
+    """The body of ``POST /v1/completions``."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
     max_tokens: Annotated[int, Meta(ge=0, le=2**53)] | None = None

@@ -20,11 +20,11 @@ from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.request import Completed, MediaChunk, Request
 
 _REFERENCE = re.compile(rb'"ref_audio"|\\u00[567]')
-"""What a body with a reference clip contains (the name's letters may be escapes)."""
+"""Matches every body with a reference clip; letters of the name may be escaped."""
 
 
 async def create(services: Services, call: Call) -> Reply:
-    """The reply waits for the first audio, so that a failure before it still has its status."""
+    """Speak a text. The reply waits for the first audio, so that an earlier failure still has its own status."""
     clip = "ref_audio" if may_clone(services) else None
     read = await read_json(services, call, (TASK, ("text",), ("audio",)), _REFERENCE, (), clip)
     body = decode(read.json, SpeechRequest)
@@ -55,7 +55,7 @@ async def create(services: Services, call: Call) -> Reply:
     first = await _first_audio(stream)
     rate, channels = audio.pcm_of(first)
     format = body.response_format or "mp3"
-    # A WAV's head wants the length, so it is streamed only to who asks for that; the other formats need no length.
+    # A WAV file's head needs the length, so WAV is streamed only on request; the other formats need no length.
     whole = body.stream is False or (format == "wav" and body.stream is None and body.stream_format is None)
     encoder = await call.enter(services.media_process().encoder(format, rate, channels, streaming=not whole))
     described = [
@@ -74,7 +74,7 @@ async def create(services: Services, call: Call) -> Reply:
 
 
 async def _first_audio(stream: RequestStream) -> MediaChunk:
-    """Raises 400 when the request completes without any: the text was nothing to say for this model."""
+    """Return the first audio. Raises 400 if the request completes without audio: the model found nothing to speak."""
     async for event in stream:
         if isinstance(event, MediaChunk) and event.data:
             return event

@@ -1,4 +1,4 @@
-"""How a text is to be said: the speech body's fields, and what of them this model honours."""
+"""The fields of a request for speech, and the subset that this model honours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omni_actors.protocol.params import Speech
 TASK = "speech"
 
 TASK_TYPES = {"CustomVoice": "custom_voice", "VoiceDesign": "voice_design", "Base": "clone"}
-"""vLLM-Omni's words → ours; ours are taken too."""
+"""Names of vLLM-Omni's task types, mapped to this server's names, which are accepted as well."""
 
 _FIELDS = {
     "speed": "speed",
@@ -33,17 +33,17 @@ _FIELDS = {
     "top_p": "top_p",
     "repetition_penalty": "repetition_penalty",
 }
-"""Field of a body → field of the section ``speech``."""
+"""Fields of the section ``speech`` by the fields of a body."""
 
 _NEUTRAL = Speech()
 
 _NOTHING = {"initial_codec_chunk_frames": 0}
-"""Values that leave a field to the deployment, beside null and the empty text."""
+"""Values that leave a field to the deployment, besides null and the empty text."""
 
 
 class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/audio/speech``. ``stream`` says whether bytes are sent as they come (the default, but for WAV) or
-    whole, as a file whose head tells its length (the default for WAV)."""
+    """The body of ``POST /v1/audio/speech``. ``stream`` sends bytes as they are produced (the default except for WAV);
+    without it the file is sent whole, with its length in its head (the default for WAV)."""
 
     input: str
     model: str | None = None
@@ -60,7 +60,7 @@ class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     task_type: Literal["CustomVoice", "VoiceDesign", "Base", "custom_voice", "voice_design", "clone"] | None = None
     ref_audio: ClipPart | str | None = None
-    """The media process leaves the :class:`ClipPart`."""
+    """The clip; the media process leaves a :class:`ClipPart`."""
     ref_text: str | None = None
     x_vector_only_mode: bool | None = None
     max_new_tokens: Count | None = None
@@ -73,7 +73,7 @@ class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # ours
     timeout: Seconds | None = None
     model_parameters: dict[str, Any] | None = None
-    """The model's own, which its pipeline declares."""
+    """Parameters of the model's own, which its pipeline declares."""
     vllm_xargs: dict[str, Any] | None = None
     """vLLM's name for the same."""
     priority: Priority | None = None
@@ -87,25 +87,25 @@ class SpeechRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def may_clone(services: Services) -> bool:
-    """Whether this model takes a clip of the voice to speak with."""
+    """Return whether this model can speak with the voice of a clip."""
     task = services.plan.tasks.get(TASK)
     return task is not None and "audio" in task.entries
 
 
 def has_reference(services: Services, body: SpeechRequest, modalities: tuple[str, ...]) -> bool:
-    """Whether a body brings a clip of the voice; ``modalities`` are those of the media that were found in it. Raises
-    400 where this model takes none."""
+    """Return whether a body brings a clip of a voice; ``modalities`` are those of the body's media. Raises 400 if this
+    model takes none."""
     if body.ref_audio is None:
         return False
     if not may_clone(services):
-        raise invalid_request("This model speaks with its own voices only.", "ref_audio", "unsupported_parameter")
+        raise invalid_request("This model cannot clone a voice.", "ref_audio", "unsupported_parameter")
     if not isinstance(body.ref_audio, ClipPart) or modalities != ("audio",):
         raise invalid_request("'ref_audio' must be a string: base64, or a data, https or http URL.", "ref_audio")
     return True
 
 
 def speech_section(services: Services, body: SpeechRequest) -> Speech:
-    """The section ``speech``. Raises 400 for what this model does not honour and for what contradicts itself."""
+    """Return the section ``speech``. Raises 400 for fields that this model does not honour, and for contradictions."""
     speech = Speech(
         text=body.input,
         voice=resolve_voice(
@@ -120,11 +120,11 @@ def speech_section(services: Services, body: SpeechRequest) -> Speech:
 
 
 def resolve_voice(services: Services, given: dict[str, str | VoiceId | None], *, cloned: bool = False) -> str:
-    """The model's own voice; ``given`` are the fields that may name it, by path. Raises 400 for an unknown one and for
-    two that differ.
+    """Return the model's own voice; ``given`` are the fields that may name it, by path. Raises 400 for an unknown voice
+    and for two different voices.
 
-    With ``cloned`` the clip decides how it sounds: clients that must name a voice name any, so one that the model does
-    not have counts as none. (One that it has goes on to it: there are models that number the speakers of a clip.)
+    With ``cloned``, the clip determines the sound: some clients have to name a voice and name any, so an unknown voice
+    counts as none. (A known voice still reaches the model: there are models that number the speakers of a clip.)
     """
     named = {param: it.id if isinstance(it, VoiceId) else it for param, it in given.items() if it is not None}
     if cloned:
@@ -136,8 +136,8 @@ def resolve_voice(services: Services, given: dict[str, str | VoiceId | None], *,
 
 
 def set_fields(services: Services, speech: Speech, given: dict[str, Any]) -> None:
-    """Put a body's fields into ``speech``. Raises 400 for one that this model does not honour; a value that changes
-    nothing is no wish, and a language is named as the model names it."""
+    """Put a body's fields into ``speech``. Raises 400 for a field that this model does not honour; a neutral value asks
+    for nothing. Languages get the model's own names."""
     for name, value in given.items():
         field = _FIELDS[name]
         if field == "language":
@@ -152,7 +152,8 @@ def set_fields(services: Services, speech: Speech, given: dict[str, Any]) -> Non
 
 
 def _settle_type(services: Services, speech: Speech) -> None:
-    """Where the voice comes from: as asked, else a clone if there is something to clone, else the model's usual way."""
+    """Decide the source of the voice: as asked, else a clone if there is something to clone, else the model's usual
+    source."""
     possible = services.plan.pipeline.task_types
     cloned = speech.reference or speech.ref_text is not None or speech.x_vector_only
     if possible or speech.task_type is not None:
@@ -165,10 +166,10 @@ def _settle_type(services: Services, speech: Speech) -> None:
             param = "ref_audio" if speech.reference else "ref_text" if speech.ref_text else "x_vector_only_mode"
             raise invalid_request(f"'{param}' belongs to task_type 'clone' (Base), not '{kind}'.", param)
         if kind == "voice_design" and not speech.instructions:
-            raise invalid_request("'voice_design' needs 'instructions': what the voice is like.", "instructions")
+            raise invalid_request("'voice_design' needs 'instructions' that describe the voice.", "instructions")
         if kind == "clone" and speech.reference and not (speech.ref_text or speech.x_vector_only):
             raise invalid_request("Cloning needs 'ref_text', or 'x_vector_only_mode': true without it.", "ref_text")
         cloned = kind == "clone"
         speech.task_type = kind
     if cloned and not speech.reference:
-        raise invalid_request("Cloning needs the clip: give 'ref_audio'.", "ref_audio", "missing_required_parameter")
+        raise invalid_request("Cloning needs a clip: give 'ref_audio'.", "ref_audio", "missing_required_parameter")

@@ -1,4 +1,4 @@
-"""Server-sent events, written with one encode or one splice per delta."""
+"""Server-sent events, with one encoding or one splice per delta."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_actors.entrypoints.openai.errors import error_body, internal_error
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 
 UNBUFFERED = ("x-accel-buffering", "no")
-"""Of every stream: nginx, which else holds an answer back until a buffer of it is full, hands it on as it comes."""
+"""Header of every stream: without it, nginx would hold the response back until a buffer is full."""
 
 HEADERS = [
     ("content-type", "text/event-stream; charset=utf-8"),
@@ -28,20 +28,20 @@ encode = msgspec.json.encode
 
 
 def event(data: bytes) -> bytes:
-    """One event of encoded JSON (which has no line breaks of its own)."""
+    """Return one event of encoded JSON, which contains no line breaks."""
     return b"data: " + data + b"\n\n"
 
 
 def error_event(info: ErrorInfo) -> bytes:
-    """The in-band error. Nothing follows it: the response then ends abnormally, never with a success marker."""
+    """Return an error as an event. Nothing follows: the response then ends abnormally, never with a success marker."""
     return event(error_body(info))
 
 
 class Base64:
-    """Base64 of a byte stream, piece by piece. The pieces joined are the encoding of the whole, and each piece alone
+    """Base64 of a byte stream, piece by piece. The joined pieces are the encoding of the whole, and each piece alone
     decodes to whole frames of ``frame`` bytes: clients may join before decoding or decode before joining.
 
-    A few bytes are held back; no call works on more than the piece that it is given.
+    A few bytes are held back; no call works on more than its own piece.
     """
 
     def __init__(self, frame: int = 1) -> None:
@@ -60,8 +60,8 @@ class Base64:
 
 
 def last_words(error: Exception, request_id: str) -> bytes:
-    """A failure while the answer is being sent, as the event that says so. What is unexpected is logged with its
-    traceback; the client gets its id."""
+    """Return the event for a failure during the response. An unexpected failure is logged with its traceback, and the
+    client gets the request id."""
     if isinstance(error, OmniError):
         log.info("failed while its answer was being sent: %s", error.info.message)
         return error_event(error.info)
@@ -70,29 +70,32 @@ def last_words(error: Exception, request_id: str) -> bytes:
 
 
 class Template:
-    """Chunks of one streamed completion: the constant parts are encoded once, each delta is one join."""
+    """Chunks of one streamed completion: the constant parts are encoded once, and each delta is one join."""
 
     def __init__(
         self, id: str, object: str, created: int, model: str, *, usage: bool, modality: str | None = None
     ) -> None:
-        """``usage`` says that a last chunk has it, and that those before have a null in its place. ``modality`` says in
-        each chunk what it brings: vLLM-Omni's clients read that, and OpenAI's do not know it."""
+        """Encode the constant parts.
+
+        With ``usage``, a last chunk has the usage and earlier chunks have a null. ``modality`` is put into each chunk:
+        vLLM-Omni's clients read it, and OpenAI's ignore it.
+        """
         fields = {"id": id, "object": object, "created": created, "model": model}
         head = encode(fields if modality is None else {**fields, "modality": modality})[:-1]
         self._head = b"data: " + head + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if usage else b"]}\n\n"
 
     def chunk(self, choice: bytes, usage: Any = None) -> bytes:
-        """A chunk of one choice, with the usage so far where each has it."""
+        """Return a chunk of one choice, with the usage so far if each chunk has it."""
         if usage is None:
             return b"".join((self._head, choice, self._tail))
         return b"".join((self._head, choice, b'],"usage":', encode(usage), b"}\n\n"))
 
     def around(self, choice: bytes) -> bytes:
-        """A chunk with the place ``%b`` of a choice left open, for the ``%`` operator: one splice per delta."""
+        """Return a chunk with a ``%b`` in its choice left open for the ``%`` operator: one splice per delta."""
         before, _, behind = choice.partition(b"%b")
         return b"%b%%b%b" % ((self._head + before).replace(b"%", b"%%"), (behind + self._tail).replace(b"%", b"%%"))
 
     def usage(self, usage: Any) -> bytes:
-        """The last chunk, with the usage and no choice."""
+        """Return the last chunk, with the usage and no choice."""
         return self.chunk(b"", usage)

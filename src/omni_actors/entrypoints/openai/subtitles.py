@@ -1,4 +1,4 @@
-"""Timed text: segments and words as the recogniser reports them, SRT and WebVTT."""
+"""Timed text: segments and words of the recogniser, as SRT and WebVTT."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Segment(msgspec.Struct, kw_only=True):
-    """OpenAI's ``TranscriptionSegment``; what the recogniser does not measure stays at a neutral value."""
+    """OpenAI's ``TranscriptionSegment``; values that the recogniser does not measure stay neutral."""
 
     id: int = 0
     seek: int = 0
@@ -27,7 +27,7 @@ class Word(msgspec.Struct, kw_only=True):
 
 
 def srt(segments: list[Segment]) -> str:
-    """Numbered blocks, comma before the milliseconds."""
+    """Return SRT: numbered blocks, with a comma before the milliseconds."""
     return "".join(
         f"{number}\n{_time(it.start, ',')} --> {_time(it.end, ',')}\n{it.text.strip()}\n\n"
         for number, it in enumerate(segments, 1)
@@ -41,7 +41,7 @@ def vtt(segments: list[Segment]) -> str:
 
 
 def _line(text: str) -> str:
-    """WebVTT gives these characters a meaning of their own."""
+    """Return a line of WebVTT, with characters escaped that have a meaning in WebVTT."""
     return text.strip().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

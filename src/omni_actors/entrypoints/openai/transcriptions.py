@@ -33,29 +33,29 @@ _SPEAKERS = "this model does not tell speakers apart."
 
 
 class TranslationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/audio/translations``; a form's ``file`` is taken out before."""
+    """The fields of ``POST /v1/audio/translations``; a form's ``file`` is taken out before."""
 
     model: str | None = None
     language: str | None = None
-    """What is spoken: a code or an English name. Empty and ``auto`` leave it to the model."""
+    """The spoken language: a code or an English name. Empty and ``auto`` leave it to the model."""
     prompt: str | None = None
     response_format: Format | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     max_completion_tokens: Count | None = None
-    """vLLM's: most tokens of the transcript."""
+    """vLLM's field: most tokens of the transcript."""
     timeout: Seconds | None = None
     priority: Priority | None = None
     input_audio: ClipPart | None = None
-    """In place of a form's file, in a JSON body (as the media process leaves it)."""
+    """The audio of a JSON body, in place of a form's file, in the form that the media process leaves."""
 
 
 class TranscriptionRequest(TranslationRequest, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/audio/transcriptions``."""
+    """The fields of ``POST /v1/audio/transcriptions``."""
 
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
     stream: bool | None = None
     stream_continuous_usage_stats: bool = False
-    """vLLM's ``stream_options`` as a form has them."""
+    """vLLM's ``stream_options``, in the form in which a form has them."""
 
     stream_include_usage: Annotated[bool | None, NoOp("The last event of a stream always has the usage.")] = None
     chunking_strategy: Annotated[Any, NoOp("The model splits long audio itself.")] = None
@@ -93,7 +93,8 @@ async def translate(services: Services, call: Call) -> Reply:
 
 
 async def _create(services: Services, call: Call, kind: type[TranslationRequest], task: str) -> Reply:
-    """The reply waits for the first event, so that a failure before it still has its status."""
+    """Transcribe or translate. The reply waits for the first event, so that an earlier failure still has its own
+    status."""
     services.task(task, inputs=("audio",), outputs=("text",))
     services.media_process()
     needs = (task, ("audio",), ("text",))
@@ -152,7 +153,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
 
 
 async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, JsonBody]:
-    """The fields, and the clip as it came, which is freed when the call is over."""
+    """Return the fields, and the undecoded clip, which is freed when the call is over."""
     read = await read_json(services, call, needs, _ANY, (), "input_audio")
     body = decode(read.json, kind)
     if body.input_audio is None or read.modalities != ("audio",):
@@ -161,7 +162,7 @@ async def _read_json(services: Services, call: Call, needs: Key, kind: type[B]) 
 
 
 async def _read_form(services: Services, call: Call, needs: Key, kind: type[B]) -> tuple[B, _File]:
-    """The fields and the file, which is freed when the call is over."""
+    """Return the fields and the file, which is freed when the call is over."""
     if not call.body.received:
         reject_early_by_head(services, call, needs)
 
@@ -216,7 +217,7 @@ async def _whole(
 async def _stream(
     services: Services, stream: RequestStream, task: str, *, counted: bool
 ) -> AsyncGenerator[bytes, None]:
-    """``counted``: each delta has the usage so far."""
+    """Yield the events of a stream; with ``counted``, each delta has the usage so far."""
     texts: list[str] = []
     tally = Tally()
     async for event in stream:

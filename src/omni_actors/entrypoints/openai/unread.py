@@ -25,14 +25,14 @@ _SENT_AS: dict[tuple[str, str], tuple[str, ...]] = {
     ("transcription", "max_tokens"): ("max_completion_tokens",),
     ("transcription", "timestamps"): ("timestamp_granularities", "response_format"),
 }
-"""Section and field → the fields of bodies that set it, where they have other names."""
+"""Fields of bodies that set a section's field under another name, by section and field."""
 
 
 def keep_read(services: Services, request: Request, body: msgspec.Struct) -> None:
-    """Leave the request only those of its sections that its stages read.
+    """Keep only the sections that the request's stages read.
 
-    Raises 400 for a field of the body that says something in another one, unless it says that in one that is read too.
-    What the route itself put into a section goes.
+    Raises 400 for a body's field that only sets an unread section. Values that the route itself put into an unread
+    section are dropped.
     """
     needed = services.needed(request.task, request.inputs, request.outputs)
     params = request.params
