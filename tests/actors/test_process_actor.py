@@ -179,7 +179,8 @@ async def test_a_full_mailbox_refuses_and_nothing_taken_is_lost() -> None:
         with trio.fail_after(20):
             while ref.depth > 7:
                 await trio.sleep(0.01)
-        assert await ref.ask("log", within=20) == ["begun", "cancelled", *range(taken)]
+        log = await ref.ask("log", within=20)
+        assert [entry for entry in log if isinstance(entry, int)] == list(range(taken))
 
 
 # --- cancellation ----------------------------------------------------------------------------------------------------
