@@ -144,7 +144,7 @@ class Chat(Workload):
 
 @dataclass(kw_only=True)
 class ChatAudio(Chat):
-    """Streamed chat completions that answer in text and speech."""
+    """Streamed chat completions with answers in text and speech."""
 
     audio: ClassVar[bool] = True
 
