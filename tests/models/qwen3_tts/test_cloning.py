@@ -159,7 +159,7 @@ def test_nothing_is_left_of_one_that_has_no_room() -> None:
 
 def test_a_limit_over_what_the_cache_holds_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's context would hold it; the memory for keys and values does not. A text alone is another matter."""
-    monkeypatch.setattr(shared("qwen3-tts"), "_max_len", 200)
+    monkeypatch.setattr(shared("qwen3-tts")._prompts, "max_len", 200)
     assert refusal("qwen3-tts", max_tokens=1_000) == ("max_new_tokens", 400)
     assert refusal("qwen3-tts", text="word " * 1_000, max_tokens=1) == ("input", 400)
 

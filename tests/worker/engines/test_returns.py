@@ -338,5 +338,5 @@ def test_a_network_that_gives_no_logits_is_named(language_model: CausalLM, made:
     adapter.decoder = NoLogits(language_model.decoder, made)  # type: ignore[assignment]
     engine: AutoregressiveEngine = engine_of(adapter, kv_blocks=8)
     with pytest.raises(OutputError) as wrong:
-        engine._runner.warm_up(engine._pool, engine._max_len)
+        engine._runner.warm_up(engine._pool, engine._prompts.max_len)
     assert words in str(wrong.value)

@@ -18,7 +18,7 @@ blocks.
 Memory and devices:
 
 - ``cache.py``, ``attention.py``: the paged KV cache: which block is whose, and attention that reads it.
-- ``graphs.py``: steps recorded once and replayed (CUDA graphs).
+- ``graphs.py``, ``capture.py``: decode steps captured once and replayed (CUDA graphs).
 - ``ranks.py``, ``rank_messages.py``: one network shared out among several processes.
 - ``disaggregation.py``: prefill in one worker and decode in another.
 

@@ -20,16 +20,17 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.collectives import ALONE, Group
-from omni_actors.worker.engine import Outbox
+from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn, PromptInput
 from omni_actors.worker.engines.autoregressive.cache import BlockPool
+from omni_actors.worker.engines.autoregressive.capture import capture_steps
 from omni_actors.worker.engines.autoregressive.checks import state_of
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.decoder import StepOutput
 from omni_actors.worker.engines.autoregressive.disaggregation import Exports, Imports, swap_of
 from omni_actors.worker.engines.autoregressive.options import EngineOptions
 from omni_actors.worker.engines.autoregressive.output import hand_out
-from omni_actors.worker.engines.autoregressive.prompts import PromptEngine
+from omni_actors.worker.engines.autoregressive.prompts import PromptTable
 from omni_actors.worker.engines.autoregressive.ranks import follow, lead
 from omni_actors.worker.engines.autoregressive.request import Request, prompt_text, resume, score
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
@@ -41,17 +42,23 @@ from omni_actors.worker.returned import flag_of
 log = logging.getLogger(__name__)
 
 
-class AutoregressiveEngine(PromptEngine):
+class AutoregressiveEngine(Engine):
     """Drives one :class:`AutoregressiveAdapter`, named by ``hello.adapter``. Options: :class:`EngineOptions`."""
-
-    totals = ("computed_tokens", "recomputed_prompt_tokens")
 
     _adapter: AutoregressiveAdapter
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
         self.options: EngineOptions = EngineOptions.of(hello)
-        self._prompt_only = self.options.role == "prefill"
+        self._prompts = PromptTable(
+            hello,
+            self.options,
+            self._forget,
+            totals=("computed_tokens", "recomputed_prompt_tokens"),
+            prompt_only=self.options.role == "prefill",
+        )
+        self._requests, self._totals = self._prompts.requests, self._prompts.totals
+        self._faults = self._prompts.faults
         self._over: dict[int, list[Choice]] = {}  # by request: choices of which an earlier attempt has told everything
         self._group: Group = ALONE
         self._exports: Exports | None = None
@@ -66,10 +73,10 @@ class AutoregressiveEngine(PromptEngine):
         self._group = adapter.group
         self.attach(adapter)
         progress("warming up", None)
-        self._runner.warm_up(self._pool, self._max_len)
-        self._record(progress)
+        self._runner.warm_up(self._pool, self._prompts.max_len)
+        capture_steps(self._runner, adapter, self._faults, self.options.max_batch, self._prompts.max_len, progress)
         return {
-            "max_model_len": self._max_len,
+            "max_model_len": self._prompts.max_len,
             "vocab_size": self._adapter.vocab_size,
             "kv_blocks": self._pool.total,
             "block_size": self._pool.block_size,
@@ -89,7 +96,7 @@ class AutoregressiveEngine(PromptEngine):
         kernels = self._faults.runtime.kernels
         self._runner = ModelRunner(adapter.decoder, blocks, options.block_size, kernels, self.followers)
         most = max(options.step_tokens, options.max_batch)
-        self._isolated = Isolated(self._runner, adapter, most, self._faults, self._token_bytes, kernels)
+        self._isolated = Isolated(self._runner, adapter, most, self._faults, self._prompts.token_bytes, kernels)
         cache = self._runner.cache
         swap = swap_of(cache) if options.role == "decode" else None
         self._scheduler = Scheduler(self._pool, options.max_batch, options.step_tokens, swap)
@@ -98,58 +105,52 @@ class AutoregressiveEngine(PromptEngine):
         elif options.role == "decode":
             self._imports = Imports(self.hello, cache, self._pool, self._scheduler)
         # A sequence alone must always fit: that is what makes preemption end.
-        self._max_len = min(adapter.max_model_len, blocks * options.block_size)
-        if self._max_len < adapter.max_model_len:
-            log.warning("the KV cache holds %d tokens: the context is cut to that", self._max_len)
-
-    def _record(self, progress: Callable[[str, float | None], None]) -> None:
-        """Let the device replay decode steps, and what follows them, where it can. Raises what says that the device is
-        lost; anything else that keeps it from that is said, and they run as they are written."""
-        graphs = self._faults.runtime.graphs()
-        if graphs is None:
-            return
-        if self.followers is not None:
-            log.info("decode steps run as they are written: other ranks take part in them")
-            return
-        progress("recording decode steps", None)
-        try:
-            count = self._runner.record(graphs, self.options.max_batch, self._max_len)
-            log.info("%d decode steps are recorded", count)
-            self._adapter.capture(graphs, self.options.max_batch)
-        except RuntimeError as error:
-            self._faults.classify(error)
-            what = "decode steps are" if self._runner.recorded is None else "what follows a decode step is"
-            log.warning("%s not recorded (%s): %s", what, type(self._adapter).__name__, error)
+        max_len = min(adapter.max_model_len, blocks * options.block_size)
+        self._prompts.attach(adapter, max_len)
+        if max_len < adapter.max_model_len:
+            log.warning("the KV cache holds %d tokens: the context is cut to that", max_len)
 
     # ---- requests
 
-    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
-        if self._imports is None:
-            return super().feed(key, port, payload, end)
-        request = self._requests[key]
-        return self._imports.feed(request, payload, end, lambda: self._limit(request))
-
-    def _open(self, request: Request) -> None:
+    def admit(self, work: Work) -> None:
+        request = self._prompts.admit(work)
         if self._imports is not None:
             request.opened = False  # its prompt comes computed
             return
-        super()._open(request)
-        if request.work.key not in self._over:
-            self._scheduler.add(request.first)
+        try:
+            self._extend(request, self._prompts.open(request))
+            if work.key not in self._over:
+                self._scheduler.add(request.first)
+        except BaseException:
+            self._prompts.remove(work.key)
+            raise
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
+        request = self._requests[key]
+        if self._imports is not None:
+            return self._imports.feed(request, payload, end, lambda: self._prompts.limit(request))
+        self._extend(request, self._prompts.feed(request, port, payload, end))
+        return True
+
+    def abort(self, key: int) -> None:
+        self._prompts.abort(key)
 
     def _extend(self, request: Request, prompt: PromptInput) -> None:
-        """It is computed as soon as it can be, also before it is whole."""
+        """More of the prompt is there. It is computed as soon as it can be, also before it is whole."""
         first = request.first
         if request.scored and not first.sealed:
             first.score = range(1, len(first.tokens) + len(prompt.tokens))
-        super()._extend(request, prompt)
+        limit = self._prompts.extend(request, prompt)
+        if limit is not None:
+            self._start(request, limit)
 
     def _start(self, request: Request, limit: int) -> None:
+        """The prompt is whole; each choice of the answer may have ``limit`` tokens."""
         first = request.first
         if self._exports is not None:
             self._exports.add(first, sampled=not request.final)
             return
-        request.choices.append(self._choice(request, first, limit))
+        request.choices.append(self._prompts.choice(request, first, limit))
         if request.sampling.n == 1:  # else when the prompt is computed, which they share
             self._resume(request)
 
@@ -164,15 +165,15 @@ class AutoregressiveEngine(PromptEngine):
                 self._scheduler.remove(choice.sequence)
         return due
 
-    def _remove(self, key: int) -> Request:
-        request = super()._remove(key)
+    def _forget(self, request: Request) -> None:
+        """A request has left: see :class:`PromptTable`."""
+        key = request.work.key
         self._over.pop(key, None)
         for half in (self._exports, self._imports):
             if half is not None:
                 half.remove(key)
         for sequence in request.sequences:
             self._scheduler.remove(sequence)
-        return request
 
     # ---- one step
 
@@ -204,7 +205,7 @@ class AutoregressiveEngine(PromptEngine):
             moved = True
             chunks = [chunk for chunk in chunks if chunk.sequence.key not in broken]
             for key, error in broken.items():
-                self._fail(key, error, out)
+                self._prompts.fail(key, error, out)
         if not chunks:
             return moved
         computed = self._isolated.compute(chunks)
@@ -215,7 +216,7 @@ class AutoregressiveEngine(PromptEngine):
         for key, error in computed.failed.items():
             self._condemn(key, error, out)
         if output is None:
-            again = partial(self._runner.warm_up, self._pool, self._max_len, most=1)
+            again = partial(self._runner.warm_up, self._pool, self._prompts.max_len, most=1)
             self._faults.self_test(again, next(iter(computed.failed.values())))
             return True
         due = self._advance(chunks, output, out)
@@ -243,11 +244,11 @@ class AutoregressiveEngine(PromptEngine):
                     if choice.closed:
                         self._scheduler.remove(choice.sequence)
             except Exception as error:
-                self._fail(key, error, out)
+                self._prompts.fail(key, error, out)
         # Only now: several choices of one request may have ended in this step.
         for key in dict.fromkeys(choice.sequence.key for choice in moved):
             if (request := self._requests.get(key)) is not None and request.done:
-                self._finish(key, request.usage, out)
+                self._prompts.finish(key, request.usage, out)
 
     def _advance(self, chunks: list[Chunk], output: StepOutput, out: Outbox) -> list[tuple[Sequence, int]]:
         """Take in what was computed: the sequences that a token is due of, with the rows of their logits."""
@@ -261,9 +262,9 @@ class AutoregressiveEngine(PromptEngine):
             chunk.sequence.advance(chunk.count, self._pool)
             try:
                 if count := len(chunk.scored):
-                    score(request, chunk, output.logits[first : first + count], self._token_bytes)
+                    score(request, chunk, output.logits[first : first + count], self._prompts.token_bytes)
             except Exception as error:
-                self._fail(request.work.key, error, out)
+                self._prompts.fail(request.work.key, error, out)
                 continue
             if chunk.sample:
                 due.append((chunk.sequence, row - 1))
@@ -280,7 +281,7 @@ class AutoregressiveEngine(PromptEngine):
             try:
                 choices = self._due(self._requests[sequence.key], sequence, logits[row : row + 1])
             except Exception as error:
-                self._fail(sequence.key, error, out)
+                self._prompts.fail(sequence.key, error, out)
                 continue
             for choice in choices:
                 if choice.limit and choice.finish_reason is None:
@@ -293,7 +294,7 @@ class AutoregressiveEngine(PromptEngine):
             return ended
         draws = self._isolated.draw(picks, output, sources)
         for key, failure in draws.failed.items():
-            self._fail(key, failure, out)
+            self._prompts.fail(key, failure, out)
         for key in {draws.picks[i][0].sequence.key for i in draws.sampled.broken}:
             self._condemn(key, OutputError("logits are not finite"), out)
         moved: list[Choice] = []
@@ -307,14 +308,14 @@ class AutoregressiveEngine(PromptEngine):
             try:
                 choice.push(token_id, logprob)
             except Exception as error:
-                self._fail(key, error, out)
+                self._prompts.fail(key, error, out)
                 continue
             moved.append(choice)
             drawn.append(Drawn(key, index, position, token_id, row, token_id in self._adapter.eos))
         self._totals["completion_tokens"] += len(moved)
         drawn = [it for it in drawn if it.key in self._requests]
         for key, failure in self._isolated.tell(drawn, output).items():
-            self._fail(key, failure, out)
+            self._prompts.fail(key, failure, out)
         return ended + moved
 
     def _due(self, request: Request, sequence: Sequence, logits: torch.Tensor) -> list[Choice]:
@@ -328,11 +329,16 @@ class AutoregressiveEngine(PromptEngine):
             copy = self._scheduler.fork(sequence, child)
             if copy is not None:
                 self._runner.copy(sequence.blocks[-1], copy)
-            request.choices.append(self._choice(request, child, choice.limit))
+            request.choices.append(self._prompts.choice(request, child, choice.limit))
         due = self._resume(request)
         for each in request.choices:
             if each.sequence.score.start == request.first.prompt_len and each.sequence.score:
-                score(request, Chunk(each.sequence, request.first.prompt_len - 1, 1, False), logits, self._token_bytes)
+                score(
+                    request,
+                    Chunk(each.sequence, request.first.prompt_len - 1, 1, False),
+                    logits,
+                    self._prompts.token_bytes,
+                )
         if request.sampling.echo:
             text = prompt_text(request, self._adapter)
             for each in due:
@@ -344,7 +350,7 @@ class AutoregressiveEngine(PromptEngine):
         bad."""
         for sequence in self._requests[key].sequences:
             self._runner.scrub(self._pool.condemn(sequence.blocks))
-        self._fail(key, error, out)
+        self._prompts.fail(key, error, out)
 
     # ---- halves of a split stage
 
@@ -354,9 +360,9 @@ class AutoregressiveEngine(PromptEngine):
             return False
         through, failed = sent
         for key in through:
-            self._finish(key, Usage(), out)  # the second half tells of the prompt
+            self._prompts.finish(key, Usage(), out)  # the second half tells of the prompt
         for key, error in failed.items():
-            self._fail(key, error, out)
+            self._prompts.fail(key, error, out)
         return True
 
     def _export(self, due: list[tuple[Sequence, int]], output: StepOutput, out: Outbox) -> None:
@@ -370,7 +376,7 @@ class AutoregressiveEngine(PromptEngine):
             try:
                 self._exports.computed(self._requests[key], output, row, state_of(self._adapter, key))
             except Exception as error:
-                self._fail(key, error, out)
+                self._prompts.fail(key, error, out)
 
     def _take_over(self, out: Outbox, ready: Callable[[int], bool]) -> bool:
         """Room is given to prompts that ask for it, and those that are there get their first token; whether any did."""
@@ -381,10 +387,10 @@ class AutoregressiveEngine(PromptEngine):
             moved = request.opened = True
             try:
                 self._adapter.import_state(request.work, handover.state)
-                request.choices.append(self._choice(request, request.first, self._limit(request)))
+                request.choices.append(self._prompts.choice(request, request.first, self._prompts.limit(request)))
                 output = handover.output(self._adapter.decoder.device)
             except Exception as error:
-                self._fail(request.work.key, error, out)
+                self._prompts.fail(request.work.key, error, out)
                 continue
             self._scheduler.adopt(request.first)
             self._deliver(self._sample([(request.first, 0)], output, out), out)
@@ -397,7 +403,7 @@ class AutoregressiveEngine(PromptEngine):
         kept for reuse are not), and those of a split stage's half. What ends in ``_total`` only grows."""
         scheduler = self._scheduler
         found = {
-            **super().counters(),
+            **self._prompts.counters(),
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "kv_blocks_used": self._pool.used,
@@ -412,5 +418,5 @@ class AutoregressiveEngine(PromptEngine):
         return found
 
     def close(self) -> None:
-        super().close()
+        self._prompts.close()
         self._group.close()

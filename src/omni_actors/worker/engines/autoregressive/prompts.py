@@ -1,18 +1,20 @@
-"""An engine of a stage that reads prompts and writes text, whatever computes the tokens between: how a request's prompt
-comes together from its admission and its ports, and how a request ends."""
+"""The requests of an engine that reads prompts and writes text: how a prompt comes together, and how a request ends.
+
+:class:`PromptTable` is the part that such engines have in common, whatever computes the tokens between. An engine owns
+one and calls it; the table calls the engine at one place only, when a request leaves.
+"""
 
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import invalid_request, overloaded
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
-from omni_actors.worker.engine import Engine, Outbox, Work
+from omni_actors.worker.engine import Outbox, Work
 from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, PromptInput
 from omni_actors.worker.engines.autoregressive.checks import prompt_of, sampling_of
 from omni_actors.worker.engines.autoregressive.choice import Choice
@@ -27,16 +29,16 @@ log = logging.getLogger(__name__)
 
 
 class PromptOptions(Protocol):
-    """What every such engine's options say."""
+    """The options that every engine with a :class:`PromptTable` has."""
 
     @property
     def max_requests(self) -> int:
-        """Most requests that it holds."""
+        """The most requests that the engine holds; one more is refused with 429."""
         ...
 
     @property
     def max_tokens(self) -> int | None:
-        """Most tokens of an answer whose request names no limit; ``None``: what the context leaves."""
+        """The most tokens of an answer whose request names no limit; ``None`` for as many as the context leaves."""
         ...
 
     @property
@@ -45,133 +47,155 @@ class PromptOptions(Protocol):
         ...
 
 
-class PromptEngine(Engine):
-    """Drives one :class:`PromptAdapter`. Subclasses set ``options``, and ``_adapter`` and ``_max_len`` (tokens of
-    prompt and answer together) when they load; they say what happens when a prompt is whole (:meth:`_start`), and what
-    else there is to forget of a request (:meth:`_remove`)."""
+class PromptTable:
+    """The requests of one engine by key, with the :class:`PromptAdapter` that reads their prompts.
 
-    constrained: ClassVar[bool] = False
-    """Whether it can keep an answer to a grammar."""
-    totals: ClassVar[tuple[str, ...]] = ()
-    """Its own counters beside those of every such engine."""
+    ``forget`` is called once for each request that leaves, whatever the reason, when it is out of the table and its
+    adapter's state is closed. ``constrained`` says whether the engine can keep an answer to a grammar, ``prompt_only``
+    whether the tokens behind a prompt are sampled elsewhere. ``totals`` names the engine's own counters.
 
-    options: PromptOptions
-    _adapter: PromptAdapter
-    _max_len: int
+    ``adapter`` and ``max_len`` (tokens of prompt and answer together) are set by :meth:`attach`, before the first
+    request.
+    """
 
-    def __init__(self, hello: Hello) -> None:
-        super().__init__(hello)
-        self._requests: dict[int, Request] = {}
-        self._order = 0  # of arrival, one number for each choice
-        self._prompt_only = False
-        """Whether tokens are sampled elsewhere."""
+    adapter: PromptAdapter
+    max_len: int
+
+    def __init__(
+        self,
+        hello: Hello,
+        options: PromptOptions,
+        forget: Callable[[Request], None],
+        *,
+        totals: tuple[str, ...] = (),
+        constrained: bool = False,
+        prompt_only: bool = False,
+    ) -> None:
+        self.requests: dict[int, Request] = {}
         common = ("steps", "prompt_tokens", "completion_tokens", "resumed_tokens", "finished", "failures", "aborted")
-        self._totals = dict.fromkeys((*common, *self.totals), 0)
-        self._faults = Faults(hello)
+        self.totals = dict.fromkeys((*common, *totals), 0)
+        self.faults = Faults(hello)
+        self._stage = hello.stage
+        self._options = options
+        self._forget = forget
+        self._constrained = constrained
+        self._prompt_only = prompt_only
+        self._order = 0  # of arrival, one number for each choice
+
+    def attach(self, adapter: PromptAdapter, max_len: int) -> None:
+        """Read prompts by this adapter, which is loaded, into at most ``max_len`` tokens with the answer."""
+        self.adapter = adapter
+        self.max_len = max_len
 
     # ---- a request's prompt
 
-    def admit(self, work: Work) -> None:
-        if len(self._requests) >= self.options.max_requests:
-            raise overloaded(f"Stage '{self.hello.stage}' holds {self.options.max_requests} requests already.")
-        adapter = self._adapter
+    def admit(self, work: Work) -> Request:
+        """Take a request into the table, without its prompt (:meth:`open`).
+
+        Raises :class:`OmniError` when the table is full (429) or the sampling parameters are invalid (400).
+        """
+        if len(self.requests) >= self._options.max_requests:
+            raise overloaded(f"Stage '{self._stage}' holds {self._options.max_requests} requests already.")
+        adapter = self.adapter
         sampling = sampling_of(adapter, adapter.sampling(work))
-        validate(sampling, adapter.vocab_size, constrained=self.constrained)
-        defaults = self.options.sampling, adapter.sampling_defaults
+        validate(sampling, adapter.vocab_size, constrained=self._constrained)
+        defaults = self._options.sampling, adapter.sampling_defaults
         choosing = resolve(sampling, *defaults, request_id=work.request_id)
         first = Sequence(work.key, 0, self._order, [], 0, sealed=False)
+        self._order += sampling.n
         request = Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
         request.scored = scores_prompt(work, sampling)
-        self._requests[work.key] = request
-        try:
-            self._open(request)
-        except BaseException:
-            self._remove(work.key)
-            raise
-        self._order += sampling.n
+        self.requests[work.key] = request
+        return request
 
-    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
-        request = self._requests[key]
+    def open(self, request: Request) -> PromptInput:
+        """Tell the adapter of a request that was just admitted; return the prompt as far as it is known."""
+        return prompt_of(self.adapter, "open", self.adapter.open(request.work))
+
+    def feed(self, request: Request, port: str, payload: Payload | None, end: bool) -> PromptInput:
+        """Give the adapter input on a port; return what the input adds to the prompt."""
         if end:
             request.open_ports.discard(port)
-        self._extend(request, prompt_of(self._adapter, "feed", self._adapter.feed(key, port, payload, end)))
-        return True
+        return prompt_of(self.adapter, "feed", self.adapter.feed(request.work.key, port, payload, end))
 
-    def _open(self, request: Request) -> None:
-        """A request that was just admitted: what is there of its prompt."""
-        self._extend(request, prompt_of(self._adapter, "open", self._adapter.open(request.work)))
+    def extend(self, request: Request, prompt: PromptInput) -> int | None:
+        """Add to a request's prompt, and check its length as soon as it is known.
 
-    def _extend(self, request: Request, prompt: PromptInput) -> None:
-        """More of the prompt is there. It is checked as soon as it is known; when it is whole, the answer begins."""
+        Returns, when the prompt is whole by this, how many tokens each choice of the answer may have; else ``None``.
+        Raises :class:`OmniError` (400) for a prompt that is empty or too long.
+        """
         first = request.first
         if first.sealed:
-            return
+            return None
         if prompt.tokens and not first.tokens:
             first.root, first.reuse = prompt.root, prompt.reuse
             request.continued, request.final, request.most = prompt.continued, prompt.final, prompt.max_tokens
         first.tokens += prompt.tokens
         first.prompt_len = len(first.tokens)
-        limit = self._limit(request)
-        if prompt.complete or not request.open_ports:
-            if not first.tokens:
-                raise invalid_request("The prompt is empty.", param=request.prompt_param)
-            first.sealed = True
-            self._totals["prompt_tokens"] += first.prompt_len
-            self._start(request, limit)
+        limit = self.limit(request)
+        if not prompt.complete and request.open_ports:
+            return None
+        if not first.tokens:
+            raise invalid_request("The prompt is empty.", param=request.prompt_param)
+        first.sealed = True
+        self.totals["prompt_tokens"] += first.prompt_len
+        return limit
 
-    @abstractmethod
-    def _start(self, request: Request, limit: int) -> None:
-        """The prompt is whole; each choice of the answer may have ``limit`` tokens."""
+    def limit(self, request: Request) -> int:
+        """The most tokens that a choice of the request may have. Raises (400) when the context is too short."""
+        return limit_of(request, self.max_len, self._options.max_tokens, prompt_only=self._prompt_only)
 
-    def _limit(self, request: Request) -> int:
-        return limit_of(request, self._max_len, self.options.max_tokens, prompt_only=self._prompt_only)
+    def choice(self, request: Request, sequence: Sequence, limit: int) -> Choice:
+        """Make a choice of a request whose prompt is whole: it follows ``sequence`` for at most ``limit`` tokens."""
+        return choice_of(request, sequence, limit, self.adapter, self._stage)
 
-    def _choice(self, request: Request, sequence: Sequence, limit: int) -> Choice:
-        return choice_of(request, sequence, limit, self._adapter, self.hello.stage)
-
-    def _token_bytes(self, token_id: int) -> bytes:
-        vocabulary = self._adapter.vocabulary
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token's text; empty where tokens are no text."""
+        vocabulary = self.adapter.vocabulary
         return b"" if vocabulary is None else vocabulary.token_bytes(token_id)
 
     # ---- its end
 
     def abort(self, key: int) -> None:
-        if key in self._requests:
-            self._totals["aborted"] += 1
-            self._remove(key)
+        """Remove a request that nobody wants any more. Unknown keys are ignored."""
+        if key in self.requests:
+            self.totals["aborted"] += 1
+            self.remove(key)
 
-    def _finish(self, key: int, usage: Usage, out: Outbox) -> None:
+    def finish(self, key: int, usage: Usage, out: Outbox) -> None:
+        """End a request with success."""
         out.finish(key, usage)
-        self._totals["finished"] += 1
-        self._remove(key)
+        self.totals["finished"] += 1
+        self.remove(key)
 
-    def _fail(self, key: int, error: Exception, out: Outbox) -> None:
-        """This request alone."""
-        info = self._faults.explain(error, self._requests[key].work.request_id)
-        self._totals["failures"] += 1
-        self._remove(key)
+    def fail(self, key: int, error: Exception, out: Outbox) -> None:
+        """End this request alone with ``error``. Raises the error again if it says that the device is lost."""
+        info = self.faults.explain(error, self.requests[key].work.request_id)
+        self.totals["failures"] += 1
+        self.remove(key)
         out.fail(key, info)
 
-    def _remove(self, key: int) -> Request:
-        """Forget a request, by whichever way it leaves, and return it."""
-        request = self._requests.pop(key)
+    def remove(self, key: int) -> None:
+        """Take a request out of the table, whatever the reason, and let adapter and engine forget it."""
+        request = self.requests.pop(key)
         if request.opened:
             try:
-                self._adapter.close(key)
+                self.adapter.close(key)
             except Exception:
                 log.exception("the request's state did not close", extra={"request": request.work.request_id})
-        return request
+        self._forget(request)
 
     # ---- the rest
 
     def counters(self) -> dict[str, float]:
-        """``requests`` held, what ends in ``_total`` and only grows, and the family's own."""
+        """``requests`` held, totals (their names end in ``_total``; they only grow), and the family's own counters."""
         return {
-            "requests": len(self._requests),
-            **{f"{name}_total": count for name, count in self._totals.items()},
-            **counters_of(self._adapter, self._adapter.counters()),
+            "requests": len(self.requests),
+            **{f"{name}_total": count for name, count in self.totals.items()},
+            **counters_of(self.adapter, self.adapter.counters()),
         }
 
     def close(self) -> None:
-        for key in list(self._requests):
-            self._remove(key)
+        """Remove every request."""
+        for key in list(self.requests):
+            self.remove(key)

@@ -43,6 +43,11 @@ class ModelRunner:
         if followers is not None:
             followers.tell(Attach(blocks, block_size))
 
+    @property
+    def shared(self) -> bool:
+        """Whether other ranks compute parts of the decoder."""
+        return self._followers is not None
+
     def copy(self, source: int, target: int) -> None:
         """Give block ``target`` the content of block ``source``."""
         if self._followers is not None:

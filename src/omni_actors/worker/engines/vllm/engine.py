@@ -17,16 +17,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable
 from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker.checks import OutputError, WarmUpError
-from omni_actors.worker.engine import Outbox
+from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, PromptInput
 from omni_actors.worker.engines.autoregressive.checks import load_facts
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.output import hand_out
-from omni_actors.worker.engines.autoregressive.prompts import PromptEngine
+from omni_actors.worker.engines.autoregressive.prompts import PromptTable
 from omni_actors.worker.engines.autoregressive.request import Request, prompt_text
 from omni_actors.worker.engines.vllm.core import Core, Media
 from omni_actors.worker.engines.vllm.options import VllmOptions
@@ -43,17 +44,18 @@ from vllm import SamplingParams
 log = logging.getLogger(__name__)
 
 
-class VllmEngine(PromptEngine):
+class VllmEngine(Engine):
     """Drives vLLM for the :class:`PromptAdapter` named by ``hello.adapter``. Options: :class:`VllmOptions`."""
 
     commands = frozenset({"sleep", "wake"})
 
-    constrained = True
-    totals = ("prefix_hit_tokens",)
+    _adapter: PromptAdapter
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
         self.options: VllmOptions = VllmOptions.of(hello)
+        self._prompts = PromptTable(hello, self.options, self._forget, totals=("prefix_hit_tokens",), constrained=True)
+        self._requests, self._totals = self._prompts.requests, self._prompts.totals
         self._computed: dict[str, tuple[Request, Choice]] = {}
         """What vLLM holds, by the name it has there."""
         self._media: dict[int, Media] = {}
@@ -68,11 +70,11 @@ class VllmEngine(PromptEngine):
         info = load_facts(self._adapter, self._adapter.load(progress))
         progress("loading the model into vLLM", None)
         self._core = Core(self.hello, self.options)
-        self._max_len = min(self._adapter.max_model_len, self._core.max_model_len)
+        self._prompts.attach(self._adapter, min(self._adapter.max_model_len, self._core.max_model_len))
         progress("warming up", None)
         self._warm_up()
         return {
-            "max_model_len": self._max_len,
+            "max_model_len": self._prompts.max_len,
             "vocab_size": self._adapter.vocab_size,
             "kv_blocks": self._core.kv_blocks,
             "block_size": self._core.block_size,
@@ -83,7 +85,7 @@ class VllmEngine(PromptEngine):
 
     def _warm_up(self) -> None:
         """A prompt and a decode: what is made at first use is made now."""
-        count = min(16, self._max_len - 2)
+        count = min(16, self._prompts.max_len - 2)
         if count > 0:
             self._core.add(
                 "warm-up",
@@ -99,23 +101,39 @@ class VllmEngine(PromptEngine):
 
     # ---- requests
 
-    def _open(self, request: Request) -> None:
-        self._core.wake()  # who sends requests wants answers
-        super()._open(request)
+    def admit(self, work: Work) -> None:
+        request = self._prompts.admit(work)
+        try:
+            self._core.wake()  # who sends requests wants answers
+            self._extend(request, self._prompts.open(request))
+        except BaseException:
+            self._prompts.remove(work.key)
+            raise
+
+    def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
+        request = self._requests[key]
+        self._extend(request, self._prompts.feed(request, port, payload, end))
+        return True
+
+    def abort(self, key: int) -> None:
+        self._prompts.abort(key)
 
     def _extend(self, request: Request, prompt: PromptInput) -> None:
+        """More of the prompt is there; when it is whole, vLLM computes it."""
         if prompt.media and not request.first.sealed:
             assert not request.first.tokens, "media, and the prompt is not whole"
             tokens, self._media[request.work.key] = self._core.look(prompt.tokens, prompt.media)
             prompt = replace(prompt, tokens=tokens)
-        super()._extend(request, prompt)
+        limit = self._prompts.extend(request, prompt)
+        if limit is not None:
+            self._start(request, limit)
 
     def _start(self, request: Request, limit: int) -> None:
         """The prompt is whole: each choice goes on where an earlier attempt has left it."""
         work, first = request.work, request.first
         for index in range(request.sampling.n):
             sequence = first if index == 0 else first.sibling(index)
-            request.choices.append(self._choice(request, sequence, limit))
+            request.choices.append(self._prompts.choice(request, sequence, limit))
         if work.prefix is not None:
             self._adapter.restore(work.key, work.prefix)
         for choice in request.choices:
@@ -161,16 +179,16 @@ class VllmEngine(PromptEngine):
         )
         self._computed[name] = (request, choice)
 
-    def _remove(self, key: int) -> Request:
-        request = super()._remove(key)
+    def _forget(self, request: Request) -> None:
+        """A request has left: see :class:`PromptTable`."""
+        key = request.work.key
         self._media.pop(key, None)
         for index in range(len(request.choices)):
             self._moved.pop((key, index), None)
-            self._forget(f"{key}.{index}")
-        return request
+            self._drop(f"{key}.{index}")
 
-    def _forget(self, name: str) -> None:
-        """Nothing more is wanted of this choice."""
+    def _drop(self, name: str) -> None:
+        """Nothing more is wanted of this choice: vLLM need not compute it."""
         self._begun.discard(name)
         if self._computed.pop(name, None) is not None:
             self._core.abort(name)
@@ -193,7 +211,7 @@ class VllmEngine(PromptEngine):
                 try:
                     self._take(output, *found)
                 except Exception as error:
-                    self._fail(found[0].work.key, error, out)
+                    self._prompts.fail(found[0].work.key, error, out)
             self._totals["steps"] += 1
             ran = True
         return self._deliver(out) or ran
@@ -204,7 +222,7 @@ class VllmEngine(PromptEngine):
         if name not in self._begun:
             self._begun.add(name)
             self._begin(output, request, choice)
-        count, token_bytes = request.sampling.logprobs, self._token_bytes
+        count, token_bytes = request.sampling.logprobs, self._prompts.token_bytes
         for place, token_id in enumerate(made.token_ids):
             if choice.finish_reason is not None or not choice.limit:
                 break
@@ -222,7 +240,7 @@ class VllmEngine(PromptEngine):
                 raise _failed(output, made.finish_reason)
             choice.end(made.finish_reason)
         elif choice.finish_reason is not None:
-            self._forget(name)
+            self._drop(name)
         self._moved[request.work.key, choice.sequence.index] = choice
 
     def _begin(self, output: Any, request: Request, choice: Choice) -> None:
@@ -233,15 +251,15 @@ class VllmEngine(PromptEngine):
             self._totals["prefix_hit_tokens"] += first.cached
         count, entries = request.sampling.logprobs or 0, output.prompt_logprobs
         if sequence.score:
-            scores = prompt_scores(sequence.tokens, sequence.score, entries, count, self._token_bytes)
+            scores = prompt_scores(sequence.tokens, sequence.score, entries, count, self._prompts.token_bytes)
             choice.scored(sequence.score.start, scores)
         if choice.completion_tokens:
             return
         known: list[TokenLogprob] = []
         if request.scored:
             tokens = sequence.tokens
-            known = [TokenLogprob(tokens[0], self._token_bytes(tokens[0]), math.nan)]
-            known += prompt_scores(tokens, range(1, first.prompt_len), entries, count, self._token_bytes)
+            known = [TokenLogprob(tokens[0], self._prompts.token_bytes(tokens[0]), math.nan)]
+            known += prompt_scores(tokens, range(1, first.prompt_len), entries, count, self._prompts.token_bytes)
         self._echo(request, choice, known)
 
     def _echo(self, request: Request, choice: Choice, scores: list[TokenLogprob]) -> None:
@@ -259,10 +277,10 @@ class VllmEngine(PromptEngine):
                     if self._moved.pop((key, choice.sequence.index), None) is not None:
                         hand_out(request, choice, self._adapter, None, out)
             except Exception as error:
-                self._fail(key, error, out)
+                self._prompts.fail(key, error, out)
                 continue
             if request.done:
-                self._finish(key, request.usage, out)
+                self._prompts.finish(key, request.usage, out)
         return bool(keys)
 
     # ---- the rest
@@ -287,7 +305,7 @@ class VllmEngine(PromptEngine):
         for reuse are not). What ends in ``_total`` only grows."""
         core = self._core
         return {
-            **super().counters(),
+            **self._prompts.counters(),
             "running": core.running,
             "waiting": core.waiting,
             "kv_blocks_used": core.kv_blocks_used,
@@ -295,7 +313,7 @@ class VllmEngine(PromptEngine):
         }
 
     def close(self) -> None:
-        super().close()
+        self._prompts.close()
         self._core.close()
 
 
