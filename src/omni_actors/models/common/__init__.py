@@ -1,1 +1,1 @@
-"""Model parts that several families share."""
+"""Model parts shared by several families."""

@@ -1,4 +1,4 @@
-"""The encoder stage of a model that hears: clips → features that stand in its decoder's prompt."""
+"""The audio encoder stage of a model with audio input: clips → features for the decoder's prompt."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ class Clip:
 
 
 class AudioTower(GenerationAdapter[Work, Clip]):
-    """Port ``audio`` takes clips (kind ``pcm``). For each it emits a payload of kind ``features``: the tensor
+    """The audio encoder stage.
+
+    Port ``audio`` takes clips (kind ``pcm``). For each clip the stage emits a payload of kind ``features``: the tensor
     ``features`` [tokens, hidden], and ``modality``, ``index``, ``tokens``, ``digest`` (of the samples) in its metadata.
 
-    A clip is encoded window by window, a step each, so that a long one delays the others by no more than that, and
-    stops when its request is aborted. One that was encoded lately is not encoded again. Options: ``max_seconds``,
+    A clip is encoded window by window, one window per step, so that a long clip delays the others by one window at
+    most, and stops when its request is aborted. A recently encoded clip is not encoded again. Options: ``max_seconds``,
     ``cache_bytes``.
     """
 
@@ -71,8 +73,8 @@ class AudioTower(GenerationAdapter[Work, Clip]):
 
     @abstractmethod
     def encode(self, samples: Samples) -> Iterator[torch.Tensor]:
-        """Features [tokens, hidden] of one clip, float32 [n] at 16 kHz, in parts that each take a moment to compute.
-        Runs in inference mode."""
+        """Yield the features [tokens, hidden] of one clip, float32 [n] at 16 kHz, in parts that each take a moment to
+        compute. Runs in inference mode."""
 
     def open(self, work: Work) -> tuple[Work, Sequence[Clip]]:
         return work, ()
@@ -97,7 +99,7 @@ class AudioTower(GenerationAdapter[Work, Clip]):
         return {"cache_hits_total": self.cache.hits, "cache_misses_total": self.cache.misses}
 
     def _pieces(self, clip: Clip) -> Iterator[Piece]:
-        """Empty pieces while there is more to compute, then the payload."""
+        """Yield empty pieces while there is more to compute, then the payload."""
         digest = hashlib.blake2b(clip.samples.data, digest_size=16).hexdigest()
         features = self.cache.get(digest)
         if features is None:

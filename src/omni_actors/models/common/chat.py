@@ -1,4 +1,4 @@
-"""From a chat to token ids, by the model's chat template."""
+"""Rendering of a chat to token ids, by the model's chat template."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 
 class Chat:
-    """A tokenizer and its chat template. With ``allow_control_tokens`` a client's text is encoded as the reference does
-    it: what reads like a control token is one."""
+    """A tokenizer and its chat template. With ``allow_control_tokens`` a client's text is encoded as the reference
+    does: text in the form of a control token becomes a control token."""
 
     def __init__(self, tokenizer: Any, *, allow_control_tokens: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -32,13 +32,13 @@ class Chat:
         """Those of any of its templates."""
 
     def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> str:
-        """The chat template's text, control tokens and all. Raises :class:`OmniError` (400) when the template refuses
-        the messages."""
+        """Return the chat template's text, control tokens included. Raises :class:`OmniError` (400) when the template
+        refuses the messages."""
         return render(self._tokenizer, prompt, messages)
 
     def encode(self, prompt: Prompt, messages: list[dict[str, Any]], text: str) -> list[int]:
-        """The ids of a chat that :meth:`render` gave as ``text``. Raises :class:`OmniError` (400) for a text of the
-        messages that cannot be kept from being a control token."""
+        """Return the ids of a chat that :meth:`render` gave as ``text``. Raises :class:`OmniError` (400) if a text of
+        the messages cannot be kept from becoming a control token."""
         sent = [*messages, prompt.chat_template_kwargs]
         if self._allow or not self.control_tokens.suspects(texts_of(sent)):
             return self._encode(text)
@@ -55,7 +55,7 @@ class Chat:
         return self._encode(text)
 
     def encode_words(self, text: str) -> list[int]:
-        """The ids of a client's text in which nothing is a control token."""
+        """Return the ids of a client's text without control tokens."""
         if self._allow or not self.control_tokens.suspects((text,)):
             return self._encode(text)
         return self.control_tokens.encode(Traced.of(text, CLIENT))
@@ -65,7 +65,8 @@ class Chat:
         return ids
 
     def _traced(self, prompt: Prompt, messages: list[dict[str, Any]], text: str) -> Traced | None:
-        """The text with the origin of each character; nothing for a template whose operations cannot be followed."""
+        """Return the text with the origin of each character; ``None`` for a template whose operations cannot be
+        followed."""
         try:
             made = render_traced(
                 self._tokenizer.get_chat_template(tools=prompt.chat_template_kwargs.get("tools")),
@@ -85,7 +86,7 @@ _WORDS = frozenset(("role", "content", "type", "text", "image", "audio", "video"
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a value that a client sent, keys of mappings too, except a known role and type."""
+    """Yield every text in a client's value, keys of mappings too, except a known role and type."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -100,8 +101,8 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def render(tokenizer: Any, prompt: Prompt, messages: list[dict[str, Any]]) -> str:
-    """The chat template's text, special tokens and all. Raises :class:`OmniError` (400) when the template refuses the
-    messages."""
+    """Return the chat template's text, special tokens included. Raises :class:`OmniError` (400) when the template
+    refuses the messages."""
     if tokenizer.chat_template is None:
         raise invalid_request("This model has no chat template: use the completions route.", param="messages")
     if prompt.chat_template_kwargs:
@@ -127,14 +128,14 @@ def reserved_variables(tokenizer: Any) -> set[str]:
 
 
 def _check_variables(tokenizer: Any, given: Mapping[str, Any]) -> None:
-    """Raises 400 for what is no variable of the template but an argument of its rendering. Above all a request brings
-    no template of its own: one nested loop would hold the worker for hours."""
+    """Raise 400 for a variable that is an argument of the template's rendering instead. Above all a request brings no
+    template of its own: one nested loop would hold the worker for hours."""
     for name in given.keys() & reserved_variables(tokenizer):
         raise invalid_request(f"'{name}' is not a variable of the chat template.", f"chat_template_kwargs.{name}")
 
 
 def templates_of(tokenizer: Any) -> dict[str, str]:
-    """A tokenizer's chat templates by name; most have one, or none."""
+    """Return a tokenizer's chat templates by name; most tokenizers have one, or none."""
     found = tokenizer.chat_template
     if found is None:
         return {}
@@ -142,7 +143,7 @@ def templates_of(tokenizer: Any) -> dict[str, str]:
 
 
 def read_template(path: str) -> str:
-    """The chat template in a file of its own. Raises :class:`OmniError` (500) for a file that cannot be read."""
+    """Return the chat template in a file of its own. Raises :class:`OmniError` (500) for a file that cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -150,8 +151,8 @@ def read_template(path: str) -> str:
 
 
 def check_templates(tokenizer: Any, source: str) -> None:
-    """Raises :class:`OmniError` (500) for a chat template with a mistake in its syntax. ``source`` is the file or the
-    folder that it is from."""
+    """Raise :class:`OmniError` (500) for a chat template with a syntax error. ``source`` is the file or folder of the
+    template."""
     for name, template in templates_of(tokenizer).items():
         try:
             TracedEnvironment().from_string(template)
@@ -162,7 +163,7 @@ def check_templates(tokenizer: Any, source: str) -> None:
 
 
 def _file(source: str) -> Path:
-    """The file that a folder keeps its chat template in."""
+    """Return the file of a folder's chat template."""
     place = Path(source)
     for name in _FILES if place.is_dir() else ():
         try:

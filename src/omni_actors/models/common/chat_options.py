@@ -1,4 +1,4 @@
-"""Options that a deploy file may set on a stage that reads chats."""
+"""Options of a stage that reads chats, as a deploy file may set them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Codec decoders of Qwen's kind, a piece at a time: each frame is decoded once, its trace remembered.
+"""Codec decoders of Qwen's kind, decoded piece by piece: each frame is decoded once, and its state remembered.
 
 Such a decoder is a transformer whose layers see a window of frames, then convolutions that look back, with transposed
-ones between them. A layer needs of the past its window's keys and values, a convolution the end of its input. These
-make up a stream's memory, one flat row, so that streams that go on together are one batch. Nothing is rounded otherwise
-than in the whole but by the products' shapes.
+ones between them. From the past a layer needs its window's keys and values, and a convolution the end of its input.
+These values make up a stream's memory, one flat row, so that streams that continue together are one batch. Rounding
+differs from decoding in one go only by the products' shapes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from omni_actors.platforms.runtime.kernels import Kernels
 
 
 class RememberingDecoder:
-    """``embed`` makes [batch, width, frames] of codes, each frame by itself. ``before`` (convolutions), ``transformer``
-    and ``blocks`` (convolutions), in this order, are the model's own modules, whose weights are used as they are, by
-    ``kernels``."""
+    """A decoder that remembers its streams.
+
+    ``embed`` makes [batch, width, frames] of codes, each frame by itself. ``before`` (convolutions), ``transformer``
+    and ``blocks`` (convolutions), in this order, are the model's own modules, whose weights are used unchanged, by
+    ``kernels``.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class RememberingDecoder:
 
     @torch.inference_mode()
     def fresh(self, groups: int, device: torch.device | str) -> torch.Tensor:
-        """The memory [size] of a stream that has not begun."""
+        """Return the memory [size] of a stream that has not begun."""
         if self._memory is None:
             codes = torch.zeros(1, 2, groups, dtype=torch.int64, device=device)
             dry = _Pass(None, True)
@@ -52,9 +55,12 @@ class RememberingDecoder:
     def __call__(
         self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next frames of some streams: ``codes`` int64 [batch, frames, groups], which are frames ``begins`` int64
-        [batch] and on, and what they remember [batch, size] → samples [batch, n] that are certain now, and what they
-        remember from here on. ``fresh`` says that all of them begin; then the first samples are fewer."""
+        """Decode the next frames of some streams.
+
+        ``codes`` int64 [batch, frames, groups] are the frames from ``begins`` int64 [batch] on, with the streams'
+        memories [batch, size]. Returns the samples [batch, n] that are final now, and the memories after these frames.
+        ``fresh`` says that all streams begin here; then the first samples are fewer.
+        """
         run = _Pass(memories, fresh)
         samples = self._run(codes, begins, run)
         return samples, run.memories()
@@ -63,8 +69,8 @@ class RememberingDecoder:
     def recall(
         self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool, last: int
     ) -> torch.Tensor:
-        """What they remember then, without the samples. The convolutions behind the transformer see no more than
-        ``last`` frames."""
+        """Return the memories after some frames, without the samples. The convolutions behind the transformer see no
+        more than ``last`` frames."""
         run = _Pass(memories, fresh)
         x = self._attend(self._before(self._embed(codes), run).transpose(1, 2), begins, run).transpose(1, 2)
         if x.shape[2] > last:
@@ -110,7 +116,7 @@ class RememberingDecoder:
 
 
 class _Pass:
-    """One pass: memories are read and written in the order in which the modules come."""
+    """One pass: memories are read and written in the order of the modules."""
 
     def __init__(self, old: torch.Tensor | None, fresh: bool) -> None:
         self.fresh = fresh
@@ -119,7 +125,7 @@ class _Pass:
         self._new: list[torch.Tensor] = []
 
     def take(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        """The next part [batch, *shape] of what is remembered; zeros where nothing is, as before a stream's begin."""
+        """Return the next part [batch, *shape] of the memories; zeros before a stream's begin."""
         if self._old is None:
             return like.new_zeros(len(like), *shape)
         size = int(torch.Size(shape).numel())
@@ -131,12 +137,12 @@ class _Pass:
         self._new.append(part.flatten(1))
 
     def memories(self) -> torch.Tensor:
-        """[batch, size]"""
+        """The new memories [batch, size]."""
         return torch.cat(self._new, 1)
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of [batch, heads, frames, head_dim]."""
+    """Return rotary embedding of [batch, heads, frames, head_dim]."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
@@ -150,7 +156,7 @@ def _steps(blocks: Iterable[Any], kernels: Kernels) -> list[Step]:
 
 
 def _step(block: Any, kernels: Kernels) -> Step:
-    """What a module does, by what it is made of."""
+    """Return the operation of a module, by its type."""
     if isinstance(block, nn.ModuleList):
         return _chain(_steps(block, kernels))
     if hasattr(block, "block"):
@@ -179,7 +185,7 @@ def _chain(steps: list[Step]) -> Step:
 
 
 def _snake(block: Any) -> Step:
-    """x + sin²(αx) / β, with both on a logarithmic scale."""
+    """Return x + sin²(αx) / β, with both parameters on a logarithmic scale."""
     alpha = block.alpha.detach().exp().view(1, -1, 1)
     scale = 1 / (block.beta.detach().exp().view(1, -1, 1) + block.no_div_by_zero)
     return lambda x, run: torch.addcmul(x, scale, torch.sin(x * alpha).square_())
@@ -197,7 +203,7 @@ def _conv_next(block: Any, kernels: Kernels) -> Step:
 
 
 def _convolution(conv: nn.Conv1d, kernels: Kernels) -> Step:
-    """A convolution that looks back over what is remembered."""
+    """Return a convolution that looks back over the memory."""
     kernel, dilation, channels = conv.kernel_size[0], conv.dilation[0], conv.in_channels
     past = (kernel - 1) * dilation
     assert conv.stride[0] == 1
@@ -222,8 +228,8 @@ def _convolution(conv: nn.Conv1d, kernels: Kernels) -> Step:
 
 
 def _transposed(module: Any) -> Step:
-    """A transposed convolution: each step's own outputs, together with the step before it. One that leaves out its
-    first outputs (it looks one step ahead) does so where the stream begins."""
+    """Return a transposed convolution: each step's own outputs, together with those of the step before. A convolution
+    that leaves out its first outputs (with one step of lookahead) does so at the begin of the stream."""
     conv: nn.ConvTranspose1d = module.conv
     stride = conv.stride[0]
     overlap = conv.kernel_size[0] - stride

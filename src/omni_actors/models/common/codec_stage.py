@@ -1,9 +1,9 @@
-"""The stage that turns a talker's frames into samples while they come, for codecs that remember.
+"""The stage that turns a talker's frames into samples as they arrive, for codecs that remember.
 
-Each request has a :class:`SampleStream` of its own, which keeps what the codec must know of the frames before (keys and
+Each request has a :class:`SampleStream` of its own, which keeps the codec's state of the frames before (keys and
 values, the past of its convolutions). So a frame is decoded once, and however far the codec looks back, the samples are
-those of the whole. For codecs that only look a few frames around see :mod:`omni_actors.worker.engines.oneshot.codec`,
-which decodes windows of several requests at once.
+those of decoding in one go. For codecs that only look a few frames around see
+:mod:`omni_actors.worker.engines.oneshot.codec`, which decodes windows of several requests at once.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from omni_actors.worker.engines.oneshot.ramp import Ramp
 
 
 class SampleStream(Protocol):
-    """Decodes frames from the first to the last. What comes out does not depend on how it is cut, within 1e-4 of full
-    scale."""
+    """A decoder of frames from the first to the last. The output does not depend on the cutting of the input, within
+    1e-4 of full scale."""
 
     def push(self, frames: torch.Tensor) -> torch.Tensor:
-        """The next frames [n, width], n > 0, on the stage's device → their samples [m]."""
+        """Decode the next frames [n, width], n > 0, on the stage's device, and return their samples [m]."""
         ...
 
 
 @dataclass(slots=True)
 class Segment:
-    """Frames that belong together. Those that wait are in ``held``."""
+    """Frames that belong together. Waiting frames are in ``held``."""
 
     stream: SampleStream
     held: list[Frames] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Decoding:
-    """One request's state. The last of ``segments`` is the one that frames are added to."""
+    """One request's state. Frames are added to the last of ``segments``."""
 
     work: Work
     ramp: Ramp
@@ -65,8 +65,8 @@ class Decoding:
 
 
 class CodecStage(GenerationAdapter[Decoding, Decoding]):
-    """A family gives :meth:`start` (load) and :meth:`stream`. Options: those of
-    :mod:`omni_actors.worker.engines.oneshot.options`, but for the context."""
+    """The codec stage. A family implements :meth:`start` (load) and :meth:`stream`. Options: those of
+    :mod:`omni_actors.worker.engines.oneshot.options`, except the context."""
 
     frames: ClassVar[str]
     """The name of the payloads' one tensor, [frames, width]."""
@@ -92,7 +92,7 @@ class CodecStage(GenerationAdapter[Decoding, Decoding]):
 
     @abstractmethod
     def stream(self) -> SampleStream:
-        """The decoder of frames that begin anew."""
+        """Return a decoder for frames that begin anew."""
 
     def open(self, work: Work) -> tuple[Decoding, Sequence[Decoding]]:
         options, speech = self._options, work.params.get("speech")

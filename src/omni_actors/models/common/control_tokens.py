@@ -1,9 +1,9 @@
-"""Which tokens of a tokenizer are control tokens, and ids of a chat in which no client's text becomes one.
+"""Control tokens of a tokenizer, and ids of a chat in which no client's text becomes one.
 
-A control token is an added token that a model takes as a mark and not as words: every special one, those that the
-checkpoint lists as ``chat_control_tokens``, those that its chat template writes or looks for (``<think>``,
-``<tool_call>``), and those that are written like ``<|this|>``. Added tokens that only abbreviate text (Gemma's runs of
-line breaks and tags of HTML) are none: such a text's ids are those of the reference.
+A control token is an added token that a model reads as a mark and not as words: every special token, the checkpoint's
+``chat_control_tokens``, the tokens that its chat template writes or looks for (``<think>``, ``<tool_call>``), and
+tokens written like ``<|this|>``. Added tokens that only abbreviate text (Gemma's runs of line breaks and tags of HTML)
+are not control tokens: such a text's ids are those of the reference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ cut, which is no token in the end. No character of theirs means anything to anyb
 
 
 class Unsure(Exception):
-    """The template does with a text what is not followed, and a control token came out of that."""
+    """The template did an untracked operation on a text, and a control token came out of the operation."""
 
 
 class ControlTokens:
@@ -57,8 +57,8 @@ class ControlTokens:
         self._own, self._cut = map(self._plain.token_to_id, (_OWN, _CUT))
 
     def suspects(self, texts: Iterable[str]) -> bool:
-        """Whether a control token could come about by these texts of a client's, alone or together with what stands
-        around them: one holds a character with which a control token begins or ends, or is a piece of one."""
+        """Return whether these texts of a client could form a control token, alone or together with the text around: a
+        text holds a character with which a control token begins or ends, or is a piece of one."""
         return any(map(self._suspects, texts))
 
     def _suspects(self, text: str) -> bool:
@@ -70,13 +70,13 @@ class ControlTokens:
         return bool(bare) and any(bare in control for control in self.texts.values())
 
     def held_by(self, texts: Iterable[str]) -> str | None:
-        """A control token that one of these texts holds whole, if there is one."""
+        """Return a control token that one of these texts holds whole, or ``None``."""
         return next((control for text in texts for control in self.texts.values() if control in text), None)
 
     def encode(self, text: Traced) -> list[int]:
-        """The ids of a chat: those of the tokenizer, except that a control token with a character of a client's is
-        encoded as words. Raises :class:`Unsure` where nobody can say whose one is, and 400 for one that cannot be
-        words."""
+        """Return the ids of a chat: those of the tokenizer, except that a control token with a character from a client
+        is encoded as words. Raises :class:`Unsure` if the author of a control token cannot be told, and 400 for a token
+        that cannot be encoded as words."""
         made = self._tokenizer(text.plain, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = made["input_ids"]
         places = list(self._controls(ids, made["offset_mapping"], text.plain))
@@ -89,14 +89,14 @@ class ControlTokens:
     def _controls(
         self, ids: Iterable[int], offsets: Iterable[tuple[int, int]], text: str
     ) -> Iterator[tuple[int, int, int]]:
-        """The control tokens among a text's ids, each as (id, begin, end). The id for what a model does not know is one
-        only where its own name is written."""
+        """Yield the control tokens among a text's ids, each as (id, begin, end). The id for unknown text counts only
+        where its own name is written."""
         for id_, (begin, end) in zip(ids, offsets, strict=True):
             if id_ in self.texts and (id_ != self._unknown or text[begin:end].strip() == self.texts[id_]):
                 yield id_, begin, end
 
     def _encode_words(self, text: Traced, own: list[tuple[int, int, int]]) -> list[int]:
-        """The ids of a text whose only control tokens are these, each as (id, begin, end)."""
+        """Return the ids of a text whose only control tokens are these, each as (id, begin, end)."""
         if _OWN in text or _CUT in text:
             raise invalid_request("A text holds characters that mean nothing.", "messages")
         pieces: list[str] = []
@@ -109,7 +109,8 @@ class ControlTokens:
         return [next(controls) if id_ == self._own else self._meant.get(id_, id_) for id_ in ids if id_ != self._cut]
 
     def _cut_in_two(self, text: str) -> list[int]:
-        """Ids of the second tokenizer. Where its model knows the text of a control token as a word, that is cut."""
+        """Return ids of the second tokenizer. If its model knows the text of a control token as a word, that word is
+        cut."""
         while True:
             made = self._plain.encode(text, add_special_tokens=False)
             known = [
@@ -131,12 +132,12 @@ class ControlTokens:
 
 
 def _origins(text: Traced, begin: int, end: int) -> bytes:
-    """Origins of a token's characters, without the white space that it may have swallowed."""
+    """Return the origins of a token's characters, without white space that the token may have swallowed."""
     return text[begin:end].strip().origins
 
 
 def _words_only(backend: Tokenizer, kept: Iterable[AddedToken]) -> Tokenizer:
-    """A tokenizer with the same model (shared, not copied) that knows only these added tokens, :data:`_OWN` and
+    """Return a tokenizer with the same model (shared, not copied) that knows only these added tokens, :data:`_OWN` and
     :data:`_CUT`."""
     made = Tokenizer(backend.model)
     if backend.normalizer is not None:

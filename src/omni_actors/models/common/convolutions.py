@@ -1,4 +1,4 @@
-"""How far a stack of convolutions looks: what a window of its input must hold beside what is wanted of its output."""
+"""The receptive field of a stack of convolutions: the frames that a window of input needs around the wanted output."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 
 def reach(stack: Any, *, causal: bool) -> tuple[int, int, int]:
-    """What one frame of a decoder's input becomes, and what it needs: samples per frame, and how many frames before and
-    behind a frame have a part in its samples.
+    """Return the samples per frame of a decoder's input, and how many frames before and behind a frame have a part in
+    its samples.
 
     ``stack`` is a module whose convolutions, in the order of ``modules()``, follow one another (those beside a residual
-    path count as if they followed: the result is then too large, never too small). ``causal`` says that each looks
-    back only, whatever its own padding says: such modules pad, and trim, around the convolution.
+    path count as if they followed: the result is then too large, never too small). ``causal`` says that each
+    convolution looks back only, whatever its own padding says: such modules pad, and trim, around the convolution.
     """
     rate = Fraction(1)  # samples per frame of what the next convolution reads
     before = behind = Fraction(0)

@@ -1,4 +1,4 @@
-"""A code predictor: the small transformer that adds a frame's residual codes to its first one.
+"""A code predictor: the small transformer that adds a frame's residual codes to its first code.
 
 A codec frame has several codes. The talker samples the first; this network, conditioned on the talker's hidden state,
 samples the others one after the other. Its whole context is one frame, so it runs to its end between two steps of the
@@ -27,7 +27,7 @@ _ALL = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class DepthSampling:
-    """How residual codes are drawn: greedily at temperature 0. ``top_k`` 0 and ``top_p`` 1 are off."""
+    """Sampling parameters of the residual codes: greedy at temperature 0. ``top_k`` 0 and ``top_p`` 1 are off."""
 
     temperature: float = 1.0
     top_k: int = 50
@@ -40,7 +40,7 @@ class DepthSampling:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Whose frame it is: its residual codes are a function of (seed, position) and their logits alone."""
+    """The identity of a frame: its residual codes are a function of (seed, position) and their logits alone."""
 
     sampling: DepthSampling
     seed: int
@@ -48,8 +48,11 @@ class Draw:
 
 
 class DepthDecoder:
-    """``embeddings[i]`` and ``heads[i]`` are those of residual code ``i`` (from 0). ``project`` brings inputs of the
-    talker's width to the network's own, where they differ."""
+    """The code predictor.
+
+    ``embeddings[i]`` and ``heads[i]`` are those of residual code ``i`` (from 0). ``project`` maps inputs of the
+    talker's width to the network's own, if the widths differ.
+    """
 
     def __init__(
         self,
@@ -70,8 +73,8 @@ class DepthDecoder:
 
     @torch.inference_mode()
     def record(self, graphs: Graphs, most: int) -> None:
-        """Record what is computed for up to ``most`` frames, greedily and not. Raises RuntimeError where that cannot
-        be."""
+        """Capture the computation for up to ``most`` frames as graphs, greedily and not. Raises RuntimeError if graphs
+        are not possible."""
         frame = self._embeddings[0].new_zeros(1, self._embeddings[0].shape[1])
         columns = self._columns([Draw(DepthSampling(), 0, 0)], frame.device)
         assert columns is not None
@@ -88,9 +91,11 @@ class DepthDecoder:
     def __call__(
         self, hidden: torch.Tensor, first: torch.Tensor, draws: Sequence[Draw]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``hidden`` [frames, width] of the talker and ``first`` [frames, width], the embeddings of the first codes →
-        residual codes int64 [frames, residuals] and the sum [frames, width] of their embeddings. Raises
-        :class:`OutputError` for states that are not finite, of which any code could come."""
+        """Return residual codes int64 [frames, residuals] and the sum [frames, width] of their embeddings.
+
+        ``hidden`` [frames, width] are the talker's states and ``first`` [frames, width] the embeddings of the first
+        codes. Raises :class:`OutputError` for states that are not finite, from which any code could come.
+        """
         columns = self._columns(draws, hidden.device)
         recorded = self._recorded.get(columns is not None)
         made = None if recorded is None else recorded(hidden, first, *(columns or ()))
@@ -102,7 +107,8 @@ class DepthDecoder:
     def _compute(
         self, hidden: torch.Tensor, first: torch.Tensor, columns: tuple[torch.Tensor, ...] | None
     ) -> tuple[torch.Tensor, ...]:
-        """Codes, the sum of their embeddings, and a sum of all states by frame. Waits for nothing."""
+        """Return the codes, the sum of their embeddings, and a sum of all states by frame. Does not wait for the
+        device."""
         count = len(hidden)
         layers = self._layers
         attention = _FrameAttention(layers, count, len(self._heads) + 1)
@@ -126,15 +132,15 @@ class DepthDecoder:
         return torch.stack(codes, 1), total, sums
 
     def embed(self, residuals: torch.Tensor) -> torch.Tensor:
-        """The sum [frames, width] of the embeddings of residual codes int64 [frames, residuals], as they are summed
-        when the codes are chosen."""
+        """Return the sum [frames, width] of the embeddings of residual codes int64 [frames, residuals], summed in the
+        same order as when the codes are chosen."""
         total = torch.zeros_like(F.embedding(residuals[:, 0], self._embeddings[0]))
         for i, embeddings in enumerate(self._embeddings):
             total += F.embedding(residuals[:, i], embeddings)
         return total
 
     def _columns(self, draws: Sequence[Draw], device: torch.device) -> tuple[torch.Tensor, ...] | None:
-        """What :func:`_draw` reads of each frame; none if all are greedy."""
+        """Return the columns that :func:`_draw` reads of each frame; ``None`` if all frames are greedy."""
         if all(draw.sampling.greedy for draw in draws):
             return None
         uniform = [
@@ -145,7 +151,7 @@ class DepthDecoder:
 
 
 class _FrameAttention:
-    """:class:`~omni_actors.worker.engines.autoregressive.decoder.Attention` over frames of equal length: a dense
+    """:class:`~omni_actors.worker.engines.autoregressive.decoder.Attention` over frames of equal length, with a dense
     cache."""
 
     def __init__(self, layers: Layers, count: int, length: int) -> None:
@@ -186,8 +192,8 @@ class _FrameAttention:
 def columns_of(
     uniform: np.ndarray, settings: Sequence[DepthSampling], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """``uniform`` float32 [frames, residuals] are the numbers in [0, 1) that decide each frame's codes. Beside them:
-    temperatures, counts and masses [frames, 1], and which frames are greedy."""
+    """Return the columns of :func:`_draw`: ``uniform`` float32 [frames, residuals] in [0, 1), which decides each
+    frame's codes; temperatures, counts and masses [frames, 1]; and the greedy frames."""
     settled = [(it.temperature, it.top_k or _ALL, it.top_p) for it in settings]
     temperature, top_k, top_p = torch.tensor(settled, device=device).unsqueeze(-1).unbind(1)
     greedy = torch.tensor([it.greedy for it in settings], device=device).unsqueeze(-1)
@@ -203,7 +209,8 @@ def _draw(
     top_p: torch.Tensor,
     greedy: torch.Tensor,
 ) -> torch.Tensor:
-    """The ``place``-th code per row, by inverting the cumulative distribution over codes from the likeliest down."""
+    """Return the ``place``-th code per row, by inverting the cumulative distribution over codes from the likeliest
+    down."""
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = torch.softmax(ranked / temperature.clamp_min(1e-5), -1)
     probabilities = probabilities * (torch.arange(logits.shape[1], device=logits.device) < top_k)

@@ -1,4 +1,4 @@
-"""Token embeddings that the ranks of a replica may have in parts."""
+"""Token embeddings that may be divided over the ranks of a replica."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from omni_actors.worker.collectives import Group
 
 
 def embed(tokens: torch.Tensor, table: torch.Tensor, group: Group) -> torch.Tensor:
-    """[tokens] → [tokens, width]. ``table`` is this rank's part of the vocabulary, as many rows at each rank: a token
-    is in one of them, and zero in the others."""
+    """Return embeddings [tokens, width] of [tokens]. ``table`` is this rank's part of the vocabulary, with the same
+    number of rows at each rank: a token is in the part of one rank, and zero at the others."""
     if group.size == 1:
         return F.embedding(tokens, table)
     rows = table.shape[0]

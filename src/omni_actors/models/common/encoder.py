@@ -1,12 +1,12 @@
-"""The encoder stage of a model that sees and hears: images, clips and videos to the features that stand in its prompt.
+"""The encoder stage of a multimodal model: images, clips and videos to features for the prompt.
 
-Each medium becomes one payload of kind ``features``: tensor ``features`` [tokens, width] (and ``deepstack``
-[levels, tokens, width] where the family has it, ``audio`` [tokens, width] for a video with sound); in its metadata what
-:class:`~omni_actors.models.common.multimodal.Medium` holds, ``grid`` only of images and videos, ``second_per_grid`` and
-``audio_tokens`` only of videos.
+Each medium becomes one payload of kind ``features``: tensor ``features`` [tokens, width] (and ``deepstack`` [levels,
+tokens, width] in families with deep features, ``audio`` [tokens, width] for a video with sound); its metadata holds the
+fields of :class:`~omni_actors.models.common.multimodal.Medium`, ``grid`` only for images and videos,
+``second_per_grid`` and ``audio_tokens`` only for videos.
 
-Features do not depend on what else is encoded: images share a batch, since each attends to itself alone, and clips
-where the family says that they may. A medium that was encoded lately is not encoded again.
+Features do not depend on other media of the batch: images share a batch, since each attends to itself alone, and so do
+clips, where the family allows it. A recently encoded medium is not encoded again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Features = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One medium, as it came: of kind ``image`` (``pixels``), ``pcm`` (``samples``) or ``video`` (``frames``, and
-    ``samples`` if it has sound). ``digest`` is of its bytes."""
+    """One medium in its original form: of kind ``image`` (``pixels``), ``pcm`` (``samples``) or ``video`` (``frames``,
+    and ``samples`` if it has sound). ``digest`` is of its bytes."""
 
     payload: Payload
     digest: str
@@ -59,7 +59,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a medium became: tensors on the host, and the part of the metadata that says what they are."""
+    """The encoding of a medium: tensors on the host, and their part of the metadata."""
 
     tensors: Features
     facts: dict[str, Any]
@@ -70,12 +70,13 @@ class Encoded:
 
     @property
     def finite(self) -> bool:
-        """Whether they are numbers. Others are kept for nobody."""
+        """Whether all numbers are finite. Other encodings are not cached."""
         return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
 
 
 class MediaEncoder(GenerationAdapter[Work, Item]):
-    """A family sets ``vision`` in :meth:`build`, and gives :meth:`look` and :meth:`listen`. Option: ``cache_bytes``."""
+    """The encoder stage. A family sets ``vision`` in :meth:`build`, and implements :meth:`look` and :meth:`listen`.
+    Option: ``cache_bytes``."""
 
     vision: Vision
 
@@ -84,7 +85,8 @@ class MediaEncoder(GenerationAdapter[Work, Item]):
         self.cache: ByteCache[str, Encoded] = ByteCache(hello.options.get("cache_bytes", 64 << 20))
 
     def sight(self, folder: str, size: Mapping[str, int]) -> Vision:
-        """Turns pictures into patches, within the options' bounds. ``size`` is the processor's of a video's frames."""
+        """Return a converter of pictures into patches, within the options' bounds. ``size`` is the processor's of a
+        video's frames."""
         options = self.hello.options
         most = (options.get("image_max_pixels"), options.get("video_max_pixels"))
         return Vision(folder, (size["shortest_edge"], size["longest_edge"]), most)
@@ -95,14 +97,14 @@ class MediaEncoder(GenerationAdapter[Work, Item]):
 
     @abstractmethod
     def look(self, pictures: Sequence[Patches]) -> list[Features]:
-        """Features of images and videos, in one pass. Called in inference mode, like the next."""
+        """Return features of images and videos, in one pass. Called in inference mode, as :meth:`listen` is."""
 
     @abstractmethod
     def listen(self, clips: Sequence[Samples]) -> list[torch.Tensor]:
-        """Features [tokens, width] of clips (float32 [n] at 16 kHz) that :meth:`together` lets share a pass."""
+        """Return features [tokens, width] of clips (float32 [n] at 16 kHz) that :meth:`together` lets share a pass."""
 
     def together(self, samples: Samples) -> bool:
-        """Whether this clip's features are the same beside others."""
+        """Return whether this clip's features are the same beside others."""
         return False
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
@@ -202,7 +204,7 @@ class MediaEncoder(GenerationAdapter[Work, Item]):
 
 
 def digest_of(payload: Payload) -> str:
-    """Names a medium's content: two that are encoded alike have the same, any others different ones."""
+    """Return a digest of a medium's content: equal for two media that are encoded alike, and different otherwise."""
     digest = hashlib.blake2b(repr((payload.kind, payload.meta.get("fps"))).encode(), digest_size=16)
     for name, tensor in sorted(payload.tensors.items()):
         digest.update(f"{name}{tensor.dtype}{tensor.shape}".encode())

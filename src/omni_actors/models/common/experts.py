@@ -14,14 +14,14 @@ times faster at few."""
 
 
 class Experts:
-    """Each token goes to the ``top_k`` experts that ``router`` [experts, width] scores highest.
+    """A mixture of experts: each token goes to the ``top_k`` experts that ``router`` [experts, width] scores highest.
 
     ``gate_up`` is [experts, 2 * inner, width], ``down`` [experts, width, inner]. Probabilities are computed in float32;
-    ``normalize`` makes those of a token's experts sum to one. Many tokens go through their experts by the platform's
-    product.
+    ``normalize`` makes the probabilities of a token's experts sum to one. Many tokens go through their experts by the
+    platform's product.
 
-    ``gate_up`` and ``down`` may be those of some experts alone, from number ``first`` on: what the others make of a
-    token is left out then.
+    ``gate_up`` and ``down`` may belong to some experts alone, from number ``first`` on: the output of other experts is
+    left out in that case.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Experts:
         self._work = self._count * inner * width
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, width] → [tokens, width]."""
+        """Map [tokens, width] to [tokens, width]."""
         probabilities = torch.softmax(F.linear(x, self._router), -1, dtype=torch.float32)
         weights, chosen = probabilities.topk(self._top_k, -1)
         if self._normalize:
@@ -72,8 +72,8 @@ class Experts:
         return self._sorted(x, weights, flat, flat.argsort(stable=True))
 
     def _sorted(self, x: torch.Tensor, weights: torch.Tensor, flat: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-        """``flat`` are the experts (counted from the first of its own on) that tokens go to, and ``order`` the places
-        of these among all choices of all tokens, expert by expert."""
+        """Return ``flat``, the experts of the tokens (counted from this rank's first), and ``order``, their places
+        among all choices of all tokens, expert by expert."""
         token = torch.div(order, self._top_k, rounding_mode="floor")
         # Not bincount, which waits for the device.
         counts = flat.new_zeros(self._count).scatter_add_(0, flat, torch.ones_like(flat))

@@ -1,4 +1,5 @@
-"""A text decoder whose prompts hold more than text: at some places stand features of images, sound or video."""
+"""A text decoder for prompts with features: at some places features of images, sound or video replace token
+embeddings."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from omni_actors.worker.engines.autoregressive.decoder import Attention, Span, S
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What one request's prompt holds beside its tokens.
+    """The features in one request's prompt.
 
-    ``features`` [m, width] stand at the prompt's ``places`` (int64 [m], ascending) in the place of token embeddings.
-    ``positions`` float32 [3, prompt] are the prompt's M-RoPE positions; a later token's is its place plus ``delta``.
-    ``deepstack`` [levels, m, width] is added at those places after each of the first layers.
+    ``features`` [m, width] stand at the prompt's ``places`` (int64 [m], ascending) in place of token embeddings.
+    ``positions`` float32 [3, prompt] are the prompt's M-RoPE positions; a later token's position is its place plus
+    ``delta``. ``deepstack`` [levels, m, width] is added at those places after each of the first layers.
     """
 
     places: np.ndarray[Any, np.dtype[np.int64]]
@@ -34,7 +35,7 @@ class Features:
 
 
 def without_features(delta: float) -> Features:
-    """Of a request whose prompt is computed: all that its answer needs."""
+    """Return the part of a request's features that the answer needs once the prompt is computed."""
     return Features(np.empty(0, np.int64), torch.empty(0), delta=delta)
 
 
@@ -48,13 +49,14 @@ class _Step:
 
 
 class FeatureDecoder:
-    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder`. ``requests`` holds the
-    :class:`Features` of those requests that have any, by key; it is its owner's.
+    """A :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder` for prompts with features.
 
-    ``side`` is the width of what :meth:`side` makes for the next stage, 0 for nothing; it is given the input of layer
-    ``capture`` (the last layer's normed output for ``len(layers)``), as its layer gave it: before deep features.
+    ``requests`` maps keys to the :class:`Features` of requests with features; the owner of the decoder fills it.
 
-    ``embeddings``, ``layers`` and ``head`` may be one rank's of ``group``. Its first rank alone knows requests.
+    ``side`` is the width of the output of :meth:`side` for the next stage, 0 for none; :meth:`side` gets the input of
+    layer ``capture`` (the last layer's normed output for ``len(layers)``), before deep features are added.
+
+    ``embeddings``, ``layers`` and ``head`` may be one rank's of ``group``. Only the first rank knows requests.
     """
 
     def __init__(
@@ -84,8 +86,8 @@ class FeatureDecoder:
         self._group = group
 
     def side(self, embedded: torch.Tensor, captured: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-        """[tokens, side] for the next stage. ``embedded`` [tokens, width] are the inputs of the first layer, ``rows``
-        the tokens that are features."""
+        """Return [tokens, side] for the next stage. ``embedded`` [tokens, width] are the inputs of the first layer,
+        ``rows`` the tokens with features."""
         raise NotImplementedError
 
     def known(self, inputs: StepInputs) -> dict[str, torch.Tensor]:
@@ -106,7 +108,7 @@ class FeatureDecoder:
         return self._run(prepared, inputs.rows, attention, step)
 
     def prepare(self, inputs: StepInputs) -> tuple[torch.Tensor, ...] | None:
-        """``None`` for a step with features: a request's own, deep in the layers, are no part of what is recorded."""
+        """Return ``None`` for a step with features: features deep in the layers are not part of a captured graph."""
         return None if self._features(inputs) is not None else self._prepared(inputs)
 
     def compute(
@@ -173,7 +175,7 @@ class FeatureDecoder:
         )
 
     def _positions(self, inputs: StepInputs) -> torch.Tensor:
-        """Positions [tokens], or [3, tokens] where a prompt's own are among them."""
+        """Return positions [tokens], or [3, tokens] if positions of a prompt with features are among them."""
         if inputs.known is not None:
             return inputs.known.get("positions", inputs.positions)
         if not self.requests:
@@ -182,9 +184,12 @@ class FeatureDecoder:
 
 
 def multi_axis_positions(inputs: StepInputs, requests: Mapping[int, Features]) -> torch.Tensor:
-    """The step's positions with those requests' own in their place: int64 [tokens] if they are whole numbers without
-    axes, else float32 [tokens], or [3, tokens] where a prompt's are among them. Whole numbers are below the context's
-    length, as a table needs them: a short video of much time leaves text positions beyond it."""
+    """Return the step's positions with the requests' own positions in place: int64 [tokens] for whole numbers without
+    axes, else float32 [tokens], or [3, tokens] with positions of a prompt.
+
+    Whole numbers are below the context's length, as a table needs them: a short video of much time leaves text
+    positions beyond it.
+    """
     positions = inputs.positions
     found = [(span, has) for span in inputs.spans if (has := requests.get(span.key)) is not None]
     if any(has.positions is not None and span.start < has.positions.shape[1] for span, has in found):
@@ -211,7 +216,7 @@ def _place(positions: torch.Tensor, span: Span, has: Features) -> None:
 
 
 def _stack(deepstack: list[torch.Tensor | None], features: list[torch.Tensor]) -> torch.Tensor | None:
-    """Side by side [levels, m, width], with zeros for features that have none."""
+    """Return tensors side by side [levels, m, width], with zeros for features without levels."""
     levels = max((len(d) for d in deepstack if d is not None), default=0)
     if not levels:
         return None

@@ -1,8 +1,8 @@
 """Decoder layers of the Llama kind, written out over a flat list of tokens.
 
-The weights are those of a transformers model; the layers are written out because per-token overhead is what is left
-once a step reads the weights only once: one product for query, key and value, one for gate and up, rotary tables made
-once, no cache objects, no module calls. Families differ in what stands before the first layer and after the last.
+The weights are those of a transformers model. The layers are written out because per-token overhead dominates once a
+step reads the weights only once: one product for query, key and value, one for gate and up, rotary tables made once, no
+cache objects, no module calls. Families differ before the first layer and after the last.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class _Layer:
 class Layers:
     """The layers of one decoder, without embeddings, final norm and head.
 
-    Takes the weights out of ``modules`` (a ModuleList), layer by layer: they are of no use afterwards. A layer has
-    ``self_attn`` with projections (and norms of queries and keys, perhaps), two norms, and ``mlp``: gated with SiLU, or
-    a mixture of experts. Products are those of ``kernels``.
+    The constructor takes the weights out of ``modules`` (a ModuleList), layer by layer: the modules are of no use
+    afterwards. A layer has ``self_attn`` with projections (and norms of queries and keys, perhaps), two norms, and
+    ``mlp``: gated with SiLU, or a mixture of experts. Products are those of ``kernels``.
 
-    Where the weights are those of one rank of ``group`` (:mod:`omni_actors.models.common.split`), ``heads`` and
-    ``kv_heads`` count its own, and what it makes of a layer's attention and feed-forward part is summed over all ranks.
+    For the weights of one rank of ``group`` (:mod:`omni_actors.models.common.split`), ``heads`` and ``kv_heads`` count
+    the rank's own, and the rank's outputs of attention and feed-forward parts are summed over all ranks.
     """
 
     @torch.inference_mode()
@@ -80,8 +80,8 @@ class Layers:
         attention: Attention,
         after: After | None = None,
     ) -> torch.Tensor:
-        """``x`` [tokens, width] through every layer; ``cos`` and ``sin`` [tokens, 1, head_dim] are of
-        :class:`~omni_actors.models.common.rotary.Rotary`. The final norm is the caller's."""
+        """Run ``x`` [tokens, width] through every layer; ``cos`` and ``sin`` [tokens, 1, head_dim] are of
+        :class:`~omni_actors.models.common.rotary.Rotary`. The caller applies the final norm."""
         heads, kv_heads, head_dim, eps = self.heads, self.kv_heads, self.head_dim, self.eps
         turned, width, half = heads + kv_heads, (self.width,), self.head_dim // 2
         total = self._group.sum
@@ -100,7 +100,7 @@ class Layers:
 
 
 class _Gated:
-    """SiLU(gate) * up, then down."""
+    """A feed-forward part: SiLU(gate) * up, then down."""
 
     def __init__(self, module: Any, kernels: Kernels) -> None:
         self._gate_up = join(module.gate_proj, module.up_proj, kernels=kernels)
@@ -112,7 +112,7 @@ class _Gated:
 
 
 class _Mixture:
-    """Routed experts, and a shared one behind a gate of its own where the family has it."""
+    """Routed experts, and a shared expert behind a gate of its own in families that have one."""
 
     def __init__(self, module: Any, kernels: Kernels, group: Group) -> None:
         router, experts = module.gate, module.experts
@@ -156,14 +156,14 @@ def _take(layer: Any, heads: int, kv_heads: int, kernels: Kernels, group: Group)
 
 
 def join(*modules: Any, kernels: Kernels) -> Linear:
-    """Linear modules with the same input as one: their outputs side by side."""
+    """Join linear modules with the same input to one: their outputs side by side."""
     biases = [_bias(m) for m in modules]
     weight = torch.cat([m.weight.detach() for m in modules])
     return kernels.linear(weight, join_biases(biases, [m.weight.shape[0] for m in modules], weight))
 
 
 def join_biases(biases: Sequence[Any], sizes: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:
-    """Biases side by side; zeros for a module that has none beside those that have."""
+    """Join biases side by side; zeros for a module without a bias beside modules with one."""
     if all(bias is None for bias in biases):
         return None
     zeros = (like.new_zeros(size) for size in sizes)
@@ -171,7 +171,8 @@ def join_biases(biases: Sequence[Any], sizes: Sequence[int], like: torch.Tensor)
 
 
 def own(module: Any) -> torch.Tensor:
-    """A copy of the module's weight: the original may be a view of the whole weights file, and keep all of it."""
+    """Return a copy of the module's weight: the original may be a view of the whole weights file, and keep all of
+    it."""
     weight: torch.Tensor = module.weight.detach().clone()
     return weight
 

@@ -1,7 +1,7 @@
-"""From a chat to an omni model's input: token ids, M-RoPE positions, and where each medium's features go.
+"""Layout of a chat as an omni model's input: token ids, M-RoPE positions, and the places of each medium's features.
 
-Pure functions, which give what the families' processors and their models' ``get_rope_index`` give in transformers.
-Unlike those they take any mixture, also of videos with and without a sound track.
+Pure functions with the results of the families' processors and their models' ``get_rope_index`` in transformers. Unlike
+those functions they take any mixture, also of videos with and without a sound track.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Layout(ABC):
-    """What a checkpoint's prompts are made of: the ids of its placeholders and of the marks around sound, how many
-    patches along a side make one token, and how many positions a second is. A family says where pictures stand."""
+    """The layout rules of a checkpoint: the ids of its placeholders and of the marks around sound, the patches along a
+    side per token, and the positions per second. A family adds the places of pictures."""
 
     image: int
     video: int
@@ -39,7 +39,7 @@ class Layout(ABC):
 
     @abstractmethod
     def grid(self, medium: Medium) -> Floats:
-        """Positions [3, tokens] of an image or a video, counted from its first token's."""
+        """Return positions [3, tokens] of an image or a video, counted from its first token's."""
 
     @abstractmethod
     def with_sound(self, canvas: Canvas, medium: Medium, later: Sequence[Medium]) -> None:
@@ -54,7 +54,7 @@ class Layout(ABC):
 
 
 class Canvas:
-    """Tokens with their positions, as they are put one behind the other."""
+    """Tokens with their positions, placed one after the other."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -65,7 +65,8 @@ class Canvas:
         self._placements: list[Placement] = []
 
     def put(self, tokens: Ints, positions: Floats, last: np.float32 | None = None) -> None:
-        """``positions`` [3, tokens]. Text goes on behind ``last``, the highest of them if it is not given."""
+        """Append tokens with ``positions`` [3, tokens]. Text continues behind ``last``, by default the highest
+        position."""
         if len(tokens):
             self._tokens.append(tokens)
             self._positions.append(positions)
@@ -77,7 +78,7 @@ class Canvas:
         self.put(np.asarray(tokens, np.int64), np.broadcast_to(along, (3, len(tokens))))
 
     def place(self, medium: Medium, tensor: Literal["features", "audio"], places: Ints) -> None:
-        """Rows of the medium are the tokens ``places``, counted from the next that is put."""
+        """Assign rows of the medium to the tokens ``places``, counted from the next token."""
         self._placements.append(Placement(medium, tensor, torch.from_numpy(places + self.length)))
 
     def done(self, root: bytes) -> Expanded:
@@ -94,7 +95,7 @@ class Canvas:
 
 
 def expand(text: Text, layout: Layout, prompt: Prompt, media: Sequence[Medium] = ()) -> Expanded:
-    """The input for a prompt whose media parts name, by ``index``, these media.
+    """Return the input for a prompt whose media parts name, by ``index``, these media.
 
     Raises :class:`OmniError` (400) when the chat template refuses the messages, a part names no medium of its modality,
     or the text writes a medium's placeholder itself. A prompt of token ids or of plain text has no media.
@@ -112,8 +113,8 @@ def expand(text: Text, layout: Layout, prompt: Prompt, media: Sequence[Medium] =
 
 
 def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium]) -> Expanded:
-    """The input for tokens in which each medium, in order, is one placeholder. Raises :class:`OmniError` (400) when the
-    placeholders are not those of the media."""
+    """Return the input for tokens in which each medium, in order, is one placeholder. Raises :class:`OmniError` (400)
+    when the placeholders do not match the media."""
     canvas = Canvas()
     placeholders = layout.placeholders
     remaining = list(media)
@@ -141,7 +142,7 @@ def lay_out(layout: Layout, ids: Sequence[int], media: Sequence[Medium]) -> Expa
 
 
 def collapse(layout: Layout, tokens: Sequence[int], media: Sequence[Medium]) -> list[int]:
-    """Tokens in which each medium, in order, is one placeholder again: :func:`lay_out` undone."""
+    """Return tokens in which each medium, in order, is one placeholder again: the inverse of :func:`lay_out`."""
     made: list[int] = []
     at = 0
     for medium, first in zip(media, begins(layout, tokens, media), strict=True):
@@ -153,7 +154,7 @@ def collapse(layout: Layout, tokens: Sequence[int], media: Sequence[Medium]) -> 
 
 
 def begins(layout: Layout, tokens: Sequence[int], media: Sequence[Medium]) -> list[int]:
-    """Where each medium, in order, has its first token."""
+    """Return the first token of each medium, in order."""
     placeholders = layout.placeholders
     found: list[int] = []
     at = 0
@@ -166,14 +167,14 @@ def begins(layout: Layout, tokens: Sequence[int], media: Sequence[Medium]) -> li
 
 
 def positions_of(layout: Layout, tokens: Sequence[int], media: Sequence[Medium], device: torch.device) -> Features:
-    """Positions of tokens that are laid out already, with nothing at them: as a talker needs them."""
+    """Return the positions of tokens that are laid out already, without features, for a talker."""
     made = lay_out(layout, collapse(layout, tokens, media), media)
     positions = made.positions.to(device)
     return Features(np.empty(0, np.int64), positions[:0], positions, made.rope_delta)
 
 
 def grid_times(layout: Layout, medium: Medium) -> Floats:
-    """Positions [3, tokens] of an image or a video, counted from its first token's; times as they are, not rounded."""
+    """Return positions [3, tokens] of an image or a video, counted from its first token's; times are not rounded."""
     t, h, w = medium.grid[0], medium.grid[1] // layout.merge, medium.grid[2] // layout.merge
     if t * h * w != medium.tokens:
         raise ValueError(f"a grid of {medium.grid} patches has {t * h * w} tokens, not {medium.tokens}")

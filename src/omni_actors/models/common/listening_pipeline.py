@@ -1,4 +1,4 @@
-"""The pipeline of a model that hears: an audio tower, then a decoder whose prompt holds its features."""
+"""The pipeline of a model with audio input: an audio tower, then a decoder with the tower's features in its prompt."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def listening_pipeline(
     max_seconds: float,
     doc: str,
 ) -> Pipeline:
-    """Stages ``encoder`` (``family.encoder:Encoder``) and ``listener`` (``family.listener:Decoder``). ``chats`` says
-    whether it also answers chats, with clips and without."""
+    """Return a pipeline of stages ``encoder`` (``family.encoder:Encoder``) and ``listener``
+    (``family.listener:Decoder``). ``chats`` says whether the model also answers chats, with clips and without."""
     encoder = Stage(
         name="encoder",
         engine="generation",

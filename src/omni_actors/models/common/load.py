@@ -1,4 +1,4 @@
-"""Loading one part of a checkpoint alone: a stage holds its own weights and no other stage's."""
+"""Loading of one part of a checkpoint alone: a stage holds its own weights and no other stage's."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 def load_part(
     cls: type[M], config: Any, folder: str | Path, prefix: str, dtype: torch.dtype, device: str | torch.device
 ) -> M:
-    """The module of a checkpoint whose weights are named ``prefix…`` (``"code2wav."``; ``""`` for all of them), built
-    of ``config`` alone, in evaluation mode.
+    """Return the module of a checkpoint whose weights are named ``prefix…`` (``"code2wav."``; ``""`` for all), built
+    from ``config`` alone, in evaluation mode.
 
-    Only these weights are read, each once and straight onto the device. Experts that are stored one by one are stacked,
-    and what is stored otherwise than the class has it is converted, as transformers does it for the whole model. Raises
+    Only these weights are read, each once and straight onto the device. Experts stored one by one are stacked, and
+    weights stored in another form than the class's are converted, as transformers does for the whole model. Raises
     :class:`OmniError` (500) when weights are missing or misshapen: a part with random weights would answer, wrongly.
     """
     disable_progress_bar()
@@ -46,8 +46,8 @@ def load_part(
 
 
 def _assigned(cls: type[M], config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> M | None:
-    """The module with exactly these weights in it, without a copy where they have the dtype; ``None`` when they are not
-    stored as the class has them."""
+    """Return the module with exactly these weights, without a copy of weights in the right dtype; ``None`` when the
+    weights are stored in another form than the class's."""
     if cls._keep_in_fp32_modules or cls._keep_in_fp32_modules_strict:
         return None
     with no_init_weights():  # its own weights are never written: they take no memory
@@ -62,7 +62,7 @@ def _assigned(cls: type[M], config: Any, weights: Mapping[str, torch.Tensor], dt
 def _converted(
     cls: type[M], config: Any, weights: dict[str, torch.Tensor], dtype: torch.dtype, folder: str | Path, prefix: str
 ) -> M:
-    """The module by transformers' own loading."""
+    """Return the module by transformers' own loading."""
     model: M
     model, report = cls.from_pretrained(
         None, config=config, state_dict=weights, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True
@@ -77,8 +77,8 @@ def _converted(
 
 
 def read_weights(folder: str | Path, prefix: str, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors whose names begin with ``prefix``, by the rest of their names. In host memory they are
-    mapped from the files: one that nobody touches costs none. Raises :class:`OmniError` (500) without a
+    """Return the checkpoint's tensors whose names begin with ``prefix``, by the rest of their names. In host memory the
+    tensors are mapped from the files: an unused tensor costs no memory. Raises :class:`OmniError` (500) without a
     ``model.safetensors`` or its index."""
     found: dict[str, torch.Tensor] = {}
     for path, names in weight_files(Path(folder), prefix):
@@ -94,9 +94,9 @@ def read_weights(folder: str | Path, prefix: str, device: str | torch.device = "
 
 
 def stack_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights with ``experts.gate_up_proj`` [experts, 2 * inner, outer] (gates first) and
-    ``experts.down_proj`` [experts, outer, inner] in the place of each layer's single experts. ``weights`` is emptied:
-    a device need not hold more than one layer's experts twice."""
+    """Return the same weights with ``experts.gate_up_proj`` [experts, 2 * inner, outer] (gates first) and
+    ``experts.down_proj`` [experts, outer, inner] in place of each layer's single experts. ``weights`` is emptied: a
+    device need not hold more than one layer's experts twice."""
     kept: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
     for name in list(weights):
@@ -119,7 +119,7 @@ def stack_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def weight_files(folder: Path, prefix: str) -> Iterator[tuple[Path, list[str] | None]]:
-    """The files that hold such weights, with the weights' names where an index tells them."""
+    """Yield the files with such weights, with the weights' names if there is an index."""
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if not index.exists():
         if not (folder / SAFE_WEIGHTS_NAME).exists():

@@ -1,7 +1,8 @@
-"""Mimi's decoder, chunk by chunk: the same samples as of the whole.
+"""Mimi's decoder, chunk by chunk, with the same samples as in one go.
 
-Its transformer looks back over thousands of positions, so a window of codes would never do: it keeps keys and values.
-What stands around it are causal convolutions, which look back a few frames; those are decoded again with each chunk.
+Its transformer looks back over thousands of positions, so a window of codes would not be enough: it keeps keys and
+values. The convolutions around the transformer are causal and look back a few frames, which are decoded again with each
+chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from omni_actors.models.common.convolutions import reach
 
 class MimiStream:
     """One utterance through the decoder half of a :class:`transformers.MimiModel`, or of a codec built like it.
-    ``latents`` makes what the decoder reads, [1, hidden, n], of frames [n, width]."""
+    ``latents`` makes the decoder's input, [1, hidden, n], from frames [n, width]."""
 
     def __init__(self, decoder: Any, latents: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._decoder = decoder
@@ -36,8 +37,8 @@ class MimiStream:
 
 
 class Window:
-    """A causal stack of convolutions over a sequence that comes in pieces [1, channels, n]: it is run over each with as
-    much before it as the stack can see."""
+    """A causal stack of convolutions over a sequence in pieces [1, channels, n]: each piece is run with as much before
+    it as the stack can see."""
 
     def __init__(self, stack: Any) -> None:
         self._stack = stack

@@ -1,4 +1,4 @@
-"""Prompts that hold more than text: which media there are, and where their features go."""
+"""Prompts with media: the media of a prompt, and the places of their features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """What the prompt must know of a medium: the meta of its "features" payload.
+    """The facts about a medium that the prompt needs: the metadata of its "features" payload.
 
     ``tokens`` is the number of rows of its features; ``grid`` the patches [time, height, width] of an image or video;
     ``second_per_grid`` the seconds between a video's grids; ``audio_tokens`` the rows of its sound track, 0 without
@@ -37,7 +37,7 @@ class Medium:
 
     @classmethod
     def of(cls, meta: dict[str, Any]) -> Medium:
-        """Of a "features" payload's meta."""
+        """Return the medium of a "features" payload's metadata."""
         t, h, w = meta.get("grid", (0, 0, 0))
         return cls(
             modality=meta["modality"],
@@ -51,7 +51,8 @@ class Medium:
 
 
 def check_features(payload: Payload, medium: Medium, width: int) -> None:
-    """Raise :class:`InputError` unless a "features" payload has as many rows of the thinker's ``width`` as it says."""
+    """Raise :class:`InputError` unless a "features" payload has the stated number of rows of the thinker's
+    ``width``."""
     rows: dict[str, tuple[int | None, ...]] = {
         "features": (medium.tokens, width),
         "audio": (medium.audio_tokens, width),
@@ -63,7 +64,7 @@ def check_features(payload: Payload, medium: Medium, width: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a medium's rows go: row ``i`` of its tensor ``tensor`` ("features", "audio") is the prompt's token
+    """The places of a medium's rows: row ``i`` of its tensor ``tensor`` ("features", "audio") is the prompt's token
     ``places[i]``. ``places`` is int64 [rows], ascending."""
 
     medium: Medium
@@ -75,10 +76,10 @@ class Placement:
 class Expanded:
     """The thinker's input.
 
-    ``positions`` are float32 [3, tokens]: temporal, vertical, horizontal. They are whole numbers as long as every
-    video's ``second_per_grid`` times the positions of a second is one. Token ``n`` behind the prompt has position
-    ``n + rope_delta`` on all three axes, ``n`` counted from the prompt's first token.
-    ``root`` names the media: prompts with equal tokens and different media have different ones; ``b""`` without media.
+    ``positions`` are float32 [3, tokens]: temporal, vertical, horizontal. They are whole numbers if every video's
+    ``second_per_grid`` times the positions of a second is one. Token ``n`` behind the prompt has position ``n +
+    rope_delta`` on all three axes, ``n`` counted from the prompt's first token. ``root`` names the media: prompts with
+    equal tokens and different media have different roots; ``b""`` without media.
     """
 
     tokens: list[int]
@@ -91,8 +92,8 @@ class Expanded:
 def with_media(
     messages: list[dict[str, Any]], media: Mapping[int, Medium]
 ) -> tuple[list[dict[str, Any]], list[Medium]]:
-    """The messages with their media parts as chat templates know them, and the media in order. Raises 400 for a part
-    that names no medium of its modality."""
+    """Return the messages with their media parts in the form for chat templates, and the media in order. Raises 400 for
+    a part that names no medium of its modality."""
     parts: list[Medium] = []
 
     def convert(part: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def with_media(
 
 
 def root_of(media: Sequence[Medium]) -> bytes:
-    """What names these media in the prefix cache; nothing without any."""
+    """Return the name of these media in the prefix cache; empty without media."""
     if not media:
         return b""
     digest = hashlib.blake2b(digest_size=16)

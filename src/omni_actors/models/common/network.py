@@ -1,4 +1,4 @@
-"""The sizes of a text decoder, as its config gives them: what parallel degrees must divide. No torch here."""
+"""The sizes of a text decoder from its config, which parallel degrees must divide. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from omni_actors.pipelines.strategy import Network
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's ``config.json``."""
+    """Return the folder's ``config.json``."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return config
 
 
 def text_network(config: Mapping[str, Any], why_not: Mapping[str, str] | None = None) -> Network:
-    """Of a text decoder's config. ``why_not`` names the axes along which its family's code does not split it. Raises
-    ``KeyError`` for a config without sizes."""
+    """Return the sizes from a text decoder's config. ``why_not`` names the axes along which the family's code does not
+    split the decoder. Raises ``KeyError`` for a config without sizes."""
     heads = int(config["num_attention_heads"])
     experts = int(config.get("num_experts") or 0)
     width = "shared_expert_intermediate_size" if experts else "intermediate_size"

@@ -21,10 +21,10 @@ def omni_pipeline(
     voices: tuple[str, ...],
     doc: str,
 ) -> Pipeline:
-    """Stages ``encoder`` (``family.encoder:Encoder``), ``thinker`` and ``talker`` (whose classes' names begin with
-    ``classes``), and ``codec``, which has a port ``codes``. ``max_frames`` bounds the speech of a request that names no
-    limit. What a checkpoint has in its folder ``family.pipeline:describe`` says, and ``family.pipeline:network`` the
-    sizes of its thinker."""
+    """Return a pipeline of stages ``encoder`` (``family.encoder:Encoder``), ``thinker`` and ``talker`` (whose classes'
+    names begin with ``classes``), and ``codec`` with a port ``codes``. ``max_frames`` bounds the speech of a request
+    without a limit. ``family.pipeline:describe`` returns the facts of a checkpoint's folder, and
+    ``family.pipeline:network`` the sizes of its thinker."""
     encoder = Stage(
         name="encoder",
         engine="generation",

@@ -1,4 +1,4 @@
-"""Processors of checkpoints whose codec is a checkpoint of its own, which they only name."""
+"""Processors of checkpoints with a codec that is a checkpoint of its own, only named by the processor."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError
 
 
 def processor_settings(folder: Path) -> dict[str, Any]:
-    """What the folder says of its processor; nothing where it has no file for that."""
+    """Return the settings of the folder's processor; empty without a file of settings."""
     return _read(folder / "processor_config.json")
 
 
 def audio_tokenizer_folder(folder: Path) -> Path:
-    """Where the codec lies that a checkpoint's processor names: in the checkpoint's folder, at a path of this machine,
-    or in the Hugging Face cache. Raises :class:`OmniError` (500) when it names none, or is in none of these places."""
+    """Return the folder of the codec named by a checkpoint's processor: in the checkpoint's folder, at a path of this
+    machine, or in the Hugging Face cache. Raises :class:`OmniError` (500) when no codec is named, or none of these
+    places has one."""
     try:
         name = codec_of(folder)
     except (OSError, ValueError) as error:
@@ -38,7 +39,7 @@ def audio_tokenizer_folder(folder: Path) -> Path:
 
 
 def load_processor(processor_class: Any, folder: Path, audio_tokenizer: Any) -> Any:
-    """A processor of the folder with this codec, or with none."""
+    """Return a processor of the folder with this codec, or without one."""
     known = inspect.signature(processor_class.__init__).parameters.keys() - {"audio_tokenizer"}
     settings = processor_settings(folder)
     own = {name: value for name, value in settings.items() if name in known and not isinstance(value, dict)}

@@ -1,7 +1,7 @@
 """Rotary position embedding by tables: for plain positions, and for the three axes of M-RoPE.
 
 M-RoPE (Qwen2-VL, https://arxiv.org/abs/2409.12191) gives a token a temporal, a vertical and a horizontal position, and
-each pair of channels one of the three. For text all three are equal, which is plain rotary embedding.
+each pair of channels one of the three. For text all three are equal, and the result is plain rotary embedding.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 
 
 class Rotary:
-    """``at`` gives cosines and sines [tokens, 1, head_dim].
+    """Rotary tables; ``at`` returns cosines and sines [tokens, 1, head_dim].
 
-    Positions are int64 [tokens], or float32 [tokens] or [3, tokens] where they may be no whole numbers or have axes.
-    The sign that the rotation gives the first half is in the sines: ``x * cos + x.roll(head_dim // 2) * sin``.
+    Positions are int64 [tokens], or float32 [tokens] or [3, tokens] for fractional positions or positions with axes.
+    The sign of the rotation's first half is in the sines: ``x * cos + x.roll(head_dim // 2) * sin``.
     """
 
     def __init__(
         self, module: Any, positions: int, dtype: torch.dtype, device: torch.device, axes: torch.Tensor | None = None
     ) -> None:
-        """Tables for whole positions below ``positions``, out of a transformers rotary module. ``axes`` int64
-        [head_dim] says which of three positions a channel takes."""
+        """Make tables for whole positions below ``positions``, from a transformers rotary module. ``axes`` int64
+        [head_dim] is the axis of each channel."""
         module = module.to(device)
         places = torch.arange(positions, device=device)
         shape = (1, -1) if axes is None else (3, 1, -1)
@@ -59,7 +59,8 @@ def _signed(sin: torch.Tensor) -> torch.Tensor:
 
 
 def interleaved_axes(sections: Sequence[int], head_dim: int) -> torch.Tensor:
-    """Qwen3's order: channel pairs take the axes in turn, as long as the vertical and horizontal sections last."""
+    """Return Qwen3's order: channel pairs take the axes in turn, as long as the vertical and horizontal sections
+    last."""
     axes = torch.zeros(head_dim // 2, dtype=torch.int64)
     for axis in (1, 2):
         axes[axis : sections[axis] * 3 : 3] = axis
@@ -67,6 +68,6 @@ def interleaved_axes(sections: Sequence[int], head_dim: int) -> torch.Tensor:
 
 
 def sectioned_axes(sections: Sequence[int]) -> torch.Tensor:
-    """Qwen2's order: the first section of channel pairs is temporal, the next vertical, the last horizontal."""
+    """Return Qwen2's order: the first section of channel pairs is temporal, the next vertical, the last horizontal."""
     axes = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
     return torch.cat((axes, axes))

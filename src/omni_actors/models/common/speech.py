@@ -1,7 +1,7 @@
-"""What speech models share: an utterance, the stage that makes it frame by frame, and draws that repeat.
+"""Shared parts of speech models: an utterance, the stage that makes it frame by frame, and repeatable draws.
 
-A :class:`Talker` runs the autoregressive part of a speech model: an iterator gives its frames (codes or latents), each
-computed in a step of its own. So requests take turns frame by frame, the codec hears each frame as it is made, and an
+A :class:`Talker` runs the autoregressive part of a speech model: an iterator yields its frames (codes or latents), each
+computed in a step of its own. So requests take turns frame by frame, the codec gets each frame as it is made, and an
 abort ends the work between two frames.
 """
 
@@ -58,7 +58,7 @@ class Clip:
     rate: int
 
     def at(self, rate: int) -> Samples:
-        """The clip at another rate."""
+        """Return the clip at another rate."""
         if rate == self.rate:
             return self.samples
         return np.asarray(soxr.resample(self.samples, self.rate, rate), np.float32)
@@ -66,7 +66,7 @@ class Clip:
 
 @dataclass(slots=True)
 class Utterance:
-    """One request's state: what to say and how, and the clips of the voice that have come."""
+    """One request's state: the text and manner of speaking, and the clips of the voice that have arrived."""
 
     work: Work
     speech: Speech
@@ -78,9 +78,9 @@ class Utterance:
 
 
 class Talker(GenerationAdapter[Utterance, Utterance]):
-    """The stage that makes frames. A family gives :meth:`start` (load), :meth:`check` and :meth:`speak`.
+    """The stage that makes frames. A family implements :meth:`start` (load), :meth:`check` and :meth:`speak`.
 
-    Options: ``max_characters`` bounds the text, ``max_reference_s`` a clip, ``clip_cache_mib`` what is kept of clips.
+    Options: ``max_characters`` bounds the text, ``max_reference_s`` a clip, ``clip_cache_mib`` the cache of clips.
     """
 
     frames: ClassVar[str]
@@ -99,14 +99,14 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
 
     @abstractmethod
     def start(self, folder: Path) -> dict[str, Any]:
-        """Load what speaking needs. Returns what the serving process should know."""
+        """Load the model, and return facts for the serving process."""
 
     def keep_marks(self, tokenizer: Any) -> None:
-        """Refuse texts that hold the tokenizer's special tokens."""
+        """Refuse texts with special tokens of the tokenizer."""
         self._marks = marks_of(tokenizer)
 
     def know_clips(self, codec: Any) -> None:
-        """Let this codec encode a clip that comes again only once, while what it made of it is kept."""
+        """Cache the codec's encoding of clips, so that a repeated clip is encoded only once."""
         self._known = KnownClips(codec.encode, int(self.hello.options["clip_cache_mib"]) << 20)
         codec.encode = self._known
 
@@ -121,12 +121,12 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
         }
 
     def check(self, utterance: Utterance) -> None:
-        """Raise :class:`OmniError` (400 with ``param``) for what this model cannot say, or not in this way."""
+        """Raise :class:`OmniError` (400 with ``param``) for a request that this model cannot speak."""
 
     @abstractmethod
     def speak(self, utterance: Utterance) -> Iterator[Frames | Usage | None]:
-        """The utterance's frames in order, [n, width], each computed in a step of its own. Usages may come between, and
-        ``None`` where the next frames begin anew."""
+        """Yield the utterance's frames in order, [n, width], each computed in a step of its own. Usages may come
+        between, and ``None`` where the next frames begin anew."""
 
     def open(self, work: Work) -> tuple[Utterance, Sequence[Utterance]]:
         speech: Speech = work.params.get("speech") or Speech()
@@ -180,13 +180,13 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
                 yield replace(self.piece(utterance, made), usage=Usage(completion_tokens=len(made)))
 
     def piece(self, utterance: Utterance, frames: Frames) -> Piece:
-        """Frames as they leave: to the codec."""
+        """Return frames in the form for the codec."""
         return Piece(Payload(self.frames, {}, {self.frames: np.ascontiguousarray(frames)}))
 
 
 class KnownClips:
-    """Stands in for a codec's ``encode``: what it made of the same input before is given again, while it stays in a
-    cache of ``most_bytes``. A clip of 30 s takes seconds to encode, and somebody's voice comes with each request."""
+    """A replacement for a codec's ``encode`` with a cache of ``most_bytes``. A clip of 30 s takes seconds to encode,
+    and a user's voice comes with each request."""
 
     def __init__(self, encode: Callable[..., Any], most_bytes: int) -> None:
         self._encode = encode
@@ -210,19 +210,20 @@ class KnownClips:
 
 
 class Codes:
-    """Chooses codes, for one row of logits or for several at once. A draw depends on (seed, name, row, place) alone, so
-    an utterance repeats with its seed whatever runs beside it."""
+    """A sampler of codes, for one row of logits or for several at once. A draw depends on (seed, name, row, place)
+    alone, so an utterance repeats with its seed whatever runs beside it."""
 
     def __init__(self, choosing: Choosing, name: str, kernels: Kernels, rows: int = 1) -> None:
         self._kernels = kernels
         self._rows = [Row(choosing, stage=name, choice=row) for row in range(rows)]
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next code, by its logits [vocabulary]. Raises :class:`OutputError` if they are not finite."""
+        """Return the next code, by its logits [vocabulary]. Raises :class:`OutputError` if the logits are not
+        finite."""
         return self.choose_rows(logits.reshape(1, -1))[0]
 
     def choose_rows(self, logits: torch.Tensor) -> list[int]:
-        """The next code of each row, by their logits [rows, vocabulary]. Raises as :meth:`choose` does."""
+        """Return the next code of each row, by their logits [rows, vocabulary]. Raises as :meth:`choose` does."""
         chosen = sample(logits.to(torch.float32, copy=True), self._rows, _no_bytes, self._kernels)
         if chosen.broken:
             raise OutputError("logits are not finite")
@@ -236,8 +237,9 @@ def _no_bytes(token_id: int) -> bytes:
 
 
 def choosing(speech: Speech, options: Mapping[str, Any], advice: Mapping[str, Any]) -> Choosing:
-    """How codes are chosen: by the request's ``temperature``, ``top_k`` and ``top_p``, else the deployment's, else by
-    what the model's makers advise (see :func:`recommended`): greedily, if they do not sample."""
+    """Return the sampling parameters of codes: the request's ``temperature``, ``top_k`` and ``top_p``, else the
+    deployment's, else the recommendation of the model's makers (see :func:`recommended`): greedy, if they do not
+    sample."""
     made = dict(advice)
     if not made.get("do_sample"):
         made["temperature"] = 0.0
@@ -246,25 +248,25 @@ def choosing(speech: Speech, options: Mapping[str, Any], advice: Mapping[str, An
 
 
 def recommended(generation_config: Any) -> dict[str, Any]:
-    """What the model's makers recommend, with the settings that only the family knows."""
+    """Return the recommendation of the model's makers, with the settings that only the family knows."""
     return {name: value for name, value in generation_config.to_dict().items() if value is not None}
 
 
 def asked_frames(speech: Speech, options: Mapping[str, Any]) -> int | None:
-    """How many frames an utterance may have, as the request or the deployment says, if one does."""
+    """Return the limit of an utterance's frames from the request or the deployment, if there is one."""
     return min((bound for bound in (speech.max_tokens, options["max_frames"]) if bound is not None), default=None)
 
 
 def most_frames(speech: Speech, options: Mapping[str, Any], advised: int | None, room: int) -> int:
-    """How many frames an utterance may have: what the request asks for, else the deployment, else the model's makers,
-    as far as there is room. Raises :class:`OmniError` (400) when there is none."""
+    """Return the limit of an utterance's frames: the request's, else the deployment's, else the makers', as far as
+    there is room. Raises :class:`OmniError` (400) when there is no room."""
     if room < 1:
         raise invalid_request("The text and its reference leave no room for speech.", param="input")
     return min(asked_frames(speech, options) or advised or room, room)
 
 
 def noise(shape: Sequence[int], seed: int, name: str, place: int) -> torch.Tensor:
-    """Standard normal float32 that belongs to (seed, name, place) alone."""
+    """Return standard normal float32 numbers that are a function of (seed, name, place) alone."""
     key = (seed % (1 << 64)).to_bytes(8, "little") + place.to_bytes(8, "little")
     digest = hashlib.blake2b(name.encode(), digest_size=8, key=key).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -282,8 +284,8 @@ def prepare_torch(hello: Hello) -> None:
 
 
 def load_model(model_class: Any, hello: Hello, folder: Path | None = None, **settings: Any) -> Any:
-    """A transformers model of the folder, in the stage's dtype on its device, ready for inference. Weights that the
-    folder lacks are a warning: they are random."""
+    """Return a transformers model of the folder, in the stage's dtype on its device, ready for inference. Weights
+    missing in the folder are a warning: they are random."""
     folder = folder or folder_of(hello)
     dtype = getattr(torch, hello.dtype)
     model, report = model_class.from_pretrained(
@@ -295,5 +297,5 @@ def load_model(model_class: Any, hello: Hello, folder: Path | None = None, **set
 
 
 def part(model_class: Any, hello: Hello, prefix: str, config: Any) -> Any:
-    """A model that is one part of the folder's: see :func:`omni_actors.models.common.load.load_part`."""
+    """Return a model that is one part of the folder's: see :func:`omni_actors.models.common.load.load_part`."""
     return load_part(model_class, config, folder_of(hello), prefix, getattr(torch, hello.dtype), hello.device)

@@ -1,4 +1,5 @@
-"""The declaration that speech families share: a talker makes frames, a codec makes sound of them while they come."""
+"""The shared declaration of speech families: a talker makes frames, a codec turns the frames into sound as they
+arrive."""
 
 from __future__ import annotations
 
@@ -58,12 +59,13 @@ def speech_pipeline(
     describe: str | None = None,
     doc: str = "",
 ) -> Pipeline:
-    """A pipeline ``talker → codec`` (or ``talker`` alone) with the task ``speech``.
+    """Return a pipeline ``talker → codec`` (or ``talker`` alone) with the task ``speech``.
 
-    ``family`` is the package that has ``talker:Talker`` and ``codec:Codec``; ``frames`` is what a frame is made of.
+    ``family`` is the package with ``talker:Talker`` and ``codec:Codec``; ``frames`` is the kind of a frame.
     ``sampling`` are the settings of its draws, ``clones`` says that a request may bring clips of a voice,
-    ``speech_fields`` what it may say beside what every family knows (how long, how to draw, the first piece), and
-    ``windows`` that the codec decodes windows with a context. Without ``codec`` the talker's frames are sound already.
+    ``speech_fields`` are the family's request fields beside the common ones (length, sampling, the first piece), and
+    ``windows`` says that the codec decodes windows with a context. Without ``codec`` the talker's frames are sound
+    already.
     """
     fields = ("max_tokens", *sampling)
     fields += ("language",) if languages else ()

@@ -1,13 +1,13 @@
-"""Loading a decoder of the Llama kind in parts: each rank reads its own, and no rank ever holds the whole.
+"""Loading of a decoder of the Llama kind in parts: each rank reads its own part, and no rank ever holds the whole.
 
-As in Megatron (https://arxiv.org/abs/1909.08053): a rank has some heads of each layer with all they need (query, key
-and value by their outputs, the output projection by its inputs) and a part of the feed-forward width (gate and up by
-their outputs, down by its inputs), so that one sum after attention and one after the feed-forward part are all that the
-ranks have to say to each other within a layer. Embeddings and head are parted by the vocabulary, since they are what is
-largest in a small model and as large as several layers in a big one. Norms and routers are everybody's.
+As in Megatron (https://arxiv.org/abs/1909.08053): a rank has some heads of each layer with all their weights (query,
+key and value by their outputs, the output projection by its inputs) and a part of the feed-forward width (gate and up
+by their outputs, down by its inputs), so that one sum after attention and one after the feed-forward part are the only
+communication within a layer. Embeddings and head are divided by the vocabulary: they are the largest part of a small
+model and as large as several layers of a big one. Every rank has all norms and routers.
 
-With more ranks than key heads, neighbours share one: each has a copy. Experts are parted by their width, or as wholes
-(``expert`` parallel): then a rank has all of some.
+With more ranks than key heads, neighbours have copies of one key head. Experts are divided by their width, or as wholes
+(``expert`` parallel): then a rank has all of some experts.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<rest>.+)")
 def load_split(
     make: Callable[[], M], folder: str | Path, prefix: str, split: Split, dtype: torch.dtype, device: str | torch.device
 ) -> M:
-    """The module that ``make`` builds, with this rank's part of each weight that is stored as ``prefix…``, in
-    evaluation mode. Its modules still say the sizes of the whole: only the weights' own shapes are the part's.
+    """Return the module built by ``make``, with this rank's part of each weight stored as ``prefix…``, in evaluation
+    mode. Its modules still state the sizes of the whole: only the weights' own shapes are the part's.
 
-    Each file is mapped, and of each weight only the part is read, straight onto the device. Raises :class:`OmniError`
+    Each file is mapped, and only the part of each weight is read, straight onto the device. Raises :class:`OmniError`
     (500) when weights are missing.
     """
     disable_progress_bar()
@@ -61,7 +61,7 @@ def load_split(
 def read_split(
     folder: str | Path, prefix: str, split: Split, dtype: torch.dtype, device: str | torch.device
 ) -> dict[str, torch.Tensor]:
-    """This rank's parts of the weights whose names begin with ``prefix``, by the rest of their names."""
+    """Return this rank's parts of the weights whose names begin with ``prefix``, by the rest of their names."""
     found: dict[str, torch.Tensor] = {}
     for path, names in weight_files(Path(folder), prefix):
         try:
@@ -77,7 +77,7 @@ def read_split(
 
 
 class Split:
-    """Which part of each weight this rank reads. ``config`` is the decoder's own."""
+    """The parts of weights that this rank reads. ``config`` is the decoder's own."""
 
     def __init__(self, config: Any, group: Group, *, by_expert: bool = False) -> None:
         self._rank, self._size = group.rank, group.size
@@ -86,8 +86,8 @@ class Split:
         self._experts = int(getattr(config, "num_experts", 0)) // self._size
 
     def read(self, name: str, stored: Any) -> tuple[str, torch.Tensor] | None:
-        """This rank's part of a stored weight (safetensors' slice of a file), and what it is called here; ``None`` if
-        it has none of it."""
+        """Return this rank's part of a stored weight (safetensors' slice of a file) and the weight's name here;
+        ``None`` if the rank has no part."""
         expert = _EXPERT.fullmatch(name)
         if expert is not None and self._by_expert:
             return self._own_expert(expert, stored)
@@ -139,7 +139,7 @@ class Split:
         return slice(head * head_dim, (head + 1) * head_dim)
 
     def _of_vocabulary(self, stored: Any, rows: int) -> torch.Tensor:
-        """As many rows at every rank: those behind the vocabulary's end are zero."""
+        """Return the same number of rows for every rank: rows beyond the vocabulary's end are zero."""
         each = -(-rows // self._size)
         part: torch.Tensor = stored[self._rank * each : (self._rank + 1) * each]
         if len(part) < each:

@@ -1,8 +1,8 @@
-"""What talkers have in common: a decoder over codec frames that hears its text while it speaks.
+"""Shared parts of talkers: a decoder over codec frames that takes in its text while it speaks.
 
 A step's input is the sum of the last frame's embeddings (all its codes) and of the next piece of text; when the text is
-over, of an end mark once, then of padding. The talker samples a frame's first code, a code predictor the others, if it
-has more. So a request can go on only when its next piece of text is there, or when it is known that none will come.
+over, of an end mark once, then of padding. The talker samples a frame's first code, a code predictor the others, if
+there are more. So a request can continue only when its next piece of text has arrived, or when the text has ended.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ RESIDUAL_TOP_K, RESIDUAL_TOP_P = 50, 0.8
 
 
 class Rows:
-    """Rows [width] of one request, by place, for as long as it lives: one that was preempted computes them again.
+    """Rows [width] of one request, by place, as long as the request lives: a preempted request computes them again.
 
-    They come as views of what a step made for all of its requests, and would keep that in memory as long. So they are
-    copied once there are :attr:`TOGETHER` of them.
+    Rows arrive as views of a step's tensor for all requests, and would keep that tensor in memory. So rows are copied
+    once there are :attr:`TOGETHER` of them.
     """
 
     TOGETHER = 32
@@ -71,9 +71,9 @@ class Rows:
 class Speaking:
     """One request. Rows are [width] in the talker's width, on its device.
 
-    ``prompt`` [n, width] is the embedded prompt. ``text`` are the pieces of text to be heard, the end mark among them
-    when ``ended``; ``pending`` those that are not projected yet. ``frames`` are the sums of each frame's embeddings,
-    ``unsent`` frames' codes; ``unrecorded`` are those of new frames, if each has several.
+    ``prompt`` [n, width] is the embedded prompt. ``text`` are the pieces of text to be spoken, the end mark among them
+    when ``ended``; ``pending`` are pieces that are not projected yet. ``frames`` are the sums of each frame's
+    embeddings, ``unsent`` frames' codes; ``unrecorded`` are the codes of new frames, for frames with several codes.
     """
 
     seed: int
@@ -88,17 +88,17 @@ class Speaking:
 
     @property
     def ready(self) -> bool:
-        """Whether the text that goes with the last frame is there."""
+        """Whether the text for the last frame has arrived."""
         return self.ended or len(self.text) + len(self.pending) >= len(self.frames)
 
 
 class TalkerDecoder:
-    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder`. ``requests`` is its
-    owner's.
+    """A :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder` over codec frames. The owner
+    fills ``requests``.
 
     ``embeddings`` [codes and marks, width] and ``head`` are of the first code; ids in ``suppressed`` are never chosen.
-    ``pad`` [width] goes with frames after the text. ``project`` brings pieces of text to the embeddings' width where it
-    is another, ``mix`` the sum of both to the layers'.
+    ``pad`` [width] goes with frames after the text. ``project`` maps pieces of text to the embeddings' width if the
+    widths differ, ``mix`` the sum of both to the layers'.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TalkerDecoder:
         return StepOutput(logits, hidden)
 
     def _hear(self, requests: Sequence[Speaking]) -> None:
-        """Project the text that has come since, of all requests at once."""
+        """Project new text of all requests at once."""
         if not requests:
             return
         if self._project is None:
@@ -193,8 +193,8 @@ class TalkerDecoder:
 
 
 class Talker(AutoregressiveAdapter):
-    """A family builds ``decoder`` in ``load``, and ``depth`` if a frame has more than one code; it says in ``open`` and
-    ``feed`` what is spoken."""
+    """The talker stage. A family builds ``decoder`` in ``load``, and ``depth`` if a frame has more than one code;
+    ``open`` and ``feed`` take the text to speak."""
 
     decoder: TalkerDecoder
     depth: DepthDecoder | None = None
@@ -213,7 +213,7 @@ class Talker(AutoregressiveAdapter):
         return speech_sampling(work.params.get("speech") or Speech())
 
     def begin(self, work: Work) -> Speaking:
-        """A new request's state, under its key."""
+        """Store a new request's state, under its key."""
         sampling = self.sampling(work)
         greedy = resolve(sampling, self.options["sampling"], self.sampling_defaults).greedy
         depth = DepthSampling(0.0 if greedy else 1.0, RESIDUAL_TOP_K, RESIDUAL_TOP_P)
@@ -222,7 +222,7 @@ class Talker(AutoregressiveAdapter):
         return made
 
     def place(self, key: int, prompt: torch.Tensor, features: Features | None = None) -> None:
-        """The request's embedded prompt [n, width] is known, with its positions if they are not 0, 1, 2, …"""
+        """Set the request's embedded prompt [n, width], with its positions if they are not 0, 1, 2, …"""
         self.requests[key].prompt = prompt
         if features is not None:
             self.decoder.features[key] = features
@@ -254,8 +254,8 @@ class Talker(AutoregressiveAdapter):
                 s.unrecorded.append(codes[i])
 
     def record(self, key: int) -> bytes:
-        """Whole frames, all their codes, int32 little-endian [frames, codes]; nothing where a frame has one code, which
-        is its token."""
+        """Return whole frames, all their codes, int32 little-endian [frames, codes]; empty for frames with one code,
+        which is the token."""
         s = self.requests[key]
         if not s.unrecorded:
             return b""
@@ -295,7 +295,7 @@ class Talker(AutoregressiveAdapter):
 
 
 def _rows(output: StepOutput, frames: Sequence[Drawn]) -> torch.Tensor:
-    """The hidden states that these tokens were drawn from."""
+    """Return the hidden states from which these tokens were drawn."""
     hidden = output.hidden
     assert hidden is not None
     rows = [it.row for it in frames]
@@ -305,7 +305,8 @@ def _rows(output: StepOutput, frames: Sequence[Drawn]) -> torch.Tensor:
 
 
 def speech_sampling(speech: Speech) -> Sampling:
-    """How frames are chosen: what the request says, ``None`` where it leaves that to the stage."""
+    """Return the sampling parameters of frames: the request's, ``None`` where the request leaves the choice to the
+    stage."""
     return Sampling(
         max_tokens=speech.max_tokens,
         temperature=speech.temperature,
@@ -317,6 +318,6 @@ def speech_sampling(speech: Speech) -> Sampling:
 
 
 def resize_mlp(module: Any, kernels: Kernels) -> Linear:
-    """A projection of two linear layers with SiLU between them, as one function."""
+    """Return a projection of two linear layers with SiLU between them, as one function."""
     first, second = join(module.linear_fc1, kernels=kernels), join(module.linear_fc2, kernels=kernels)
     return lambda x: second(F.silu(first(x)))

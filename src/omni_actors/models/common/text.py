@@ -1,4 +1,4 @@
-"""What every family that reads and writes text has in common: its tokenizer, and what its makers recommend."""
+"""Shared parts of families that read and write text: the tokenizer, and the recommendations of the model's makers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOKENIZER_FILES = (
 class Text:
     """A model folder's tokenizer and chat template, with the options
     :data:`~omni_actors.models.common.chat_options.CHAT_OPTIONS`. Raises :class:`OmniError` (500) for a folder without a
-    fast tokenizer, and for a chat template that cannot be read or has a mistake in its syntax."""
+    fast tokenizer, and for a chat template that is unreadable or has a syntax error."""
 
     def __init__(self, folder: str | Path, options: Mapping[str, Any] | None = None) -> None:
         options = options or {}
@@ -52,7 +52,7 @@ class Text:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts for the serving process, by which it can refuse a chat before its media are decoded: see
+        """Return facts for the serving process, which can refuse a chat by them before its media are decoded: see
         :func:`~omni_actors.orchestrator.known.check_known`."""
         return {
             "chat": self.chats,
@@ -61,8 +61,8 @@ class Text:
         }
 
     def check_length(self, length: int, most: int, param: str) -> None:
-        """Raises 400 for a text of so many characters that could not fit into ``most`` tokens if it were all longest
-        ones: to encode megabytes takes seconds, and every other request of this worker would wait for them."""
+        """Raise 400 for a text of so many characters that it could not fit into ``most`` tokens even if all were
+        longest tokens: encoding megabytes takes seconds, and every other request of this worker would wait."""
         if length > most * self._longest:
             raise invalid_request(
                 f"This model's maximum context length is {most} tokens; the prompt's {length} characters cannot fit.",
@@ -71,7 +71,7 @@ class Text:
             )
 
     def check_prompt(self, prompt: Prompt, most: int) -> None:
-        """:meth:`check_length` of a prompt's text, or of all of its messages' together."""
+        """Apply :meth:`check_length` to a prompt's text, or to all of its messages together."""
         if prompt.text is not None:
             self.check_length(len(prompt.text), most, "prompt")
         length = 0
@@ -82,24 +82,25 @@ class Text:
         self.check_length(length, most, "messages")
 
     def encode_chat(self, prompt: Prompt, messages: list[dict[str, Any]], most: int | None = None) -> list[int]:
-        """Token ids of a chat, by the chat template, which writes the special tokens itself: those of the reference,
-        but no text of the messages becomes a control token. :meth:`check_length` for at most ``most``."""
+        """Return the token ids of a chat, by the chat template, which writes the special tokens itself: the ids of the
+        reference, except that no text of the messages becomes a control token. Applies :meth:`check_length` with
+        ``most``."""
         text = self._chat.render(prompt, messages)
         if most is not None:
             self.check_length(len(text), most, "messages")
         return self._chat.encode(prompt, messages, text)
 
     def encode_words(self, text: str, most: int, param: str) -> list[int]:
-        """Token ids of a text in which nothing is a control token, after :meth:`check_length`."""
+        """Return the token ids of a text without control tokens, after :meth:`check_length`."""
         self.check_length(len(text), most, param)
         return self._chat.encode_words(text)
 
     def check_words(self, text: str, param: str) -> None:
-        """Raises 400 for a text to be said that holds marks: see :func:`check_marks`."""
+        """Raise 400 for a text to be spoken that holds marks: see :func:`check_marks`."""
         check_marks(text, self._marks, param)
 
     def encode(self, text: str, most: int, param: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids, after :meth:`check_length`."""
+        """Return token ids, after :meth:`check_length`."""
         self.check_length(len(text), most, param)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
@@ -123,26 +124,27 @@ def _bad(message: str) -> OmniError:
 
 
 def marks_of(tokenizer: Any) -> tuple[str, ...]:
-    """A tokenizer's special tokens, as they are written."""
+    """Return a tokenizer's special tokens as text."""
     added = [str(it) for it in tokenizer.added_tokens_decoder.values() if it.special]
     return tuple(dict.fromkeys([*added, *tokenizer.all_special_tokens]))
 
 
 def check_marks(text: str, marks: Iterable[str], param: str) -> None:
-    """Raises 400 for a text to be said that holds one of these: they are no words, but ends and places of sound."""
+    """Raise 400 for a text to be spoken that holds one of these marks: marks are not words, but ends and places of
+    sound."""
     if found := next((mark for mark in marks if mark in text), None):
         raise invalid_request(f"The text holds {found!r}, which is a mark of this model's own.", param=param)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
-    """The same ids, as a list. Raises 400 for one that the model does not have."""
+    """Return the same ids, as a list. Raises 400 for an id that the model does not have."""
     if bad := [t for t in ids if not 0 <= t < vocab_size]:
         raise invalid_request(f"Token id {bad[0]} is not below {vocab_size}.", param="prompt")
     return list(ids)
 
 
 def eos_ids(generation: GenerationConfig, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end an answer: the generation config's, else the model's, and the tokenizer's own."""
+    """Return the ids that end an answer: the generation config's, else the model's, and the tokenizer's own."""
     found = generation.eos_token_id
     if found is None:
         found = getattr(config, "eos_token_id", None)
@@ -153,19 +155,20 @@ def eos_ids(generation: GenerationConfig, config: Any, tokenizer: Any) -> frozen
 
 
 def as_ids(found: int | Iterable[int] | None) -> list[int]:
-    """A config's one id, list of ids, or nothing, as a list."""
+    """Return a config's one id, list of ids, or nothing, as a list."""
     return [found] if isinstance(found, int) else list(found or ())
 
 
 def sampling_defaults(generation: GenerationConfig) -> dict[str, Any]:
-    """What the model's makers recommend. A config that does not sample recommends nothing, as in vLLM."""
+    """Return the recommendations of the model's makers. A config that does not sample recommends nothing, as in
+    vLLM."""
     given = generation.to_diff_dict()
     return {name: given[name] for name in _SAMPLING_FIELDS if given.get(name) is not None}
 
 
 def context_length(made_for: int | None, wanted: int | None) -> int:
-    """The context to serve: ``wanted`` by the deploy file, else what the model was made for. Raises
-    :class:`OmniError` (500) when neither is known, or when more is wanted than there is."""
+    """Return the context to serve: ``wanted`` by the deploy file, else the model's own. Raises :class:`OmniError` (500)
+    when neither is known, or when more is wanted than the model has."""
     if wanted is None:
         if made_for is None:
             raise OmniError(ErrorInfo(message="the model names no context length: set max_model_len", status=500))

@@ -1,5 +1,5 @@
-"""What thinkers of omni models have in common: text and features of images, sound and video in, text out, and states
-for the talker as their side output."""
+"""Shared parts of omni models' thinkers: text and features of images, sound and video in, text out, and hidden states
+for the talker as a side output."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ FEATURES = "features"
 
 @dataclass(slots=True)
 class _Request:
-    """A request as the thinker knows it. ``facts`` are the metadata of its media, for the talker's positions: as they
-    come, then in the prompt's order."""
+    """The thinker's state of a request. ``facts`` are the metadata of its media, for the talker's positions: in order
+    of arrival, then in the prompt's order."""
 
     prompt: Prompt
     spoken: str | None
@@ -57,10 +57,11 @@ class _Request:
 
 
 class Thinker(AutoregressiveAdapter):
-    """A family says how its prompts are laid out (:meth:`layout_of`) and builds its decoder. ``hello.model`` is the
-    checkpoint's folder. Options: those of the autoregressive engine.
+    """The thinker stage. A family lays out its prompts (:meth:`layout_of`) and builds its decoder. ``hello.model`` is
+    the checkpoint's folder. Options: those of the autoregressive engine.
 
-    A request of task "speech" brings no prompt but a text: the thinker reads it as its own answer, and says no more.
+    A request of task "speech" brings no prompt but a text: the thinker reads the text as its own answer, and adds
+    nothing.
     """
 
     def __init__(self, hello: Hello) -> None:
@@ -74,14 +75,14 @@ class Thinker(AutoregressiveAdapter):
 
     @abstractmethod
     def layout_of(self, config: Any) -> Layout:
-        """Of the checkpoint's config. The tokenizer is loaded."""
+        """Return the layout of the checkpoint's config. The tokenizer is loaded."""
 
     @abstractmethod
     def build(self, config: Any, device: torch.device, dtype: torch.dtype) -> FeatureDecoder:
-        """The decoder, with a side output if this stage hands its states on (:attr:`hands_on`)."""
+        """Return the decoder, with a side output if this stage passes its states on (:attr:`hands_on`)."""
 
     def expand(self, prompt: Prompt, media: Sequence[Medium]) -> Expanded:
-        """The input for a prompt and its media. Raises :class:`OmniError` (400) for one that cannot be."""
+        """Return the input for a prompt and its media. Raises :class:`OmniError` (400) for an impossible one."""
         return expand(self.text, self.layout, prompt, media)
 
     @property
@@ -94,7 +95,8 @@ class Thinker(AutoregressiveAdapter):
         return self.hello.model
 
     def part(self, cls: type[M], text: Any, dtype: torch.dtype, device: torch.device) -> M:
-        """The text model's module, of the checkpoint or (with several ranks) with this rank's part of it."""
+        """Return the text model's module, of the checkpoint or (with several ranks) with this rank's part of the
+        weights."""
         prefix = "thinker.model."
         if self.group.size == 1:
             return load_part(cls, text, self.folder, prefix, dtype, device)
@@ -103,7 +105,7 @@ class Thinker(AutoregressiveAdapter):
         return load_split(make, self.folder, prefix, split, dtype, device)
 
     def head(self, text: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """The weight of its head, likewise."""
+        """Return the weight of the head, or this rank's part of it."""
         prefix = "thinker.lm_head."
         if self.group.size == 1:
             return read_weights(self.folder, prefix)["weight"].to(device, dtype)
@@ -163,7 +165,7 @@ class Thinker(AutoregressiveAdapter):
         return self._begin(key, request) if end else PromptInput()
 
     def _begin(self, key: int, request: _Request) -> PromptInput:
-        """The whole prompt is known."""
+        """Start a request whose whole prompt is known."""
         prompt, spoken = request.prompt, request.spoken
         self.text.check_prompt(prompt, self.max_model_len)
         if prompt.token_ids is not None:
@@ -206,7 +208,8 @@ class Thinker(AutoregressiveAdapter):
         return State({"delta": delta, "answer": request.answer, "media": request.facts})
 
     def import_state(self, work: Work, state: State) -> None:
-        """The features stay where the prompt was computed; of them the answer needs their part in its positions."""
+        """Take over a request whose prompt was computed elsewhere. The features stay there; the answer needs only their
+        part in its positions."""
         request = self._requests[work.key] = _Request(*self._asked(work))
         request.answer, request.facts = state.facts["answer"], state.facts["media"]
         if delta := state.facts["delta"]:

@@ -1,4 +1,4 @@
-"""Text that knows which of its characters a client wrote, through everything that a chat template does with it."""
+"""Text that knows which of its characters a client wrote, through every operation of a chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Traced(str):
     """A text, with the origin of each of its characters in ``origins`` (bytes of the same length).
 
     The methods that cut, join and replace keep the origins; any other method gives a plain ``str``, which counts as the
-    template's: :func:`followed` is for their results.
+    template's: :func:`followed` is for such results.
     """
 
     __slots__ = ("origins",)
@@ -27,7 +27,7 @@ class Traced(str):
 
     @classmethod
     def of(cls, text: str, origin: int) -> Traced:
-        """A text that is of one origin."""
+        """Return a text of one origin."""
         return cls(text, bytes((origin,)) * len(text))
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Traced(str):
 
     @property
     def plain(self) -> str:
-        """The text alone."""
+        """Return the text alone."""
         return str.__str__(self)
 
     def __getitem__(self, at: SupportsIndex | slice) -> Traced:
@@ -100,7 +100,8 @@ class Traced(str):
         return self[: cut[0]], self[cut[0] : cut[1]], self[cut[1] :]
 
     def _found(self, pieces: list[str], separator: str | None) -> list[str]:
-        """These pieces, which stand in this order in the text. Between two is the separator, or white space."""
+        """Return these pieces, which stand in this order in the text. Between two pieces is the separator, or white
+        space."""
         made: list[str] = []
         at = 0
         for piece in pieces:
@@ -140,29 +141,29 @@ class Traced(str):
         return self._letters(super().swapcase())
 
     def _letters(self, made: str) -> Traced:
-        """The same letters in another case: nearly always one for one."""
+        """Return the same letters in another case: nearly always one for one."""
         return Traced(made, self.origins) if len(made) == len(self) else cast("Traced", followed(made, self))
 
 
 def origins_of(text: str) -> bytes:
-    """The origins of any text: a plain one is the template's."""
+    """Return the origins of any text: a plain text is the template's."""
     return text.origins if isinstance(text, Traced) else bytes(len(text))
 
 
 def concatenated(pieces: Iterable[Any]) -> Traced:
-    """Texts (or what ``str`` makes of other values), one behind the other."""
+    """Return texts (or other values as ``str``), one after the other."""
     texts = [piece if isinstance(piece, str) else str(piece) for piece in pieces]
     return Traced("".join(texts), b"".join(map(origins_of, texts)))
 
 
 def joined(separator: str, pieces: Iterable[Any]) -> Traced:
-    """Texts with a separator between them."""
+    """Return texts with a separator between them."""
     made = concatenated(it for piece in pieces for it in (separator, piece))
     return made[len(separator) :] if made else made
 
 
 def traced(value: Any) -> Any:
-    """A value that a client sent, with every text in it (keys too) as the client's."""
+    """Return a client's value, with every text in it (keys too) marked as the client's."""
     if isinstance(value, str):
         return Traced.of(value, CLIENT)
     if isinstance(value, Mapping):
@@ -171,7 +172,7 @@ def traced(value: Any) -> Any:
 
 
 def followed(made: Any, *sources: Any, origin: int = UNSURE) -> Any:
-    """The result of an operation that keeps no origins: a text that was made of a client's has ``origin``."""
+    """Return the result of an operation that keeps no origins: a result made from a client's text gets ``origin``."""
     if isinstance(made, str) and not isinstance(made, Traced):
         return Traced.of(str.__str__(made), origin) if holds_client(sources) else made
     if isinstance(made, list | tuple):
@@ -180,7 +181,7 @@ def followed(made: Any, *sources: Any, origin: int = UNSURE) -> Any:
 
 
 def holds_client(value: Any) -> bool:
-    """Whether a client's text is somewhere in a value."""
+    """Return whether a client's text is somewhere in a value."""
     if isinstance(value, Traced):
         return any(value.origins)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""A chat template's rendering that tells, of each character, whether the template or a client wrote it.
+"""Rendering of a chat template that tells, for each character, whether the template or a client wrote it.
 
-The environment is that of transformers' ``apply_chat_template`` (settings, filters, globals): for the same input it
-gives the same text. Chats are rendered by that; this one is asked only where it matters who wrote what, and the texts
-are compared.
+The environment is that of transformers' ``apply_chat_template`` (settings, filters, globals): for the same input the
+text is the same. Chats are rendered by transformers; this module renders only where the author of a text matters, and
+the texts are compared.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def render_traced(
     add_generation_prompt: bool,
     continue_final_message: bool,
 ) -> Traced:
-    """The text of a chat. ``variables`` are a client's, ``own`` the tokenizer's special tokens. Raises what the
-    template raises."""
+    """Return the text of a chat. ``variables`` are a client's, ``own`` the tokenizer's special tokens. Raises the
+    template's exceptions."""
     chat = [_message(message) for message in messages]
     if continue_final_message:
         _tag_last(chat[-1])
@@ -79,7 +79,7 @@ def _compiled(template: str) -> Template:
 
 
 class _Generation(Extension):
-    """The tag ``generation``, which only says where the assistant speaks."""
+    """The tag ``generation``, which only marks the assistant's part."""
 
     tags = {"generation"}
 
@@ -89,7 +89,7 @@ class _Generation(Extension):
 
 
 class _Joins(CodeGenerator):
-    """Compiles the operator ``~`` to what keeps origins."""
+    """A compiler of the operator ``~`` to an operation that keeps origins."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concat((")
@@ -100,8 +100,8 @@ class _Joins(CodeGenerator):
 
 
 class TracedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose operations keep the origins of texts, or mark as unsure what they cannot follow. It is given only
-    what transformers' stricter one has rendered before."""
+    """A sandbox whose operations keep the origins of texts, or mark as unsure the results of other operations. It
+    renders only input that transformers' stricter sandbox has rendered before."""
 
     code_generator_class = _Joins
     concat = staticmethod(concatenated)
@@ -114,7 +114,7 @@ class TracedEnvironment(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Methods of texts are followed; what a template defines, and what other objects give, keeps its origins."""
+        """Follow methods of texts; functions of the template and methods of other objects keep their origins."""
         method = getattr(called, "__wrapped__", called)
         text, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(text, str):
@@ -155,13 +155,13 @@ def _replace(text: Any, old: str, new: str, count: int | None = None) -> Traced:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> Any:
-    """A client's values as JSON: all of it counts as the client's."""
+    """Return a client's values as JSON: all of the text counts as the client's."""
     made = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return followed(made, value, origin=CLIENT)
 
 
 def _format(text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced | None:
-    """``str.format`` where every field is a value as it is; nothing for a text with other fields."""
+    """Return ``str.format`` for formats whose fields are plain values; ``None`` for other formats."""
     made: list[Any] = []
     automatic = 0
     for literal, field, spec, conversion in Formatter().parse(text):
@@ -177,7 +177,7 @@ def _format(text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trac
 
 
 def _percent(text: str, values: Any) -> Traced | None:
-    """The operator ``%`` where each place is a plain ``%s``; nothing for a text with other places."""
+    """Return the operator ``%`` for formats with plain ``%s`` only; ``None`` for other formats."""
     given = list(values) if isinstance(values, tuple) else [values]
     literals = text.split("%s")
     if len(literals) != len(given) + 1 or any("%" in literal for literal in literals):

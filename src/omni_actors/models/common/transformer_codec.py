@@ -18,10 +18,10 @@ Embed = Callable[[torch.Tensor], torch.Tensor]
 
 
 class TransformerCodec(CodecAdapter):
-    """A family's :meth:`prepare` ends with :meth:`assemble`.
+    """A codec stage; a family's :meth:`prepare` ends with :meth:`assemble`.
 
-    It remembers; or, with a context that is asked for, a window of frames is run through the transformer whole, and
-    through the convolutions with just the few frames that these see.
+    The codec remembers its streams; or, with a context in the options, a window of frames is run through the
+    transformer whole, and through the convolutions with just the few frames that they see.
     """
 
     def assemble(
@@ -63,7 +63,7 @@ class TransformerCodec(CodecAdapter):
 
 
 def flat(blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """Modules in order, those in lists among them."""
+    """Return modules in order, with lists of modules flattened."""
     found: list[nn.Module] = []
     for block in blocks:
         found += flat(block) if isinstance(block, nn.ModuleList) else [block]
@@ -71,8 +71,8 @@ def flat(blocks: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def contexts(before: nn.Module, transformer: Any, blocks: nn.Module) -> tuple[int, int, int]:
-    """Samples of a frame; frames before a frame that ``blocks`` let into it; and those that the whole network does,
-    whose transformer (its config is given) sees a window in each layer."""
+    """Return the samples of a frame; the frames before a frame that ``blocks`` see; and the frames that the whole
+    network sees, whose transformer (its config is given) sees a window in each layer."""
     rate, behind, _ = reach(blocks, causal=True)
     _, ahead, _ = reach(before, causal=True)
     return rate, behind, ahead + transformer.num_hidden_layers * (transformer.sliding_window - 1) + behind

@@ -1,7 +1,7 @@
-"""Pictures and frames to the patches that Qwen's vision towers take, as transformers' processors make them.
+"""Pictures and frames to the patches for Qwen's vision towers, as transformers' processors make them.
 
-Images go through the processor without torchvision (Pillow's resampling). Its video processor needs torchvision, so
-that one's arithmetic is done here in torch.
+Images go through the processor without torchvision (Pillow's resampling). Its video processor needs torchvision, so the
+same arithmetic is done here in torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Vision:
         video_pixels: tuple[int, int],
         most_pixels: tuple[int | None, int | None] = (None, None),
     ) -> None:
-        """``most_pixels`` of an image and of a frame, where a deployment wants smaller ones than the checkpoint."""
+        """``most_pixels`` of an image and of a frame limit a deployment to smaller sizes than the checkpoint's."""
         settings = {} if most_pixels[0] is None else {"max_pixels": most_pixels[0]}
         made = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True, **settings)
         self._images = made
@@ -54,14 +54,15 @@ class Vision:
         self._std = (torch.tensor(made.image_std) * scale).view(1, 3, 1, 1)
 
     def image(self, pixels: Pixels) -> Patches:
-        """Of uint8 [height, width, 3]. Raises :class:`ValueError` for one that is far too long and narrow."""
+        """Return the patches of uint8 [height, width, 3]. Raises :class:`ValueError` for an image that is far too long
+        and narrow."""
         made = self._images(images=[pixels], input_data_format="channels_last", return_tensors="pt")
         t, h, w = made["image_grid_thw"][0].tolist()
         return Patches(made["pixel_values"], (t, h, w))
 
     def video(self, frames: Pixels) -> Patches:
-        """Of uint8 [frames, height, width, 3]. The last frame is repeated until the temporal patch is full. Raises
-        :class:`ValueError` for frames that are far too long and narrow."""
+        """Return the patches of uint8 [frames, height, width, 3]. The last frame is repeated until the temporal patch
+        is full. Raises :class:`ValueError` for frames that are far too long and narrow."""
         patch, merge, temporal = self._patch, self.merge, self.temporal
         least, most = self._video_pixels
         height, width = smart_resize(
@@ -76,7 +77,7 @@ class Vision:
 
     @staticmethod
     def _resize(frames: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """uint8 [n, h, w, 3] → whole numbers from 0 to 255 in float32 [n, 3, height, width]."""
+        """Return whole numbers from 0 to 255 in float32 [n, 3, height, width] of uint8 [n, h, w, 3]."""
         pixels = frames.permute(0, 3, 1, 2).float()
         if pixels.shape[2:] != (height, width):
             pixels = functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True)

@@ -19,8 +19,8 @@ from transformers import AutoConfig, GenerationConfig
 from transformers.models.kyutai_speech_to_text.modeling_kyutai_speech_to_text import KyutaiSpeechToTextModel
 
 from omni_actors.connectors.payload import Payload
+from omni_actors.models.common.audio_conditioned_lm import check_transcription
 from omni_actors.models.common.layers import Layers, own
-from omni_actors.models.common.listener import check_transcription
 from omni_actors.models.common.load import load_part, read_weights
 from omni_actors.models.common.rotary import Rotary
 from omni_actors.models.common.text import Text, context_length, sampling_defaults

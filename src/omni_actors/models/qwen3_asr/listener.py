@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec.structs
 
-from omni_actors.models.common.listener import Listener, check_transcription
+from omni_actors.models.common.audio_conditioned_lm import AudioConditionedLM, check_transcription
 from omni_actors.models.qwen3_asr.languages import LANGUAGES
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
@@ -24,7 +24,7 @@ LONGEST_HEAD = 64
 """Characters after which an answer without the mark is taken for the transcript itself."""
 
 
-class Decoder(Listener):
+class Decoder(AudioConditionedLM):
     """Tells the language in the metadata of the first delta: the asked one, or what the model named."""
 
     model_types = frozenset({"qwen3"})

@@ -1,8 +1,8 @@
 """Tiny full checkpoints: real model classes, real special tokens, random weights, fewer than five million parameters.
 
-``build("qwen3-omni", folder)`` writes what a download from the Hub would hold (config, weights, tokenizer, processor,
-chat template, generation config), so that everything that loads the real checkpoint loads this one. The same family,
-seed and library versions give the same bytes. Torch and transformers are imported by ``build``, never before.
+``build("qwen3-omni", folder)`` writes the files of a download from the Hub (config, weights, tokenizer, processor, chat
+template, generation config), so that every loader of the real checkpoint loads this one. The same family, seed and
+library versions give the same bytes. Torch and transformers are imported by ``build``, never before.
 
 A family is one module (or an object in one, ``module:name``) with ``write(folder, seed)``, and one line in
 ``FAMILIES``.
@@ -33,7 +33,7 @@ FAMILIES: dict[str, str] = {
 
 
 class Family(Protocol):
-    """What a family's module offers."""
+    """The interface of a family's module."""
 
     def write(self, folder: Path, seed: int) -> None:
         """Write the checkpoint's files into `folder`, which exists."""

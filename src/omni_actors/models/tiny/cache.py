@@ -1,4 +1,4 @@
-"""Tiny checkpoints that are built once and kept, for tests and benchmarks."""
+"""A cache of tiny checkpoints for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
 def edition() -> str:
-    """A name that changes with this package's sources and the versions of what it builds with."""
+    """Return a name that changes with this package's sources and the versions of the libraries that build
+    checkpoints."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
@@ -25,9 +26,11 @@ def edition() -> str:
 
 
 def cached(family: str) -> Path:
-    """The folder of `family`'s tiny checkpoint in the cache directory, built if it is not there.
+    """Return the folder of `family`'s tiny checkpoint in the cache directory, and build the checkpoint if it is
+    missing.
 
-    Processes may call it at the same time: a folder appears whole, by one rename, and the first one stays.
+    Several processes may call this function at the same time: a folder appears whole, by one rename, and the first one
+    stays.
     """
     folder = cache_root() / f"tiny-{edition()}" / family
     if folder.exists():

@@ -1,4 +1,4 @@
-"""A tiny language model of Qwen3's kind: what pipeline ``causal-lm`` serves."""
+"""A tiny language model of Qwen3's kind, for the pipeline ``causal-lm``."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ def write(folder: Path, seed: int) -> None:
 
 
 def codec_class() -> Any:
-    """The codec's class. Its module imports torchaudio, to resample what it encodes; where that is not installed
-    something empty stands in for it during the import, and encoding does not work."""
+    """Return the codec's class. Its module imports torchaudio for the resampling of input; without torchaudio an empty
+    module is imported in its place, and encoding does not work."""
     with _importable("torchaudio"):
         module = import_module("transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer")
     return module.HiggsAudioV2TokenizerModel

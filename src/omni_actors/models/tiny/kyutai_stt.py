@@ -52,7 +52,7 @@ def write(folder: Path, seed: int) -> None:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Pieces of words as SentencePiece writes them: a word's beginning is ``▁``."""
+    """Return a tokenizer of word pieces in SentencePiece's form: a word's beginning is ``▁``."""
     made = Tokenizer(BPE(unk_token="<unk>"))
     made.normalizer = normalizers.NFKC()
     made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -64,7 +64,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def settings(words: int) -> KyutaiSpeechToTextConfig:
-    """The configuration. The text's vocabulary is the tokenizer's and, behind it, the beginning of a stream."""
+    """Return the configuration. The text's vocabulary is the tokenizer's, followed by the token for the begin of a
+    stream."""
     vocabulary = words + 1
     return KyutaiSpeechToTextConfig(
         vocab_size=vocabulary,

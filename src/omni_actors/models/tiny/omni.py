@@ -1,4 +1,4 @@
-"""What the folders of the two omni families have in common: processor settings, a chat template, their files."""
+"""Shared parts of the folders of the two omni families: processor settings, a chat template, their files."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ SYSTEM<|im_end|>
 
 
 def chat_template(tokens: dict[str, str], system: str | None) -> str:
-    """The family's template in Jinja: ChatML, a placeholder token between two marks for each image, audio and video.
+    """Return the family's template in Jinja: ChatML, a placeholder token between two marks for each image, audio and
+    video.
 
     `tokens` names the placeholders as the processor's tokenizer does (``image_token``, ``vision_bos_token``, …);
-    `system` is the system message of a conversation that has none.
+    `system` is the system message of a conversation without one.
     """
     vision = tokens["vision_bos_token"], tokens["vision_eos_token"]
     audio = tokens["audio_bos_token"], tokens["audio_eos_token"]
@@ -55,7 +56,7 @@ def chat_template(tokens: dict[str, str], system: str | None) -> str:
 
 
 def preprocessor(processor: str, patch_size: int, mean: list[float], std: list[float]) -> dict[str, Any]:
-    """``preprocessor_config.json`` as the families' checkpoints have it: image and audio settings in one file.
+    """Return ``preprocessor_config.json`` as in the families' checkpoints: image and audio settings in one file.
 
     The smallest and the largest image are much smaller than the checkpoints', so that a tiny model stays quick: 4 to 64
     tokens an image.

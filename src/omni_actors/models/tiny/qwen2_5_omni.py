@@ -96,7 +96,8 @@ def write(folder: Path, seed: int) -> None:
 
 
 def speakers(seed: int) -> dict[str, dict[str, Any]]:
-    """Each speaker's first text token, embedding [1, dim] and reference mel spectrogram [1, frames, 80] (log, ≤ 0)."""
+    """Return each speaker's first text token, embedding [1, dim] and reference mel spectrogram [1, frames, 80] (log, ≤
+    0)."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: {
@@ -109,7 +110,7 @@ def speakers(seed: int) -> dict[str, dict[str, Any]]:
 
 
 def settings(ids: dict[str, int]) -> Qwen2_5OmniConfig:
-    """The configuration, with the `ids` of the special tokens and roles."""
+    """Return the configuration, with the `ids` of the special tokens and roles."""
     marks = {
         "audio_token_index": ids["<|AUDIO|>"],
         "image_token_index": ids["<|IMAGE|>"],

@@ -73,7 +73,7 @@ def write(folder: Path, seed: int) -> None:
 
 
 def settings(ids: dict[str, int]) -> Qwen3ASRConfig:
-    """The configuration, with the `ids` of the special tokens."""
+    """Return the configuration, with the `ids` of the special tokens."""
     return Qwen3ASRConfig(
         audio_config={
             "num_mel_bins": 128,

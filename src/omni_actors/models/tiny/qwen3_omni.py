@@ -105,7 +105,7 @@ def write(folder: Path, seed: int) -> None:
 
 
 def settings(ids: dict[str, int], vocabulary: int) -> Qwen3OmniMoeConfig:
-    """The configuration: `ids` of the special tokens and roles, `vocabulary` of the thinker."""
+    """Return the configuration: `ids` of the special tokens and roles, `vocabulary` of the thinker."""
     vision: dict[str, Any] = {
         "depth": 4,
         "hidden_size": 32,

@@ -1,6 +1,5 @@
-"""Tiny Qwen3-TTS (12 Hz) checkpoints, one for each kind there is: named voices, voices designed by a description, and
-the base model, which clones and so has a speaker encoder. The codec lies in ``speech_tokenizer``, as in the real ones.
-"""
+"""Tiny Qwen3-TTS (12 Hz) checkpoints, one of each kind: named voices, voices designed by a description, and the base
+model, which clones and so has a speaker encoder. The codec lies in ``speech_tokenizer``, as in the real checkpoints."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ GENERATION = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kind of checkpoint, named as in its ``tts_model_type``."""
+    """One kind of checkpoint, named by its ``tts_model_type``."""
 
     kind: str
 
@@ -96,7 +95,7 @@ CUSTOM_VOICE, VOICE_DESIGN, BASE = Variant("custom_voice"), Variant("voice_desig
 
 
 def settings(kind: str, ids: dict[str, int]) -> dict[str, Any]:
-    """``config.json``; `ids` of the text's special tokens."""
+    """Return ``config.json``; `ids` are those of the text's special tokens."""
     layers: dict[str, Any] = {
         "hidden_size": HIDDEN,
         "intermediate_size": 128,
@@ -214,7 +213,7 @@ def _write_codec(folder: Path, seed: int) -> None:
 
 
 def _save(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    """What ``save_pretrained`` would write, which refuses the package's classes in transformers 5."""
+    """Write the files of ``save_pretrained``, which refuses the package's classes in transformers 5."""
     folder.mkdir(exist_ok=True)
     _write(folder / "config.json", config)
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")

@@ -1,8 +1,8 @@
-"""The families' own classes, without torchvision: the reference that this project's stages are held to.
+"""The families' own classes, without torchvision: the reference for this project's stages.
 
 ``AutoProcessor.from_pretrained`` builds a video processor, and transformers' video processors need torchvision, which
 this project does not install. :func:`processor` builds the processor's class from its parts instead, with
-:class:`Frames` in the video processor's place: the same arithmetic in torch alone.
+:class:`Frames` in place of the video processor: the same arithmetic in torch alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 
 class Frames:
-    """What ``Qwen2VLVideoProcessor`` does to frames that are sampled already. Frames are uint8 [T, H, W, 3].
+    """The operation of ``Qwen2VLVideoProcessor`` on sampled frames. Frames are uint8 [T, H, W, 3].
 
-    In order: resize all frames to the multiple of ``patch_size * merge_size`` that ``smart_resize`` gives for ``size``
+    In order: resize all frames to the multiple of ``patch_size * merge_size`` from ``smart_resize`` for ``size``
     (bicubic, antialiased, rounded to whole levels and clamped to 0…255), scale and normalise in one step in float32
     (``(x - 255 * mean) / (255 * std)``), repeat the last frame until ``temporal_patch_size`` divides their number, and
     cut into patches ordered [t, h / merge, w / merge, merge, merge], each flattened as [channel, frame, y, x].
@@ -39,7 +39,8 @@ class Frames:
     def __call__(
         self, videos: list[NDArray[np.uint8]], size: dict[str, int], return_tensors: str | None = None, **_: Any
     ) -> BatchFeature:
-        """``pixel_values_videos`` float32 [patches of all videos, values] and ``video_grid_thw`` int64 [videos, 3]."""
+        """Return ``pixel_values_videos`` float32 [patches of all videos, values] and ``video_grid_thw`` int64 [videos,
+        3]."""
         made = [self.patches(torch.from_numpy(frames), size) for frames in videos]
         return BatchFeature(
             {
@@ -49,7 +50,7 @@ class Frames:
         )
 
     def patches(self, frames: torch.Tensor, size: dict[str, int]) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """One video's patches and its grid (t, h, w) in patches."""
+        """Return one video's patches and its grid (t, h, w) in patches."""
         patch, merge, temporal = self.patch_size, self.merge_size, self.temporal_patch_size
         height, width = smart_resize(
             frames.shape[1],
@@ -72,7 +73,7 @@ class Frames:
 
 
 def model(folder: Path) -> PreTrainedModel:
-    """The model of a `folder`, of the class that its config.json names, for inference."""
+    """Return the model of a `folder`, of the class in its config.json, for inference."""
     settings = json.loads((folder / "config.json").read_text())
     made = getattr(transformers, settings["architectures"][0]).from_pretrained(folder).eval()
     if hasattr(made, "talker"):
@@ -84,10 +85,11 @@ def model(folder: Path) -> PreTrainedModel:
 
 
 def processor(folder: Path) -> ProcessorMixin:
-    """The processor of an omni `folder`, of the class that its preprocessor_config.json names.
+    """Return the processor of an omni `folder`, of the class in its preprocessor_config.json.
 
-    Call it as transformers documents (``processor(text=…, images=…, videos=…, audio=…, return_tensors="pt")``); its
-    ``apply_chat_template`` works for templates only (``tokenize=False``). Videos are arrays of sampled frames.
+    Call the processor as transformers documents (``processor(text=…, images=…, videos=…, audio=…,
+    return_tensors="pt")``); its ``apply_chat_template`` works for templates only (``tokenize=False``). Videos are
+    arrays of sampled frames.
     """
     image = Qwen2VLImageProcessorPil.from_pretrained(folder)
     audio = AutoFeatureExtractor.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What the speech families' checkpoints share: a tokenizer of bytes, and Mimi's sizes and codebooks."""
+"""Shared parts of the speech families' checkpoints: a tokenizer of bytes, and Mimi's sizes and codebooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 
 def byte_tokenizer(specials: Sequence[str], **settings: Any) -> PreTrainedTokenizerFast:
-    """One token per byte, then ``specials`` in order from id 256 on. ``settings`` go to the tokenizer."""
+    """Return a tokenizer of one token per byte, then ``specials`` in order from id 256 on. ``settings`` go to the
+    tokenizer."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -24,7 +25,7 @@ def byte_tokenizer(specials: Sequence[str], **settings: Any) -> PreTrainedTokeni
 
 
 def ids_of(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
-    """The ids of special tokens. Raises ValueError for one that is not there."""
+    """Return the ids of special tokens. Raises ValueError for an unknown one."""
     ids: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
     for token, number in zip(tokens, ids, strict=True):
         if number is None or number == tokenizer.unk_token_id:
@@ -33,7 +34,7 @@ def ids_of(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
 
 
 def mimi_config(codebooks: int, codes: int) -> dict[str, Any]:
-    """Mimi at 12.5 frames per second, its transformers' windows short enough to matter."""
+    """Return the config of Mimi at 12.5 frames per second, with its transformers' windows short enough to matter."""
     return {
         "hidden_size": 32,
         "num_filters": 4,
@@ -54,7 +55,7 @@ def mimi_config(codebooks: int, codes: int) -> dict[str, Any]:
 
 
 def randomise_mimi(model: Any, seed: int) -> None:
-    """Codebooks (buffers, all zeros in a new model) whose entries differ, and sound within [-1, 1]."""
+    """Fill codebooks (buffers, all zeros in a new model) with entries that differ, and keep sound within [-1, 1]."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
@@ -64,7 +65,7 @@ def randomise_mimi(model: Any, seed: int) -> None:
 
 
 def soften(convolution: Any, factor: float) -> None:
-    """Make what a codec's last convolution gives smaller, so that sound stays within [-1, 1]."""
+    """Reduce the output of a codec's last convolution, so that sound stays within [-1, 1]."""
     with torch.no_grad():
         convolution.weight *= factor
         if convolution.bias is not None:
@@ -72,14 +73,15 @@ def soften(convolution: Any, factor: float) -> None:
 
 
 def recommend(generation_config: Any, **settings: Any) -> None:
-    """Put these into a generation config, those that only the family knows too."""
+    """Put these settings into a generation config, also settings that only the family knows."""
     for name, value in settings.items():
         setattr(generation_config, name, value)
     generation_config._from_model_config = False  # else what only the family knows is dropped when it is read
 
 
 def name_audio_tokenizer(folder: Path, codec: Any, name: str = "audio_tokenizer") -> None:
-    """Make the processor name its codec as a checkpoint's folder does, and not where it lay when it was saved."""
+    """Make the processor name its codec by a path in the checkpoint's folder, instead of the path at the time of
+    saving."""
     path = folder / "processor_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     settings["audio_tokenizer"] = {

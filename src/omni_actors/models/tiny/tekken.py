@@ -29,7 +29,7 @@ PATTERN = (
 
 
 def write_tekken(folder: Path, specials: dict[int, str], *, base: int, audio: dict[str, Any]) -> int:
-    """Write ``tekken.json`` with `base` bytes and merged tokens, and `specials` by id; give the vocabulary's size."""
+    """Write ``tekken.json`` with `base` bytes and merged tokens, and `specials` by id; return the vocabulary's size."""
     trained = Tokenizer(BPE())
     split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
     trained.pre_tokenizer = pre_tokenizers.Sequence(

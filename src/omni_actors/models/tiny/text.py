@@ -1,7 +1,7 @@
 """A small byte-level BPE tokenizer with a family's own special tokens.
 
-It has every byte, so that any text can be encoded, and merges learnt from the words below. Words that a model addresses
-by id (the chat's roles) are one token each.
+The tokenizer has every byte, so that any text can be encoded, and merges learnt from the words below. Words that a
+model addresses by id (the chat's roles) are one token each.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ROLES = ("system", "user", "assistant")
 def tokenizer(
     specials: Sequence[str], names: Mapping[str, str], *, base: int = 640, plain: Sequence[str] = ()
 ) -> Qwen2Tokenizer:
-    """A Qwen2 tokenizer: `base` bytes and merged tokens, then `specials` in order, each one token.
+    """Return a Qwen2 tokenizer: `base` bytes and merged tokens, then `specials` in order, each one token.
 
     `names` are the tokenizer's named tokens (``eos_token``, ``audio_token``, …), each of which is among `specials`.
-    Those of `specials` that are in `plain` stay in decoded text. The same call gives the same ids. Raises ValueError
-    when a role of a chat is not one token.
+    Members of `specials` in `plain` stay in decoded text. The same call gives the same ids. Raises ValueError when a
+    role of a chat is not one token.
     """
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -82,7 +82,7 @@ def write(folder: Path, seed: int) -> None:
 
 
 def _lead(model: VibeVoiceForConditionalGeneration, seed: int) -> None:
-    """Make speech go on more often than not: a direction that every frame's input has, and that speaks for another."""
+    """Make speech continue more often than not: a direction in every frame's input favours another frame."""
     config = model.config
     direction = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

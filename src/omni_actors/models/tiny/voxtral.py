@@ -61,7 +61,7 @@ def write(folder: Path, seed: int) -> None:
 
 
 def settings(vocabulary: int) -> VoxtralConfig:
-    """The configuration. Four frames of the encoder are one token: its inner size is four times its width."""
+    """Return the configuration. Four frames of the encoder are one token: its inner size is four times its width."""
     return VoxtralConfig(
         audio_config={
             "hidden_size": 32,

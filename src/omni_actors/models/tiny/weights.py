@@ -1,8 +1,8 @@
-"""Random weights that make a tiny model behave: outputs that vary, depend on every input and are not nearly tied.
+"""Random weights with which a tiny model behaves: outputs vary, depend on every input and are not nearly tied.
 
-The library's own initialisation (normal, 0.02) makes a small transformer's layers almost the identity: it repeats one
-token, and an image or a wrong layer changes nothing that a test could see. Here a matrix keeps the scale of what it
-multiplies (normal, gain / sqrt(fan in)), embeddings are of unit scale, and norms and biases are not trivial.
+The library's own initialisation (normal, 0.02) makes a small transformer's layers almost the identity: the model
+repeats one token, and an image or a wrong layer changes nothing visible to a test. Here a matrix keeps the scale of its
+input (normal, gain / sqrt(fan in)), embeddings are of unit scale, and norms and biases are not trivial.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def initialise(model: nn.Module, seed: int, gains: Mapping[str, float]) -> None:
     """Fill every parameter of `model`, in place, from one generator seeded with `seed`.
 
-    `gains` maps patterns of parameter names (``fnmatch``) to factors on the usual scale; the last match wins.
-    Biases and norms' weights have a spread of 0.1 by their gain; other vectors (layer scales, the logarithms of snake
-    activations) keep the value that the model's constructor gave them, times the gain.
+    `gains` maps patterns of parameter names (``fnmatch``) to factors on the usual scale; the last match wins. Biases
+    and norms' weights have a spread of 0.1 by their gain; other vectors (layer scales, the logarithms of snake
+    activations) keep the value from the model's constructor, times the gain.
     """
     generator = torch.Generator().manual_seed(seed)
     transposed = {id(module.weight): module.stride[0] for module in model.modules() if isinstance(module, TRANSPOSED)}
@@ -53,14 +53,14 @@ def initialise(model: nn.Module, seed: int, gains: Mapping[str, float]) -> None:
 
 
 def silence(head: nn.Linear, rows: list[int], remaining: float = 0.0) -> None:
-    """Make the tokens `rows` of an output head unlikely: their logits shrink to `remaining` of what they were.
+    """Make the tokens `rows` of an output head unlikely: their logits shrink to `remaining` of the original.
 
-    At 0 they are never the best, beside hundreds that spread around 0; above 1 they are likelier than others.
+    At 0 the tokens are never the best, beside hundreds that spread around 0; above 1 they are likelier than others.
     """
     with torch.no_grad():
         head.weight[rows] *= remaining
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers a model learns."""
+    """Return the number of a model's parameters."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig, AutoFeatureExtractor, VoxtralEncoder
 from transformers.models.voxtral.modeling_voxtral import VoxtralMultiModalProjector
 
+from omni_actors.models.common.audio_conditioned_lm import present
 from omni_actors.models.common.audio_tower import RATE, AudioTower, Samples
-from omni_actors.models.common.listener import present
 from omni_actors.models.common.load import load_part, read_weights
 
 WINDOW = 30 * RATE

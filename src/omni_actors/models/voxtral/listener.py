@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from omni_actors.models.common.listener import Listener, check_transcription
+from omni_actors.models.common.audio_conditioned_lm import AudioConditionedLM, check_transcription
 from omni_actors.models.common.text import check_token_ids
 from omni_actors.models.voxtral.pipeline import LANGUAGES
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
@@ -25,7 +25,7 @@ SYSTEM_WITH_AUDIO = 13
 """The first version of the tokenizer whose conversations may have both a system message and clips."""
 
 
-class Decoder(Listener):
+class Decoder(AudioConditionedLM):
     model_types = frozenset({"llama", "mistral"})
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The decoder stage of a model that hears: text, and the features of clips, to text."""
+"""The decoder stage of a model with audio input: text, and the features of clips, to text."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ class _Request:
     features: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-class Listener(AutoregressiveAdapter):
-    """``hello.model`` is the checkpoint's folder. Options: those of the autoregressive engine.
+class AudioConditionedLM(AutoregressiveAdapter):
+    """A language model conditioned on audio clips. ``hello.model`` is the checkpoint's folder. Options: those of the
+    autoregressive engine.
 
-    A request has a section ``transcription`` and one clip, or a ``prompt`` and any number of them.
+    A request has a section ``transcription`` and one clip, or a ``prompt`` and any number of clips.
     """
 
     model_types: ClassVar[frozenset[str]]
-    """Kinds of text decoder that :class:`~omni_actors.models.common.layers.Layers` computes as transformers does."""
+    """Kinds of text decoder whose layers :class:`~omni_actors.models.common.layers.Layers` computes as transformers
+    does."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -64,13 +66,13 @@ class Listener(AutoregressiveAdapter):
 
     @abstractmethod
     def prompt_tokens(self, prompt: Prompt) -> list[int]:
-        """The prompt of a chat or completion, with one :attr:`audio_token` for each clip, in order. Raises 400 for what
-        the model cannot do."""
+        """Return the prompt of a chat or completion, with one :attr:`audio_token` for each clip, in order. Raises 400
+        for a prompt beyond the model's abilities."""
 
     @abstractmethod
     def transcription_tokens(self, asked: Transcription) -> list[int]:
-        """The prompt that asks for the transcription of a clip, which is one :attr:`audio_token` in it. Raises 400 for
-        what the model cannot do."""
+        """Return the prompt for the transcription of a clip, with one :attr:`audio_token` for the clip. Raises 400 for
+        a request beyond the model's abilities."""
 
     # ---- loading
 
@@ -143,7 +145,8 @@ class Listener(AutoregressiveAdapter):
         return self._begin(key, request) if end else PromptInput()
 
     def _begin(self, key: int, request: _Request) -> PromptInput:
-        """The whole prompt is known: each placeholder becomes as many as its clip has features."""
+        """Start a request whose whole prompt is known: each placeholder becomes as many tokens as its clip has
+        features."""
         asked, media = request.asked, request.media
         if isinstance(asked, Prompt):
             self.text.check_prompt(asked, self.max_model_len)
@@ -171,7 +174,8 @@ class Listener(AutoregressiveAdapter):
         return PromptInput(expanded, root=root_of(media), continued=continued, complete=True, max_tokens=most)
 
     def _in_order(self, prompt: Prompt, media: Sequence[Medium]) -> list[Medium]:
-        """The prompt's clips in the order in which it names them. Raises 400 when it does not name each once."""
+        """Return the prompt's clips in the order of the prompt. Raises 400 when the prompt does not name each clip
+        once."""
         by_index = {medium.index: medium for medium in media}
         found: list[Medium] = []
         for message in prompt.messages or ():
@@ -194,14 +198,14 @@ class Listener(AutoregressiveAdapter):
 
 
 def present(folder: str, *prefixes: str) -> str:
-    """The first of these beginnings of names that the checkpoint has weights of, else the first: checkpoints were
-    published before their classes were regrouped."""
+    """Return the first of these beginnings of names for which the checkpoint has weights, else the first: some
+    checkpoints were published before their classes were regrouped."""
     return next((prefix for prefix in prefixes if read_weights(folder, prefix)), prefixes[0])
 
 
 def check_transcription(asked: Transcription, languages: Collection[str]) -> str | None:
-    """The asked language's code among `languages`, ``None`` where it is to be found out. Raises 400 for what these
-    models cannot do: they write down what is said, without times."""
+    """Return the requested language's code among `languages`, ``None`` for automatic detection. Raises 400 for requests
+    beyond these models: they write a transcript in the spoken language, without times."""
     if asked.task != "transcribe":
         raise invalid_request("This model transcribes; it does not translate.", param="task")
     if asked.timestamps != "none":
