@@ -136,15 +136,15 @@ class FakeOrchestrator:
         for stage in self.plan.stages:
             self.admission.stage(stage.name, 1, coming=False)
 
-    def foresee(self, outline: Request, *, or_later: bool) -> None:
+    def reject_early(self, outline: Request, *, priority_may_drop: bool) -> None:
         """By an admission that scripts know nothing of; a test fills it."""
         try:
             graph = subgraph(self.plan, outline.task, outline.inputs, outline.outputs)
         except OmniError:
-            if or_later:
+            if priority_may_drop:
                 return
             raise
-        self.admission.foresee(outline, graph, or_later=or_later)
+        self.admission.reject_early(outline, graph, priority_may_drop=priority_may_drop)
 
     @asynccontextmanager
     async def open(self, request: Request, observer: RequestObserver | None = None) -> AsyncIterator[FakeStream]:

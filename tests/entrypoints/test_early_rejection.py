@@ -17,7 +17,7 @@ from tests.entrypoints.test_middleware import error_of
 from tests.media.web import ok, web
 
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.orchestrator.admission import Seat
+from omni_actors.orchestrator.permits import Permit
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import ErrorInfo
@@ -46,15 +46,15 @@ EARLY: dict[str, tuple[Pipeline, str, dict[str, Any]]] = {
 """One request of each kind that has work for the media process before it is admitted."""
 
 
-def seat(orchestrator: FakeOrchestrator, priority: int = 0) -> Seat | None:
+def permit(orchestrator: FakeOrchestrator, priority: int = 0) -> Permit | None:
     """Somebody comes in, or waits if nobody may."""
     task, needed = next(iter(orchestrator.plan.tasks.items()))
     outputs = (next(iter(needed.outputs)),)
     request = Request(task=task, outputs=outputs, priority=priority)
     graph = subgraph(orchestrator.plan, task, ("text",), outputs)
-    found = orchestrator.admission.try_enter(request, graph)
+    found = orchestrator.admission.try_acquire(request, graph)
     if found is None:
-        orchestrator.admission._join(request, graph)
+        orchestrator.admission.enqueue(request, graph)
     return found
 
 
@@ -62,9 +62,9 @@ def seat(orchestrator: FakeOrchestrator, priority: int = 0) -> Seat | None:
 async def full(pipeline: Pipeline, *overrides: str, priority: int = 0) -> AsyncIterator[Server]:
     """A deployment where one request runs, and one waits if it may."""
     async with served(answer, FULL, LOCAL, *(overrides or (NO_LINE,)), pipeline=pipeline) as server:
-        seat(server.orchestrator)
+        permit(server.orchestrator)
         if overrides:
-            seat(server.orchestrator, priority)
+            permit(server.orchestrator, priority)
         yield server
 
 
@@ -82,7 +82,7 @@ async def metric(server: Server, line: str) -> str | None:
 async def test_a_full_deployment_refuses_before_the_media_process_is_asked(kind: str) -> None:
     pipeline, path, request = EARLY[kind]
     async with served(answer, FULL, NO_LINE, pipeline=pipeline) as server:
-        taken = seat(server.orchestrator)
+        taken = permit(server.orchestrator)
         assert taken is not None
         response = await server.client.post(path, **request)
         error = error_of(response, 429)
@@ -93,7 +93,7 @@ async def test_a_full_deployment_refuses_before_the_media_process_is_asked(kind:
         assert server.orchestrator.admission.refused == {"queue_full": 1}
         task = {CHAT: "chat", COMPLETE: "completion", HEAR: "transcription", SAY: "speech"}.get(path, "translation")
         assert await metric(server, f'omni_actors_requests_total{{outcome="failed",task="{task}"}}') == "1.0"
-        server.orchestrator.admission.leave(taken)
+        server.orchestrator.admission.release(taken)
         assert (await server.client.post(path, **request)).status_code == 200
         assert server.orchestrator.admission.refused == {"queue_full": 1}
         await server.settled()
@@ -134,7 +134,7 @@ async def test_other_refusals_are_known_as_early(kind: str, state: str) -> None:
             for stage in server.orchestrator.plan.stages:
                 admission.stage(stage.name, 0, coming=False)
         else:
-            admission._remember("key 0")
+            admission.tenants["key 0"] = 1
         response = await server.client.post(path, **request, headers={"Authorization": "Bearer red"})
         status, word = STATES[state]
         assert response.status_code == status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 from trio.testing import MockClock
 
-from omni_actors.orchestrator.deadlines import Deadlines, Patience
+from omni_actors.orchestrator.deadlines import Deadlines, UniformTimeouts
 
 
 async def test_what_expires_may_discard_others_of_the_same_moment_and_later(autojump_clock: MockClock) -> None:
@@ -42,7 +42,7 @@ async def test_who_exhausts_a_patience_is_told_once_each_in_order(autojump_clock
         if item == "first":
             patience.discard("beside")
 
-    patience: Patience[str] = Patience(1.0, expire)
+    patience: UniformTimeouts[str] = UniformTimeouts(1.0, expire)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(patience.run)
         began = trio.current_time()

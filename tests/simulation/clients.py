@@ -67,7 +67,7 @@ async def client(world: World, orchestrator: Orchestrator, number: int, load: Lo
     await trio.sleep(load.at / 1000)
     outcome.begun_at = trio.current_time()
     request = request_of(load, outcome.id, outcome.seed)
-    foreseen = _foreseen(orchestrator, request)
+    refused_early = _early_refusal(orchestrator, request)
     with trio.CancelScope() as scope:
         if load.habit == "gone":
             scope.deadline = trio.current_time() + load.amount / 1000
@@ -90,8 +90,8 @@ async def client(world: World, orchestrator: Orchestrator, number: int, load: Lo
     if scope.cancelled_caught:
         outcome.left = True
     outcome.ended_at = trio.current_time()
-    if foreseen not in (None, outcome.error):
-        world.violate(f"{outcome.id} was to be refused ({foreseen}), and was not: {outcome.error}")
+    if refused_early not in (None, outcome.error):
+        world.violate(f"{outcome.id} was to be refused ({refused_early}), and was not: {outcome.error}")
     if outcome.left:
         world.hit(f"client:{load.habit}")
     word = "left" if outcome.left else "completed" if outcome.completed else outcome.error and outcome.error.code
@@ -99,10 +99,10 @@ async def client(world: World, orchestrator: Orchestrator, number: int, load: Lo
     return outcome
 
 
-def _foreseen(orchestrator: Orchestrator, request: Request) -> ErrorInfo | None:
+def _early_refusal(orchestrator: Orchestrator, request: Request) -> ErrorInfo | None:
     """What is said of a request before it is made."""
     try:
-        orchestrator.foresee(request, or_later=False)
+        orchestrator.reject_early(request, priority_may_drop=False)
     except OmniError as error:
         return error.info
     return None

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import trio
 
-KEPT = frozenset({"_shapes", "_affinities", "_anew", "refused"})
+KEPT = frozenset({"_classes", "_affinities", "_anew", "refused"})
 """Bounded memories of what was asked before, and counters by reason."""
 
 FACTS = frozenset({"Plan", "StagePlan", "Subgraph", "Pipeline", "Supervisor", "Channel", "Lives", "Watch"})

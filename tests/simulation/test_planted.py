@@ -70,7 +70,7 @@ PLANTED: dict[str, tuple[Patch, str]] = {
         lambda patch: patch.setattr(request, "event_bytes", lambda event: 0),
         "bytes wait for a client",
     ),
-    "a leaked seat": (_losing(Admission, "leave", 10), "admission counts"),
+    "a leaked permit": (_losing(Admission, "release", 10), "admission counts"),
     "a prefix that is forgotten": (
         lambda patch: patch.setattr(StageLedger, "again", lambda self: (None, 0)),
         "text .* instead of|text after|bytes came as",

@@ -101,16 +101,16 @@ class Services:
         """Return the part of the plan that a request needs. Raises 400 for a task or modality outside of the plan."""
         return subgraph(self.plan, task, inputs, outputs)
 
-    def reject_early(self, outline: Request, *, or_later: bool) -> None:
+    def reject_early(self, outline: Request, *, priority_may_drop: bool) -> None:
         """Raise the error that admission is certain to raise for a request, before any further work for it; reserve
         nothing.
 
-        With ``or_later``, ``outline`` is only a lower bound: the request needs at least the stages of ``outline``, and
-        may be less urgent. Otherwise ``outline`` is the request itself, without its media. A refusal is counted like an
-        opened request.
+        With ``priority_may_drop``, ``outline`` is only a lower bound: the request needs at least the stages of
+        ``outline``, and may be less urgent. Otherwise ``outline`` is the request itself, without its media. A refusal
+        is counted like an opened request.
         """
         try:
-            self.orchestrator.foresee(outline, or_later=or_later)
+            self.orchestrator.reject_early(outline, priority_may_drop=priority_may_drop)
         except OmniError:
             counted = self.metrics.request(outline.task)
             counted.failed()

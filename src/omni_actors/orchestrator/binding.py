@@ -18,39 +18,42 @@ Options = Mapping[str, Sequence[StageReplica]]
 
 
 def bind(
-    pools: Mapping[str, StagePool], request: Request, graph: Subgraph, places: Mapping[str, StageReplica]
+    pools: Mapping[str, StagePool], request: Request, graph: Subgraph, assigned: Mapping[str, StageReplica]
 ) -> dict[str, StageReplica]:
-    """A replica of each stage, by its pool or as ``places`` has it. Raises ``stage_unavailable`` where none is left. A
-    stage that has no choice is not asked whether it is linked: the links show that when they are looked up."""
+    """Return a replica of each stage: the assigned one, or the one that the stage's pool chooses.
+
+    Raises ``stage_unavailable`` where no replica is left. A pool with one replica is not asked whether that replica is
+    linked to the others: looking up the links shows it.
+    """
     replicas: dict[str, StageReplica] = {}
     for part in graph.parts:
         name = part.stage.name
-        place = places.get(name)
-        if place is None:
+        given = assigned.get(name)
+        if given is None:
             pool = pools[name]
             # Who has no choice does not look at what it would depend on.
             sources = [replicas[edge.source] for edge in part.inputs] if len(pool.replicas) > 1 else ()
-            place = pool.bind(request, sources)
-        elif not place.live:
+            given = pool.bind(request, sources)
+        elif not given.live:
             raise pools[name].unavailable()
-        replicas[name] = place
+        replicas[name] = given
     return replicas
 
 
 def bind_whole(
-    pools: Mapping[str, StagePool], request: Request, graph: Subgraph, places: Mapping[str, StageReplica]
+    pools: Mapping[str, StagePool], request: Request, graph: Subgraph, assigned: Mapping[str, StageReplica]
 ) -> dict[str, StageReplica] | None:
     """The same, where one stage after the other has found none: a combination that is linked along every edge, if there
-    is one. Replicas of the request's affinity are kept rather than others, then the less busy ones."""
+    is one. Replicas of the request's affinity are pinned rather than others, then the less busy ones."""
     options: dict[str, Sequence[StageReplica]] = {}
     for part in graph.parts:
-        place = places.get(name := part.stage.name)
-        options[name] = pools[name].options(request) if place is None else [place] if place.live else []
+        given = assigned.get(name := part.stage.name)
+        options[name] = pools[name].options(request) if given is None else [given] if given.live else []
         if not options[name]:
             return None
     edges = [(edge.source, edge.target) for edge in graph.edges]
-    kept = [name for name, some in options.items() if some and some[0] is pools[name].kept(request)]
-    order = [*kept, *(name for name in options if name not in kept)]
+    pinned = [name for name, some in options.items() if some and some[0] is pools[name].pinned(request)]
+    order = [*pinned, *(name for name in options if name not in pinned)]
     return _combination(edges, {name: options[name] for name in order})
 
 

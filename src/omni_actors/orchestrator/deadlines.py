@@ -1,4 +1,4 @@
-"""Deadlines of many requests, by one task for all of them and without a scope per request."""
+"""Deadlines of many items, kept by one task for all of them and without a cancel scope per item."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import trio
 T = TypeVar("T")
 
 RESOLUTION_S = 0.05
-"""A deadline is kept to so many seconds; entries of the same slot share one wake."""
+"""Seconds to which a deadline is kept. Deadlines of one slot of this length share one wake."""
 
 
 class Deadlines(Generic[T]):
-    """``add`` and ``discard`` are O(1); ``run`` calls ``expire`` for each entry whose time has come."""
+    """Items, each with a deadline of its own. :meth:`add` and :meth:`discard` are O(1); :meth:`run` calls ``expire``
+    for each item whose deadline has come."""
 
     def __init__(self, expire: Callable[[T], None]) -> None:
         self._expire = expire
@@ -27,7 +28,7 @@ class Deadlines(Generic[T]):
         return sum(map(len, self._slots.values()))
 
     def add(self, item: T, deadline: float) -> int:
-        """Returns the slot, for :meth:`discard`. ``deadline`` is on trio's clock."""
+        """Add an item with a deadline on trio's clock. Returns the slot, which :meth:`discard` takes."""
         slot = math.ceil(deadline / RESOLUTION_S)
         entries = self._slots.get(slot)
         if entries is None:
@@ -39,6 +40,7 @@ class Deadlines(Generic[T]):
         return slot
 
     def discard(self, item: T, slot: int) -> None:
+        """Remove an item from its slot, if it is there."""
         entries = self._slots.get(slot)
         if entries is not None:
             entries.pop(item, None)
@@ -46,7 +48,7 @@ class Deadlines(Generic[T]):
                 del self._slots[slot]
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Call ``expire`` for items whose deadline has come, until cancelled."""
         while True:
             self._next = min(self._slots, default=math.inf)
             with trio.CancelScope(deadline=self._next * RESOLUTION_S) as self._scope:
@@ -54,16 +56,16 @@ class Deadlines(Generic[T]):
             now = trio.current_time()
             for slot in [slot for slot in self._slots if slot * RESOLUTION_S <= now]:
                 entries = self._slots.get(slot, {})
-                while entries:  # one by one: what one leads to may discard others, here and in the next slots
+                while entries:  # one by one: an expiry may discard other items, here and in the next slots
                     item = next(iter(entries))
                     self.discard(item, slot)
                     self._expire(item)
 
 
-class Patience(Generic[T]):
-    """The same patience with each of many, which most never exhaust: ``add`` and ``discard`` cost an entry of a
-    dictionary, which is in the order of expiry. ``run`` calls ``expire`` for each that was added, and not discarded for
-    ``seconds``."""
+class UniformTimeouts(Generic[T]):
+    """Items with the same timeout, which most of them never reach. :meth:`add` and :meth:`discard` cost one entry of a
+    dictionary, which is in the order of expiry. :meth:`run` calls ``expire`` for each item that was not discarded
+    within ``seconds`` after it was added."""
 
     def __init__(self, seconds: float, expire: Callable[[T], None]) -> None:
         self._seconds = seconds
@@ -76,16 +78,17 @@ class Patience(Generic[T]):
         return len(self._until)
 
     def add(self, item: T) -> None:
-        """An item that is not in it. It may be added again by ``expire``."""
+        """Add an item that is not among the items. ``expire`` may add the item again."""
         until = self._until[item] = trio.current_time() + self._seconds
         if self._next == math.inf:
             self._next = self._scope.deadline = until
 
     def discard(self, item: T) -> None:
+        """Remove an item, if it is there."""
         self._until.pop(item, None)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Call ``expire`` for items whose timeout has passed, until cancelled."""
         while True:
             self._next = next(iter(self._until.values()), math.inf)
             with trio.CancelScope(deadline=self._next) as self._scope:

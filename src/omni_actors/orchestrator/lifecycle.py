@@ -10,7 +10,7 @@ import trio
 
 from omni_actors.orchestrator.admission import Admission
 from omni_actors.orchestrator.binding import bind, bind_whole
-from omni_actors.orchestrator.deadlines import Deadlines, Patience
+from omni_actors.orchestrator.deadlines import Deadlines, UniformTimeouts
 from omni_actors.orchestrator.media import MediaLink
 from omni_actors.orchestrator.recovery import Recovery
 from omni_actors.orchestrator.request import RequestStream
@@ -47,7 +47,7 @@ class RequestLifecycle:
         """Woken when the last request in flight is released."""
         self.admission = Admission(plan, lambda stage: pools[stage].unavailable())
         self.deadlines: Deadlines[RequestStream] = Deadlines(self._expire)
-        self.unreleased: Patience[RequestStream] = Patience(plan.limits.release_timeout_s, self._overdue)
+        self.unreleased: UniformTimeouts[RequestStream] = UniformTimeouts(plan.limits.release_timeout_s, self._overdue)
         """Requests that are over and not yet released."""
         self.recovery = Recovery(plan.limits, pools, self._attempt, returned)
         self.media = MediaLink(pools)
@@ -70,9 +70,9 @@ class RequestLifecycle:
         now = trio.current_time()
         deadline = now + budget
         while True:
-            seat = self.admission.try_enter(request, graph)
-            if seat is None:
-                seat = await self.admission.enter(request, graph, deadline)
+            permit = self.admission.try_acquire(request, graph)
+            if permit is None:
+                permit = await self.admission.acquire(request, graph, deadline)
                 now = trio.current_time()
             try:
                 record.sections = sections_of(request, self.plan.pipeline.parameters)
@@ -80,12 +80,12 @@ class RequestLifecycle:
                 replicas, submits = self.bind(record, key, graph, {}, max(0.0, deadline - now))
                 break
             except BaseException as error:
-                self.admission.leave(seat)
+                self.admission.release(permit)
                 # Since admission a replica may have been taken away, for another one to come.
                 if not (isinstance(error, OmniError) and self.admission.expecting(graph)):
                     raise
         # Nothing raises from here on: what is registered will be released.
-        record.admit(key, graph, seat, now, deadline)
+        record.admit(key, graph, permit, now, deadline)
         if request.media:
             self.media.attach(record, replicas)
         self.inflight[key] = record
@@ -101,8 +101,8 @@ class RequestLifecycle:
         self.recovery.stage_progressed(record, replica)
 
     def stage_released(self, record: RequestStream, replica: StageReplica, *, current: bool) -> None:
-        if current and record.seat is not None:
-            self.admission.leave_stage(record.seat, replica.stage.name)
+        if current and record.permit is not None:
+            self.admission.release_stage(record.permit, replica.stage.name)
         if replica.quarantined:
             self.recovery.attempt_left(replica)
 
@@ -114,8 +114,8 @@ class RequestLifecycle:
     def released(self, record: RequestStream) -> None:
         self.unreleased.discard(record)
         del self.inflight[record.number]
-        assert record.seat is not None
-        self.admission.leave(record.seat)
+        assert record.permit is not None
+        self.admission.release(record.permit)
         if record.request.media:  # no other attempt of it will ask for them
             self.media.discard(record)
         self.recovery.request_released(record)
@@ -152,7 +152,7 @@ class RequestLifecycle:
             replicas, submits = whole, submits_of(record, key, graph, whole, budget_s)
         if request.affinity is not None:
             for name, replica in replicas.items():
-                pools[name].keep(request.affinity, replica)
+                pools[name].pin(request.affinity, replica)
         return replicas, submits
 
     def _begin(
@@ -177,8 +177,8 @@ class RequestLifecycle:
         if record.request.media:
             self.media.check_resumable(record, replicas)
         log.debug("attempt key=%d", key, extra={"request": record.id})
-        assert record.seat is not None
-        self.admission.again(record.seat)
+        assert record.permit is not None
+        self.admission.reacquire(record.permit)
         self._begin(record, key, replicas, submits)
         record.feed_again()
 

@@ -104,17 +104,18 @@ class Orchestrator:
         """What a request needs. Raises the client's mistake (400)."""
         return subgraph(self.plan, request.task, request.inputs, request.outputs)
 
-    def foresee(self, outline: Request, *, or_later: bool) -> None:
-        """Raises what is sure to be said of a request of which only this is known yet: see :meth:`Admission.foresee`.
-        What this deployment cannot do is said when all is known: without ``or_later``."""
+    def reject_early(self, outline: Request, *, priority_may_drop: bool) -> None:
+        """Raise the error with which a request is certain to be refused, as far as the request is known: see
+        :meth:`Admission.reject_early <omni_actors.orchestrator.admission.Admission.reject_early>`. With
+        ``priority_may_drop`` more may become known of the request, so that nothing is said of its contents yet."""
         try:
             graph = self.subgraph(outline)
         except OmniError:
-            if or_later:
+            if priority_may_drop:
                 return
             raise
-        self.admission.foresee(outline, graph, or_later=or_later)
-        if not or_later:
+        self.admission.reject_early(outline, graph, priority_may_drop=priority_may_drop)
+        if not priority_may_drop:
             for part in graph.parts:
                 check_known(outline, self._facts(part.stage.name), part.sections)
 

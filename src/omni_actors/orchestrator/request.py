@@ -20,11 +20,11 @@ from typing import Any, Self
 import msgspec
 import trio
 
-from omni_actors.orchestrator.admission import Seat
 from omni_actors.orchestrator.bisection import RECOVERABLE, CrashHistory
 from omni_actors.orchestrator.estimate import event_bytes
 from omni_actors.orchestrator.ledger import Diverged, StageLedger
 from omni_actors.orchestrator.owner import RequestObserver, RequestOwner
+from omni_actors.orchestrator.permits import Permit
 from omni_actors.orchestrator.streamed_input import StreamedInput
 from omni_actors.pipelines.subgraph import Subgraph
 from omni_actors.protocol.codec import FrameTooLarge, frame
@@ -70,8 +70,8 @@ class RequestStream:
         self.deadline = math.inf
         """Trio time at which it has to be over."""
         self.usage: dict[str, Usage] = {}
-        self.seat: Seat | None = None
-        """What it holds of the deployment's room."""
+        self.permit: Permit | None = None
+        """The capacity that the request holds, from admission on."""
         self.subgraph: Subgraph | None = None
         self.replicas: dict[str, StageReplica] = {}
         """Of the present attempt."""
@@ -278,10 +278,10 @@ class RequestStream:
 
     # ---- inside
 
-    def admit(self, number: int, subgraph: Subgraph, seat: Seat, now: float, deadline: float) -> None:
+    def admit(self, number: int, subgraph: Subgraph, permit: Permit, now: float, deadline: float) -> None:
         """It may run."""
         self.number = number
-        self.seat = seat
+        self.permit = permit
         self.subgraph = subgraph
         self.state = advance(self.state, RequestState.ADMITTED)
         self.admitted_at = now

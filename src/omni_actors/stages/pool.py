@@ -66,33 +66,33 @@ class StagePool:
 
     def bind(self, request: Request, sources: Sequence[StageReplica] = ()) -> StageReplica:
         """A live replica, if there are several one that ``sources``, which will feed it, have links to: the one that
-        is :meth:`kept` if it is such a one, else by the stage's balancer.
+        is :meth:`pinned` if it is such a one, else by the stage's balancer.
 
         Raises ``stage_unavailable`` (503) when there is none.
         """
-        kept = None if request.affinity is None else self.kept(request)
-        if kept is None or not _can_take(kept, sources):
+        pinned = None if request.affinity is None else self.pinned(request)
+        if pinned is None or not _can_take(pinned, sources):
             return self._choose(request, sources)
         if self.balancer is not None:
-            self.balancer.kept(kept, request)
-        return kept
+            self.balancer.kept(pinned, request)
+        return pinned
 
     def options(self, request: Request) -> list[StageReplica]:
-        """All that it may be bound to: the one that is :meth:`kept`, then the others, the less busy ones first."""
-        kept = self.kept(request)
+        """All that it may be bound to: the one that is :meth:`pinned`, then the others, the less busy ones first."""
+        pinned = self.pinned(request)
         return sorted(
             (replica for replica in self.replicas if replica.takes),
-            key=lambda replica: (replica is not kept, len(replica.requests)),
+            key=lambda replica: (replica is not pinned, len(replica.requests)),
         )
 
-    def kept(self, request: Request) -> StageReplica | None:
+    def pinned(self, request: Request) -> StageReplica | None:
         """The replica that the request's affinity had before, if it may have it again."""
         if request.affinity is None:
             return None
         found = self._affinities.get(request.affinity)
         return found if found is not None and found.takes else None
 
-    def keep(self, affinity: str, replica: StageReplica) -> None:
+    def pin(self, affinity: str, replica: StageReplica) -> None:
         """The affinity has this one from now on."""
         self._affinities.pop(affinity, None)
         if len(self._affinities) >= _MAX_AFFINITIES:

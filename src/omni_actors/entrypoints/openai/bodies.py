@@ -108,7 +108,7 @@ async def bring_media(
     the budget becomes the request's deadline. Raises the errors of ``decode`` and of admission, and 408 when the budget
     is used up.
     """
-    services.reject_early(request, or_later=False)
+    services.reject_early(request, priority_may_drop=False)
     with before(call.context) as bound:
         if timeout_s is not None:
             bound(timeout_s)
@@ -133,4 +133,4 @@ def reject_early_by_head(services: Services, call: Call, needs: Key) -> None:
         priority=call.context.later(-MAX_PRIORITY),
         tenant=call.context.tenant,
     )
-    services.reject_early(outline, or_later=True)
+    services.reject_early(outline, priority_may_drop=True)
