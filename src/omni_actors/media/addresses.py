@@ -1,8 +1,8 @@
-"""Which addresses a server may connect to on a stranger's word.
+"""The addresses that a server may connect to at a client's request.
 
-A client's URL must not be a way to what only this machine can reach: its own services, the network that it stands in,
-the cloud's metadata service. So only public unicast addresses are left, by IANA's registries of special-purpose
-addresses (RFC 6890 and its updates), and IPv6 forms that carry an IPv4 address are judged by what they carry.
+A client's URL must not reach anything that only this machine can reach: local services, the machine's network, the
+cloud's metadata service. So only public unicast addresses are allowed, by IANA's registries of special-purpose
+addresses (RFC 6890 and its updates). An IPv6 form of an IPv4 address is judged by the IPv4 address.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REFUSED: tuple[Network, ...] = tuple(
     )
 )
 _PUBLIC_V6 = IPv6Network("2000::/3")
-"""All that is assigned to unicast; what lies outside (loopback, ULA, link-local, multicast, …) is refused."""
+"""The addresses assigned to unicast. All others (loopback, ULA, link-local, multicast, …) are refused."""
 _REFUSED_V6 = tuple(
     map(
         IPv6Network,
@@ -54,7 +54,7 @@ _6TO4 = IPv6Network("2002::/16")
 
 
 def carried(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 form of it (mapped, NAT64, 6to4); any other address itself."""
+    """Return the IPv4 address in an IPv6 form (mapped, NAT64, 6to4), or any other address unchanged."""
     if isinstance(address, IPv4Address):
         return address
     number = int(address)
@@ -68,7 +68,7 @@ def carried(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody on the internet could connect there."""
+    """Whether every host on the internet could connect to the address."""
     if isinstance(address, IPv6Address) and address.scope_id is not None:
         return False
     address = carried(address)
@@ -78,10 +78,10 @@ def is_public(address: Address) -> bool:
 
 
 class AllowList:
-    """Hosts and networks that an operator trusts, public or not.
+    """The hosts and networks that an operator trusts, public or not.
 
-    An entry is a network (``10.1.0.0/16``), an address, a host's name, or ``*.`` and a domain for every host in it.
-    Raises :class:`ValueError` for what is none of those.
+    An entry is a network (``10.1.0.0/16``), an address, a host's name, or ``*.`` and a domain for every host of the
+    domain. Raises :class:`ValueError` for any other entry.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -112,5 +112,5 @@ class AllowList:
 
 
 def parse(text: str) -> Address:
-    """An address as a resolver writes it. Raises :class:`ValueError`."""
+    """Parse an address in a resolver's notation. Raises :class:`ValueError`."""
     return ip_address(text)

@@ -1,4 +1,4 @@
-"""Every bound of the media process, with its default. The deploy overlay sets them as options of stage ``media``."""
+"""The limits of the media process, with their defaults. A deploy file sets the limits as options of stage ``media``."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from omni_actors.media.addresses import AllowList
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 PIECE = 1 << 20
-"""Bytes. Bodies, PCM and encoded audio cross the process boundary in pieces of at most this size."""
+"""Bytes of a piece, at most, in which bodies, PCM and encoded audio cross the process boundary."""
 
 CLIP_RATE = 16_000
-"""Hz. Decoded clips are mono float32 at this rate."""
+"""Hz of a decoded clip, which is mono float32."""
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
-"""What audio can be encoded to: OpenAI's six."""
+"""The formats of encoded audio: OpenAI's six."""
 
 
 def unknown_format(format: str) -> OmniError:
-    """The 400 for a ``response_format`` that is none of :data:`FORMATS`."""
+    """Return the error (400) for a ``response_format`` that is not among :data:`FORMATS`."""
     known = ", ".join(FORMATS)
     return invalid_request(f"Unknown audio format {format[:40]!r}; one of: {known}.", "response_format")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """See :data:`DOC`. Reaching a count or ``max_bytes`` is a 429, one body over ``max_blob_bytes`` a 413, the rest a
-    400. At its idle time a thing is gone when the process next has something to do, or has been at rest for a while."""
+    """The limits of a media process; :data:`DOC` describes each of them.
+
+    Reaching a count or ``max_bytes`` is a 429, a body over ``max_blob_bytes`` a 413, any other excess a 400. A thing
+    past its idle time is freed when the process next has work, or has been idle for a while.
+    """
 
     max_blobs: int = 256
     max_clips: int = 512
@@ -60,7 +63,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_limits(options: Mapping[str, Any]) -> Limits:
-    """The limits of a media stage with these options. Raises :class:`OmniError` for what is no such option."""
+    """Return the limits of a media stage with these options. Raises :class:`OmniError` for an unknown option."""
     try:
         limits = msgspec.convert(options, Limits)
         AllowList(limits.allowed_hosts)

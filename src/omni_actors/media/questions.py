@@ -1,4 +1,4 @@
-"""What the serving side asks of the media process: one struct per question, ``Query.what`` is its tag.
+"""The queries from the serving half to the media process: one struct for each, with ``Query.what`` as its tag.
 
 ===============  ===========  =================================================================================
 question         answer       meaning
@@ -16,8 +16,8 @@ discard          None         free what these owners still have, and these media
                               unknown ones are ignored
 ===============  ===========  =================================================================================
 
-Whatever is opened has an ``owner``, a token that the client draws for each of its operations: a client that was
-cancelled before it learnt an id still can have the thing freed. ``param`` names the field that an error is about.
+Everything that is opened has an ``owner``, a token that the client draws for each operation: a client that was
+cancelled before it received an id can still let the thing be freed. ``param`` names the field of an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Question(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, fo
     what: ClassVar[str]
 
     def args(self) -> dict[str, Any]:
-        """As :class:`~omni_actors.protocol.frames.Query` carries it."""
+        """Return the arguments as :class:`~omni_actors.protocol.frames.Query` carries them."""
         args: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(bytes,))
         return args
 
@@ -52,11 +52,11 @@ class BlobAppend(Question, frozen=True):
 
 
 class How(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How a medium is to be decoded; what is ``None`` is as the limits say.
+    """The way in which a medium is decoded. A field with ``None`` follows the limits.
 
-    ``rate``: a clip is resampled to so many Hz (of those that the limits allow), in place of the clip rate. ``within``:
-    an image is shrunk to fit a square of so many pixels a side. Of a video ``fps`` frames a second are sampled, at most
-    ``max_frames`` (and never more than the limits allow), and its ``sound`` if there is any.
+    ``rate``: the sample rate of a clip in Hz, among the rates that the limits allow. ``within``: the side in pixels of
+    the square into which an image is shrunk. ``fps`` and ``max_frames``: the sampling of a video's frames, never more
+    than the limits allow. ``sound``: whether a video's sound is decoded, if there is any.
     """
 
     rate: int | None = None
@@ -67,8 +67,10 @@ class How(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_
 
 
 class Decode(Question, frozen=True):
-    """The body is ``blob``, or ``data`` when it fits one piece. The hints only matter for raw PCM, which nothing in the
-    bytes declares."""
+    """Decode a body: ``blob``, or ``data`` when the body fits one piece.
+
+    The hints only matter for raw PCM, whose bytes do not declare the format.
+    """
 
     what = "decode"
     owner: str
@@ -83,9 +85,12 @@ class Decode(Question, frozen=True):
 
 
 class ParseChat(Question, frozen=True):
-    """``modalities``: those of messages that the model takes (``None``: all); another one is refused. ``clip``: the
-    field of the body itself that brings a clip (a transcription's ``input_audio``, a speech's ``ref_audio``), if one
-    does; others are left as they are. ``reference_rate``: :attr:`How.rate` of ``ref_audio``."""
+    """Parse a chat body.
+
+    ``modalities`` are the modalities that the model takes in messages (``None``: all); others are refused. ``clip`` is
+    the body's own field with a clip (a transcription's ``input_audio``, a speech's ``ref_audio``), if there is one;
+    other fields stay as they are. ``reference_rate`` is :attr:`How.rate` of ``ref_audio``.
+    """
 
     what = "parse_chat"
     owner: str
@@ -97,8 +102,10 @@ class ParseChat(Question, frozen=True):
 
 
 class DecodeParts(Question, frozen=True):
-    """Decodes all media of ``body``, which is :attr:`ChatInfo.held`. ``max_seconds`` bounds the sum of their sound,
-    ``longest_s`` each clip."""
+    """Decode all media of ``body``, an id from :attr:`ChatInfo.held`.
+
+    ``max_seconds`` bounds the sum of all sound, ``longest_s`` each clip.
+    """
 
     what = "decode_parts"
     owner: str
@@ -140,8 +147,10 @@ class Discard(Question, frozen=True):
 
 
 class Settle(Question, frozen=True):
-    """Answered as soon as the process holds nothing of anybody, so that it can be replaced without a loss. Whoever asks
-    sees to it that nothing begins (:func:`begins`) meanwhile."""
+    """Answer once the process holds no client's data, so that the process can be replaced without a loss.
+
+    The asker must start no operation (:func:`begins`) until then.
+    """
 
     what = "settle"
 
@@ -165,18 +174,20 @@ QUESTIONS: dict[str, type[Question]] = {
 
 
 def begins(what: str, args: Mapping[str, Any]) -> bool:
-    """Whether a question begins an operation. The others belong to one that the process holds something of."""
+    """Whether a query begins an operation. Other queries belong to an operation with data in the process."""
     return what in ("blob_open", "encode_open") or (what in ("decode", "parse_chat") and args.get("blob") is None)
 
 
 def first_id(replica: int, incarnation: int) -> int:
-    """Where a process's ids begin: they count up from here and never meet those of another replica or life."""
+    """Return the first id of a process. Ids count up, and never equal an id of another replica or incarnation."""
     return (replica & 0x7FFF) << 48 | (incarnation & 0xFFFF) << 32 | 1
 
 
 class MediumInfo(msgspec.Struct, frozen=True):
-    """A decoded medium that waits for its request, under the number ``id``. ``audio_seconds`` counts towards the limit
-    on a body's sum."""
+    """A decoded medium that waits for its request, under the number ``id``.
+
+    ``audio_seconds`` counts towards the limit on the sound of a body.
+    """
 
     id: int
     modality: str
@@ -185,13 +196,13 @@ class MediumInfo(msgspec.Struct, frozen=True):
 
 
 class PartInfo(msgspec.Struct, frozen=True, tag="part"):
-    """A medium whose data are in the body itself."""
+    """A medium with its data in the body."""
 
     modality: str
 
 
 class LinkInfo(msgspec.Struct, frozen=True, tag="link"):
-    """A medium that a body names by URL: the asker must fetch it, and have it decoded."""
+    """A medium that a body names by URL. The asker must fetch the medium and let it be decoded."""
 
     url: str
     modality: str
@@ -200,8 +211,11 @@ class LinkInfo(msgspec.Struct, frozen=True, tag="link"):
 
 
 class ChatInfo(msgspec.Struct, frozen=True):
-    """``body`` is the request's JSON with each media part replaced by ``{"type": MODALITY, "index": i}``; ``media`` are
-    the parts in order. ``held`` is the id of the data of those that are no links, ``None`` without any."""
+    """A parsed chat body.
+
+    ``body`` is the request's JSON with each media part replaced by ``{"type": MODALITY, "index": i}``; ``media`` are
+    the parts in order. ``held`` is the id of the data of all parts that are not links, or ``None``.
+    """
 
     body: bytes
     media: tuple[PartInfo | LinkInfo, ...] = ()
@@ -214,10 +228,10 @@ class Encoded(msgspec.Struct, frozen=True):
 
 
 def plain(answer: msgspec.Struct) -> Any:
-    """An answer as plain builtins (bytes stay bytes)."""
+    """Turn an answer into plain builtins; bytes stay bytes."""
     return msgspec.to_builtins(answer, builtin_types=(bytes,))
 
 
 def parse(value: Any, kind: type[A]) -> A:
-    """The other way round; raises :class:`msgspec.ValidationError`."""
+    """Turn plain builtins into an answer. Raises :class:`msgspec.ValidationError`."""
     return msgspec.convert(value, kind, builtin_types=(bytes,))

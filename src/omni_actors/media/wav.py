@@ -1,18 +1,20 @@
-"""WAV and raw PCM, which need no codec library: both sides write them with this code, so the bytes are the same."""
+"""WAV and raw PCM, which need no codec library. Both halves write WAV and PCM with this code, so the bytes are
+equal."""
 
 from __future__ import annotations
 
 import struct
 
 UNKNOWN_SIZE = 0xFFFFFFFF
-"""Both size fields of a streamed WAV: the length is not known when the header leaves. Readers that know the convention
-(libav, libsndfile, browsers) read until the end; the file is otherwise an ordinary one."""
+"""The value of both size fields of a streamed WAV, whose length is unknown when the header is sent.
+
+Readers that know the convention (libav, libsndfile, browsers) read until the end of the file."""
 
 HEADER_BYTES = 44
 
 
 def wav_header(sample_rate: int, channels: int, data_bytes: int | None) -> bytes:
-    """The 44-byte RIFF header of 16-bit PCM. ``data_bytes=None``: not known yet (:data:`UNKNOWN_SIZE`)."""
+    """Return the 44-byte RIFF header of 16-bit PCM. ``data_bytes=None``: not yet known (:data:`UNKNOWN_SIZE`)."""
     riff = UNKNOWN_SIZE if data_bytes is None else data_bytes + HEADER_BYTES - 8
     data = UNKNOWN_SIZE if data_bytes is None else data_bytes
     if riff > UNKNOWN_SIZE:
@@ -25,11 +27,10 @@ def wav_header(sample_rate: int, channels: int, data_bytes: int | None) -> bytes
 
 
 class PcmEncoder:
-    """``wav`` or ``pcm`` out of little-endian 16-bit PCM that comes in pieces of any size.
+    """An encoder of ``wav`` or ``pcm`` from little-endian 16-bit PCM in pieces of any size.
 
-    What comes out is whole frames only. A frame that is incomplete at the end is no sound and is dropped. Nothing
-    follows the samples. Streamed WAV is one header, in the same piece as the first samples, then samples; a WAV that is
-    not streamed comes out of :meth:`finish` with its exact sizes.
+    The output has whole frames only; an incomplete frame at the end is dropped. Streamed WAV is one header, in the same
+    piece as the first samples, then samples. :meth:`finish` returns a WAV that is not streamed, with its exact sizes.
     """
 
     def __init__(self, format: str, sample_rate: int, channels: int, streaming: bool) -> None:

@@ -1,4 +1,4 @@
-"""The serving side of the media process. Imports neither numpy nor a codec."""
+"""The client of the media process. This module imports neither numpy nor a codec."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ Data = bytes | AsyncIterable[bytes]
 
 class AudioEncoder(Protocol):
     async def feed(self, pcm: bytes) -> bytes:
-        """Take PCM (little-endian signed 16 bit, cut anywhere) and give what is encoded so far (often nothing)."""
+        """Take PCM (little-endian signed 16 bit, cut anywhere) and return the encoded bytes so far, often none."""
         ...
 
     async def finish(self) -> bytes:
-        """Give the rest. Once; nothing after it."""
+        """Return the remaining bytes. Call it once, as the last call."""
         ...
 
 
 class MediaService:
-    """Decodes, parses and encodes in the media process.
+    """The client by which the serving process decodes, parses and encodes in the media process.
 
-    ``query`` asks the media worker and returns its answer; it may raise :class:`OmniError`. ``limits`` are that
-    worker's; they hold for what is encoded here too. Every method raises :class:`OmniError`: 400 with ``param`` for
-    what is wrong with the media, 413 and 429 for its bounds, 408 when an answer takes longer than ``answer_s`` seconds
-    (``limits.decode_s`` where something is decoded), 503 when the process is gone.
+    ``query`` sends a query to the media worker and returns the answer; it may raise :class:`OmniError`. ``limits`` are
+    the worker's limits, and hold for sound encoded in this process too. Every method raises :class:`OmniError`: 400
+    with ``param`` for wrong media, 413 and 429 for exceeded bounds, 408 when an answer takes longer than ``answer_s``
+    seconds (``limits.decode_s`` when media are decoded), 503 when the media process is gone.
 
-    Cancellation: whatever a cancelled or failed operation has left in the media process is freed by :meth:`run`, which
-    must be running in the owner's nursery. What is to be freed is kept in two sets: it cannot be lost to a full queue,
+    Cancellation: :meth:`run`, which must be running in the owner's nursery, frees everything that a cancelled or failed
+    operation has left in the media process. Two sets hold the things to be freed, so that none is lost to a full queue,
     and leaving an operation never waits.
     """
 
@@ -62,11 +62,12 @@ class MediaService:
 
     @property
     def fetches(self) -> Mapping[str, int]:
-        """How the fetches of URLs ended: ``fetched``, ``refused`` (by the guard) or ``failed``; and their ``bytes``."""
+        """The numbers of fetched URLs by result (``fetched``, ``refused`` by the checks, ``failed``), and their
+        ``bytes``."""
         return self._fetcher.totals
 
     async def run(self) -> None:
-        """Tell the media process what was left behind, until cancelled."""
+        """Tell the media process about abandoned operations and media, until cancelled."""
         while True:
             await self._left.wait()
             self._left = trio.Event()
@@ -90,9 +91,11 @@ class MediaService:
         how: q.How | None = None,
         param: str | None = "file",
     ) -> MediaRef:
-        """Decode a file: a clip of at most ``max_seconds`` (the media stage's own limits hold too), an image or a
-        video. It is the caller's, to use in a request or to :meth:`discard`. ``param`` names the field in what is
-        refused."""
+        """Decode a file: a clip of at most ``max_seconds``, an image or a video. The media stage's own limits hold too.
+
+        The caller owns the medium, to use it in a request or to :meth:`discard` it. ``param`` names the field in
+        errors.
+        """
         async with self.upload(data, param=param) as file:
             return await file.decode(
                 modality=modality, content_type=content_type, filename=filename, max_seconds=max_seconds, how=how
@@ -100,8 +103,10 @@ class MediaService:
 
     @asynccontextmanager
     async def upload(self, data: Data, *, param: str | None = "file") -> AsyncIterator[Upload]:
-        """A file that is brought over first (if it is no small one), to be decoded when more is known of what it is
-        for. Left before that, it is freed."""
+        """Send a file to the media process, unless it is small, to be decoded later with more known about its use.
+
+        A file that is not decoded when the block is left is freed.
+        """
         async with self._operation() as owner:
             upload = Upload(self, owner, await self._send(data, owner, param), param)
             try:
@@ -119,8 +124,11 @@ class MediaService:
         how: q.How | None = None,
         param: str | None = "url",
     ) -> MediaRef:
-        """Decode what a client's http(s) URL leads to, as :meth:`decode` does. Raises 400 for a URL that may not be
-        fetched or gives no such medium (see :mod:`omni_actors.media.service.fetch`)."""
+        """Fetch the medium behind a client's http(s) URL, and decode it like :meth:`decode`.
+
+        Raises 400 for a URL that may not be fetched, or that gives no medium of the modality
+        (:mod:`omni_actors.media.service.fetch`).
+        """
         async with self._operation() as owner:
             link = q.LinkInfo(url, modality, param or "url", how or q.How())
             return ref_of(await decode_link(self, link, await self.download(link, owner), owner, max_seconds))
@@ -134,13 +142,15 @@ class MediaService:
         clip: str | None = None,
         reference_rate: int | None = None,
     ) -> AsyncIterator[ParsedBody]:
-        """A JSON body, parsed; nothing of it is decoded or fetched before the block asks for that, so that what else is
-        wrong with the body can be said first. ``modalities`` are those that the model takes in messages (``None``:
-        all), and ``clip`` is the body's own field that brings one, if it may: ``input_audio``, or ``ref_audio``, which
-        is resampled to ``reference_rate`` Hz. When the block is left, what it has not had decoded is freed.
+        """Parse a JSON body. Its media are neither decoded nor fetched before the block asks, so that other errors in
+        the body come first.
 
-        Raises :class:`OmniError`: 400 for what is no JSON object, for a part that is none of the model's, and for a URL
-        that is sure not to be fetched.
+        ``modalities`` are the modalities that the model takes in messages (``None``: all). ``clip`` is the body's own
+        field with a clip, if there may be one: ``input_audio``, or ``ref_audio``, which is resampled to
+        ``reference_rate`` Hz. Media that are not decoded when the block is left are freed.
+
+        Raises :class:`OmniError`: 400 for a body that is not a JSON object, for a part of a modality that the model
+        does not take, and for a URL that is certain not to be fetched.
         """
         async with self._operation() as owner:
             sent = await self._send(data, owner, None)
@@ -164,7 +174,8 @@ class MediaService:
                     self.leave(owner)
 
     async def download(self, link: q.LinkInfo, owner: str) -> Sent:
-        """Bring the file behind a URL over, for ``owner``. Raises :class:`OmniError` (400) as :meth:`fetch` does."""
+        """Send the file behind a URL to the media process, for ``owner``. Raises :class:`OmniError` (400) like
+        :meth:`fetch`."""
         async with self._fetcher.open(link.url, link.modality, link.param) as file:
             return (await self._send(file.pieces, owner, link.param))._replace(content_type=file.content_type)
 
@@ -172,9 +183,9 @@ class MediaService:
     async def encoder(
         self, format: str, sample_rate: int, channels: int = 1, *, streaming: bool = True
     ) -> AsyncIterator[AudioEncoder]:
-        """An encoder for one of :data:`FORMATS` (``pcm16`` is another name of ``pcm``).
+        """Open an encoder for one of :data:`FORMATS` (``pcm16`` is another name of ``pcm``).
 
-        ``streaming=False`` gives nothing before ``finish``, and then a file whose header tells its length.
+        With ``streaming=False``, ``finish`` returns the whole file, with the exact length in its header.
         """
         format = "pcm" if format == "pcm16" else format
         if format in ("wav", "pcm"):
@@ -194,20 +205,22 @@ class MediaService:
                     self.leave(owner)
 
     async def encode(self, pcm: bytes, format: str, sample_rate: int, channels: int = 1) -> bytes:
-        """A whole file. ``pcm`` is little-endian signed 16 bit."""
+        """Encode a whole file. ``pcm`` is little-endian signed 16 bit."""
         async with self.encoder(format, sample_rate, channels, streaming=False) as encoder:
             return await encoder.feed(pcm) + await encoder.finish()
 
     async def discard(self, refs: Iterable[MediaRef]) -> None:
-        """Free media that no request has taken. Never waits, so it may be called in a cancelled scope; those that are
-        gone already are ignored."""
+        """Free media that no request has taken. Unknown media are ignored.
+
+        Never waits, so that it may be called in a cancelled scope.
+        """
         self._left_clips.update(ref.id for ref in refs)
         if self._left_clips:
             self._left.set()
 
     @asynccontextmanager
     async def _operation(self) -> AsyncIterator[str]:
-        """An owner's token; if the block fails or is cancelled, what the owner still has is freed."""
+        """Yield an owner's token. If the block fails or is cancelled, everything of the owner is freed."""
         owner = f"{self._name}.{next(self._tokens)}"
         try:
             yield owner
@@ -216,12 +229,12 @@ class MediaService:
             raise
 
     def leave(self, owner: str) -> None:
-        """Have :meth:`run` free what an operation still has in the media process. Never waits."""
+        """Let :meth:`run` free everything of an operation in the media process. Never waits."""
         self._left_owners.add(owner)
         self._left.set()
 
     async def _send(self, data: Data, owner: str, param: str | None) -> Sent:
-        """Bring a body over: in the question itself when it fits one piece, else as a blob."""
+        """Send a body: within the query when the body fits one piece, otherwise as a blob."""
         blob: int | None = None
         held = bytearray()
         async for piece in _pieces(data):
@@ -237,8 +250,8 @@ class MediaService:
         return Sent(b"", blob)
 
     async def answer(self, question: q.Question, kind: type[A]) -> A:
-        """The media process's answer to a question. Raises :class:`OmniError`: its refusal, or 408 after the answer
-        time."""
+        """Return the media process's answer to a query. Raises :class:`OmniError`: the refusal, or 408 after
+        ``answer_s``."""
         return q.parse(await self._ask(question), kind)
 
     async def _ask(self, question: q.Question) -> Any:
@@ -251,7 +264,7 @@ class MediaService:
 
 
 class _Plain:
-    """``wav`` and ``pcm`` in place: a header is no work for another process."""
+    """An encoder for ``wav`` and ``pcm`` in this process, since writing a header needs no other process."""
 
     def __init__(self, pcm: PcmEncoder, bytes_per_second: int, limits: Limits) -> None:
         self._pcm = pcm
@@ -297,7 +310,7 @@ class _Remote:
 
 
 async def _pieces(data: Data) -> AsyncIterator[bytes]:
-    """``data`` in pieces of at most :data:`PIECE` bytes."""
+    """Cut ``data`` into pieces of at most :data:`PIECE` bytes."""
     if isinstance(data, bytes | bytearray | memoryview):
         for at in range(0, len(data), PIECE):
             yield bytes(data[at : at + PIECE])

@@ -1,16 +1,15 @@
-"""Fetching what a client names by URL, without becoming the client's hand in our network.
+"""Fetching of media by a client's URL, without giving the client access to the server's network.
 
-It runs in the serving process, as one task of the request that asks: a trio task waits for a slow server at no cost,
-ends with its client and has a deadline, where a blocking call in the media process would need a thread that nothing can
-cancel. Only pieces of bytes pass through here on their way to the media process, as those of an upload do; nothing
-looks into them.
+A fetch runs in the serving process, in the task of the request: a trio task waits for a slow server at no cost, ends
+with its client and has a deadline. A blocking call in the media process would need a thread that cannot be cancelled.
+Pieces of bytes pass through the serving process to the media process unread, like the pieces of an upload.
 
-What is guaranteed, for each hop of a redirection anew:
+Guarantees, for each hop of a redirection anew:
 
 - the scheme is http or https, and the URL carries no credentials;
-- the name is resolved here, every address that it resolves to is checked (:mod:`omni_actors.media.addresses`), and the
-  connection is made to a checked address: a name that resolves differently the next time (DNS rebinding) gains nothing;
-- no proxy, cookie or environment variable has a say; certificates are verified, for the name in the URL;
+- this module resolves the name, checks every resolved address (:mod:`omni_actors.media.addresses`), and connects to a
+  checked address, so that a name that resolves differently the next time (DNS rebinding) gains nothing;
+- no proxy, cookie or environment variable is used; certificates are verified for the name in the URL;
 - the answer is a success with a fitting content type and no content coding, its size and all the time are bounded.
 """
 
@@ -34,12 +33,12 @@ from omni_actors.version import __version__
 
 MAX_REDIRECTS = 5
 CONNECT_S = 5.0
-"""For each address of a name in turn."""
+"""Seconds for a connection to each address of a name in turn."""
 
 _READ = 64 << 10
 _MAX_HEAD = 64 << 10
 _MAX_HINTS = 8
-"""Answers before the answer, such as "103 Early Hints"."""
+"""The number of interim responses, such as "103 Early Hints", before the final one."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _TYPES = {
@@ -48,11 +47,11 @@ _TYPES = {
     "video": ("video/", "application/ogg", "application/mp4"),
 }
 _ANY = ("application/octet-stream", "binary/octet-stream")
-"""What servers say who do not know."""
+"""Content types of servers that do not know the type."""
 _URL_CHARACTERS = "!#$%&'()*+,/:;=?@[]~"
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Gives the addresses of a name. Raises :class:`OSError` or :class:`UnicodeError`."""
+"""A function that returns the addresses of a name. Raises :class:`OSError` or :class:`UnicodeError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class _Target:
 
 
 class Download:
-    """A successful answer: its type, and its body piece by piece (read it once, within the fetch)."""
+    """A successful response: its content type, and its body in pieces, to be read once and within the fetch."""
 
     def __init__(self, fetcher: Fetcher, hop: _Hop, content_type: str | None, param: str) -> None:
         self._fetcher = fetcher
@@ -92,9 +91,9 @@ class Download:
 
 
 class Fetcher:
-    """Fetches under ``limits``. ``resolver`` and ``tls`` are the system's unless given.
+    """A fetcher of URLs within ``limits``. ``resolver`` and ``tls`` are the system's unless given.
 
-    Raises :class:`ValueError` for an allow-list that makes no sense.
+    Raises :class:`ValueError` for a malformed allow-list.
     """
 
     def __init__(self, limits: Limits, *, resolver: Resolve | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -106,14 +105,14 @@ class Fetcher:
         # A resolver's thread cannot be stopped, only left: slow names must not use up the threads of everybody else.
         self._threads = trio.CapacityLimiter(limits.max_fetches)
         self.totals = dict.fromkeys(("fetched", "refused", "failed", "bytes"), 0)
-        """How fetches ended, and what they brought; one that its client left is none of them."""
+        """The numbers of fetches by result, and the bytes received. Fetches left by their clients are not counted."""
 
     @asynccontextmanager
     async def open(self, url: str, modality: str, param: str) -> AsyncIterator[Download]:
-        """The file behind a URL; leaving the block closes the connection.
+        """Open the file behind a URL. Leaving the block closes the connection.
 
         All the time in the block counts towards ``limits.fetch_s``. Raises :class:`OmniError`: 400 with ``param`` for a
-        URL that may not be fetched or gives nothing of that modality, 429 when there was no turn for it in that time.
+        URL that may not be fetched or gives no medium of the modality, 429 when all fetches were busy for that time.
         """
         begun = False
         try:
@@ -134,8 +133,8 @@ class Fetcher:
             raise
 
     def check(self, url: str, param: str) -> None:
-        """Raise 400 for a URL that is sure not to be fetched: because none is, because of its form, or because of the
-        address that is written in it. Looks nothing up and connects to nothing."""
+        """Raise 400 for a URL that is certain not to be fetched: because fetching is off, because of the URL's form, or
+        because of an address in the URL. Resolves no name and makes no connection."""
         try:
             self._check_allowed(param)
             target = _target(url, param)
@@ -153,7 +152,8 @@ class Fetcher:
             raise _unusable(f"it gives more than {self._limits.max_blob_bytes >> 20} MiB", param, "url_too_large")
 
     async def _follow(self, url: str, param: str) -> tuple[_Hop, h11.Response]:
-        """The last of up to :data:`MAX_REDIRECTS` redirections, each one checked like the first URL."""
+        """Follow up to :data:`MAX_REDIRECTS` redirections, each checked like the first URL, and return the last
+        response."""
         self._check_allowed(param)
         for _ in range(MAX_REDIRECTS + 1):
             target = _target(url, param)
@@ -211,7 +211,7 @@ class Fetcher:
         self.totals["refused" if error.info.code == "url_refused" else "failed"] += 1
 
     async def _addresses(self, target: _Target, param: str) -> list[str]:
-        """Where the name leads: all of it is fit to connect to."""
+        """Resolve a name, and check that every address may be connected to."""
         try:
             found = await self._resolve(target.host, target.port)
         except (OSError, UnicodeError):
@@ -246,7 +246,7 @@ class Fetcher:
 
 
 class _Hop:
-    """One connection, for one question. ``async with`` closes it."""
+    """One connection for one HTTP request, closed by ``async with``."""
 
     def __init__(self, stream: trio.abc.Stream, transport: trio.SocketStream, param: str) -> None:
         self._stream = stream
@@ -261,7 +261,7 @@ class _Hop:
         self.close()
 
     def close(self) -> None:
-        """At once: nobody is owed a farewell."""
+        """Close the connection at once, without a TLS shutdown."""
         self._transport.socket.close()
 
     async def ask(self, target: _Target) -> h11.Response:
@@ -287,8 +287,10 @@ class _Hop:
         raise self._broken()
 
     async def next(self) -> h11.Event | type[h11.PAUSED]:
-        """The next event of the answer. Always a checkpoint: one read may hold thousands of events, if a server cuts
-        its body into chunks of a byte."""
+        """Return the next event of the response.
+
+        Always a checkpoint: one read may hold thousands of events, if a server sends its body in chunks of a byte.
+        """
         read = False
         while True:
             try:

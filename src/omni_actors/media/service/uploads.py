@@ -1,4 +1,4 @@
-"""Files and JSON bodies that the media process has been given and has not decoded yet."""
+"""Files and JSON bodies in the media process that are not decoded yet."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from omni_actors.media.service.client import MediaService
 
 FETCHES_PER_BODY = 4
-"""URLs of one body that are fetched at once."""
+"""The number of URLs of one body that are fetched at once."""
 
 
 class Sent(NamedTuple):
-    """A file that was brought over: in a ``blob``, or a small one whose ``data`` go with the question itself."""
+    """A file sent to the media process: as a ``blob``, or a small file whose ``data`` go with the query."""
 
     data: bytes
     blob: int | None
@@ -26,11 +26,11 @@ class Sent(NamedTuple):
 
 
 class Upload:
-    """A file in the media process, or a small one that still is here."""
+    """A file in the media process, or a small file that is still in this process."""
 
     def __init__(self, service: MediaService, owner: str, sent: Sent, param: str | None) -> None:
         self.held = sent.blob is not None
-        """Whether the media process has it."""
+        """Whether the file is in the media process."""
         self._service = service
         self._owner = owner
         self._sent = sent
@@ -45,7 +45,7 @@ class Upload:
         max_seconds: float | None = None,
         how: q.How | None = None,
     ) -> MediaRef:
-        """As :meth:`MediaService.decode`; once."""
+        """Decode the file like :meth:`MediaService.decode`. Call it once."""
         question = q.Decode(
             owner=self._owner,
             modality=modality,
@@ -66,24 +66,27 @@ class Upload:
 
 
 class ParsedBody:
-    """A JSON body whose media are neither decoded nor fetched yet. ``json`` is the body with each medium replaced by
-    ``{"type": MODALITY, "index": i}``; ``modalities`` are those of the media, in that order."""
+    """A JSON body whose media are neither decoded nor fetched yet.
+
+    ``json`` is the body with each medium replaced by ``{"type": MODALITY, "index": i}``. ``modalities`` are the
+    modalities of the media, in the same order.
+    """
 
     def __init__(self, service: MediaService, owner: str, info: q.ChatInfo) -> None:
         self.json = info.body
         self.modalities = tuple([medium.modality for medium in info.media])
         self.held = info.held
-        """The data that the media process keeps for :meth:`decode`, if there are any."""
+        """The id of the data that the media process keeps for :meth:`decode`, or ``None``."""
         self._service = service
         self._owner = owner
         self._media = info.media
 
     async def decode(self, *, max_seconds: float | None = None, longest_s: float | None = None) -> list[MediaRef]:
-        """Decode the media that the body brought, and fetch and decode those that it names by URL, several at once.
+        """Decode the media in the body, and fetch and decode the media that the body names by URL, several at once.
 
-        Once. ``max_seconds`` bounds the sum of their sound, ``longest_s`` each clip. The media are the caller's, to use
-        in a request or to discard. Raises as :meth:`MediaService.decode` and :meth:`MediaService.fetch` do; one medium
-        that fails ends the work on all of them.
+        Call it once. ``max_seconds`` bounds the sum of all sound, ``longest_s`` each clip. The caller owns the media,
+        to use in a request or to discard. Raises like :meth:`MediaService.decode` and :meth:`MediaService.fetch`; the
+        first failure ends the work on all media.
         """
         try:
             return [ref_of(medium) for medium in await self._decode(max_seconds, longest_s)]
@@ -114,7 +117,7 @@ class ParsedBody:
         return media
 
     async def _download(self) -> dict[int, Sent]:
-        """The files behind the links, by their places. The first link that fails ends the work on the others."""
+        """Download the files behind the links, by place. The first failure ends the work on the other links."""
         files: dict[int, Sent] = {}
         failed: list[OmniError] = []
 
@@ -139,7 +142,7 @@ class ParsedBody:
 async def decode_link(
     service: MediaService, link: q.LinkInfo, sent: Sent, owner: str, max_seconds: float | None
 ) -> q.MediumInfo:
-    """The medium that a link led to. Raises :class:`OmniError`."""
+    """Decode the file behind a link. Raises :class:`OmniError`."""
     question = q.Decode(
         owner=owner,
         modality=link.modality,
