@@ -17,7 +17,7 @@ from tests.pipelines.builders import ASSISTANT
 
 from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
 from omni_actors.entrypoints.commands.explain import explain
-from omni_actors.entrypoints.weights import Asked
+from omni_actors.entrypoints.weights import DeploymentSpec
 from omni_actors.pipelines.declaration import PipelineFacts, Task
 from omni_actors.pipelines.explain import as_builtins, as_text, facts
 from omni_actors.pipelines.factory import resolve
@@ -189,7 +189,7 @@ def test_serving_a_checkpoint_that_is_not_there_says_what_to_do(
     cache: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of(NAME, registry)
-    monkeypatch.setattr(Asked, "plan", lambda self: plan)
+    monkeypatch.setattr(DeploymentSpec, "plan", lambda self: plan)
     with pytest.raises(PlanError, match=f"'{NAME}' is not in the Hugging Face cache") as caught:
         ready_plan(Deployment(NAME, None, (), None, None, None, offline=True))
     assert f"models pull {NAME}" in str(caught.value)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.pipelines.builders import ASSISTANT
 
 from omni_actors.pipelines.deploy.overlay import read_overlay, read_overrides
-from omni_actors.pipelines.deploy.schema import Group, Leaf, like, settings_schema, size
+from omni_actors.pipelines.deploy.schema import Group, Leaf, settings_schema
+from omni_actors.pipelines.deploy.values import like, size
 from omni_actors.pipelines.limits import with_engine_options
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.platforms.cpu import CpuPlatform
@@ -110,7 +111,7 @@ def test_empty_parts_set_nothing(tmp_path: Path, source: str) -> None:
         ("stages: {llm: {sampling: {temperature: 3}}}\n", "at least 0 and at most 2"),
         ("stages: {llm: {sampling: {repetition_penalty: 0}}}\n", "takes a number of at least 0.01, not 0"),
         ("stages: {acoustic: {options: {speed: fast}}}\n", "takes a number, as its default 1.0 is, not 'fast'"),
-        ("stages: {llm: {environment: {A: [1]}}}\n", "put quotes around that of A"),
+        ("stages: {llm: {environment: {A: [1]}}}\n", "put quotes around the value of A"),
         ("stages: {llm: {devices: cpu}}\n", "takes a list of texts"),
         ("stages: [llm]\n", "1: stages: takes keys with values"),
         ("edges: {llm.text: {mode: chunk}}\n", "'edges.llm.text.mode' takes full, not 'chunk'"),

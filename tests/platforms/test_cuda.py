@@ -10,7 +10,7 @@ from tests.pipelines.builders import ASSISTANT
 from tests.platforms import machines
 
 from omni_actors.entrypoints.commands.deployment import Deployment, ready_plan
-from omni_actors.entrypoints.weights import Asked
+from omni_actors.entrypoints.weights import DeploymentSpec
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan, PlanError
 from omni_actors.pipelines.planning.missing import missing_devices
@@ -89,7 +89,7 @@ def test_a_deployment_for_devices_is_planned_without_any_and_refused_at_the_star
         "stage 'vocoder' is to run on cuda:7: platform 'cuda' finds none here: no NVIDIA device on this machine"
         in missing_devices(plan)
     )
-    monkeypatch.setattr(Asked, "plan", lambda self: plan)
+    monkeypatch.setattr(DeploymentSpec, "plan", lambda self: plan)
     with pytest.raises(PlanError, match="stage 'llm' is to run on cuda:0"):
         ready_plan(Deployment("assistant", None, (), None, None, None))
     for name in ("gpu0", "cuda:00", "cuda:0 "):  # a device has one name, so that nobody is given it twice
@@ -112,7 +112,7 @@ def test_who_asks_for_devices_that_cannot_be_used_is_refused_with_the_reason(
     machines.nvidia(tmp_path)
     machines.driver(monkeypatch, tmp_path / "lib")
     plan = plan_of()
-    monkeypatch.setattr(Asked, "plan", lambda self: plan)
+    monkeypatch.setattr(DeploymentSpec, "plan", lambda self: plan)
     with pytest.raises(PlanError, match=r"to run on cuda:0: .* NVIDIA's driver library cannot be loaded .*--gpus all"):
         ready_plan(Deployment("assistant", None, (), "cuda", None, None))
     machines.driver(monkeypatch, tmp_path / "lib2", "libcuda.so.1")

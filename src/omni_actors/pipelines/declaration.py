@@ -1,6 +1,6 @@
-"""Frozen declarations: what a pipeline is, independent of where it runs.
+"""Frozen declarations of a pipeline: its stages, edges and tasks, independent of the machine.
 
-A model family's ``pipeline.py`` builds one :class:`Pipeline` out of these. They name engines, adapters and bridges by
+The ``pipeline.py`` of a model family makes one :class:`Pipeline`. Declarations name engines, adapters and bridges by
 dotted string (``package.module:attribute``), so that declaring a pipeline imports no model code.
 """
 
@@ -22,11 +22,12 @@ class Port:
     """A named input of a stage.
 
     An optional port may stay without a source in a request's subgraph. A port of mode ``full`` takes its whole input at
-    once; one of mode ``chunk`` takes pieces as they come, or the whole.
+    once; a port of mode ``chunk`` takes pieces as they come, or the whole.
 
-    A stage takes all its ports as they come, in whatever order that is. When the same stage feeds two of them, directly
-    or through others, it waits for the slower one's credits: a consumer that leaves the pieces on one port until the
-    other has ended waits for ever. It must take them and keep them (see ``Engine.feed``).
+    A stage must take the pieces of all its ports in the order in which the pieces come, and keep them (see
+    ``Engine.feed``). When one producer feeds two ports, directly or through other stages, the producer waits for
+    credits of the slower port: a consumer that left the pieces of one port until the other port has ended would wait
+    for ever.
     """
 
     name: str
@@ -39,16 +40,28 @@ class Port:
 @takes_old_fields
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A component with one engine kind and one budget.
+    """A component of a pipeline, with one engine kind and one time budget per step.
 
-    ``engine`` is a kind (``autoregressive``, ``generation``) that the platform resolves to a class, or a dotted name.
-    ``adapter`` is the family's class that the engine drives (empty where it needs none). ``sections`` are the request's
-    parameter sections it reads. ``emits`` is the modality a client may see of it (``text``, ``audio``, …), ``None`` for
-    inner stages.
-    ``weight`` is its share of CPU threads beside stages that run at the same time. ``options`` are the options of the
-    adapter that a deploy file may change, by name. ``input_limits`` names, by modality, the option that bounds one
-    input that a request brings to this stage: the characters of a ``text``, the seconds of an ``audio`` clip. An input
-    over it is refused before anything is done for the request; the stage checks it nevertheless.
+    Args:
+        name: The stage's name; an identifier.
+        engine: An engine kind (``autoregressive``, ``generation``) for which the platform has a class, or a dotted
+            name.
+        adapter: The dotted name of the family's class that the engine drives; empty where the engine needs none.
+        ports: The stage's inputs.
+        sections: The parameter sections of a request that the stage reads.
+        emits: The modality of the stage's output that clients may get (``text``, ``audio``, …); ``None`` for an inner
+            stage.
+        weight: The stage's share of CPU threads beside stages that run at the same time.
+        options: The options of the adapter that a deploy file may change, by name.
+        input_limits: By modality, the option that bounds one input of a request: the characters of a ``text``, the
+            seconds of an ``audio`` clip. A larger input is refused before any work for the request begins; the stage
+            checks the input nevertheless.
+
+    Example:
+        >>> speed = Option(1.0, "Factor of the speaking rate.", least=0.25)
+        >>> stage = Stage("talker", "generation", "my_model.talker:Talker", emits="audio", options={"speed": speed})
+        >>> stage.options["speed"].default
+        1.0
     """
 
     name: str
@@ -61,27 +74,28 @@ class Stage:
     """Sub-folder (or file) of the model path that this stage loads; empty for the whole folder."""
     weight: float = 1.0
     dtypes: tuple[str, ...] = ()
-    """What it can compute in; empty for whatever its platform can."""
+    """The dtypes that the stage can compute in; empty for every dtype of the platform."""
     options: Mapping[str, Option] = field(default_factory=dict)
     input_limits: dict[str, str] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
-    """Of an engine by dotted name that runs others in itself: their kinds. The stage has their options too."""
+    """For an engine by dotted name that runs other engines in itself: their kinds, whose options the stage has too."""
     recovery: Recovery | None = None
-    """How a request goes on after the death of a worker that held it. ``prefix``: the stage takes up what was reported
-    of it (an autoregressive stage with ``Work.prefix``). ``replay``: it computes again from the start, and the same, so
-    that what the client has can be left out. ``none``: what the client has of it cannot be continued. ``None`` is
-    ``prefix`` for engines of kind ``autoregressive``, else ``replay``."""
+    """How a request goes on after the death of a worker that held the request. ``prefix``: the stage continues after
+    the output that the worker reported (an autoregressive stage with ``Work.prefix``). ``replay``: the stage computes
+    the same output again from the start, and the part that the client already has is left out. ``none``: an output of
+    which the client has a part cannot be continued. ``None`` means ``prefix`` for engines of kind ``autoregressive``,
+    else ``replay``."""
     network: str = ""
-    """Dotted name of a pure function ``(folder: Path) -> Network`` (:class:`~omni_actors.pipelines.strategy.Network`):
-    what parallel degrees must divide, read from ``config.json`` without torch. Empty where the family's code cannot
-    split what it computes."""
+    """Dotted name of a pure function ``(folder: Path) -> Network`` (:class:`~omni_actors.pipelines.strategy.Network`)
+    that reads the sizes that parallel degrees must divide from ``config.json``, without torch. Empty where the family's
+    code cannot split its computation."""
     step_budget_s: float | None = None
-    """Longest that a step may take before the worker counts as stuck; ``None`` is its engine kind's usual."""
+    """Seconds that a step may take before the worker counts as stuck; ``None`` for the default of the engine kind."""
     separable: bool = False
-    """Whether a deploy file may have its prompts computed in a pool of their own: an autoregressive stage to which
-    nothing comes on its ports once its prompt is complete."""
+    """Whether a deploy file may give the stage a prefill pool: true for an autoregressive stage whose ports get nothing
+    once the prompt is complete."""
     vllm: str = ""
-    """Dotted name of the adapter that it has where vLLM computes it: a
+    """Dotted name of the stage's adapter where vLLM computes the stage: a
     :class:`~omni_actors.worker.engines.autoregressive.adapter.PromptAdapter`. Empty: vLLM does not."""
     doc: str = ""
 
@@ -90,9 +104,22 @@ class Stage:
 class Edge:
     """A typed link from ``source`` (stage) into ``target`` (``stage.port``).
 
-    ``capacity`` is how many chunks of one request may be under way. ``bridge`` is a dotted name of a zero-argument
-    factory of :class:`omni_actors.worker.bridge.Bridge`; it runs in the consumer's worker. ``on_death`` says what
-    follows when a consumer dies: resend what it had (``retain``) or restart upstream (``recompute``).
+    Args:
+        source: The producing stage.
+        target: The consuming stage and port, as ``stage.port``.
+        kind: The kind of the payloads.
+        mode: ``chunk`` hands each piece on as it comes, ``full`` hands on all pieces at the end.
+        capacity: How many chunks of one request may be under way.
+        bridge: The dotted name of a factory without arguments of :class:`omni_actors.worker.bridge.Bridge`, which the
+            consumer's worker calls; ``None`` for an edge whose payloads arrive unchanged.
+        connector: The way in which payloads travel.
+        on_death: What follows the death of a consumer: its payloads are sent again (``retain``), or the stages above
+            compute again (``recompute``).
+
+    Example:
+        >>> edge = Edge("talker", "codec.codes", "codes", mode="chunk")
+        >>> edge.stage, edge.port
+        ('codec', 'codes')
     """
 
     source: str
@@ -106,19 +133,25 @@ class Edge:
 
     @property
     def stage(self) -> str:
+        """The consuming stage."""
         return self.target.split(".", 1)[0]
 
     @property
     def port(self) -> str:
+        """The consuming stage's port."""
         return self.target.split(".", 1)[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something a client may ask for.
+    """A task that a client may request, such as ``chat`` or ``speech``.
 
-    ``entries`` maps each input modality to ``stage`` or ``stage.port`` where it enters; ``outputs`` maps each output
-    modality to the stage that emits it. The request's subgraph is what lies between.
+    Args:
+        name: The task's name.
+        entries: By input modality, the ``stage`` or ``stage.port`` at which inputs enter.
+        outputs: By output modality, the stage that emits the output.
+
+    A request's subgraph lies between the entries and the outputs of the request.
     """
 
     name: str
@@ -128,11 +161,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class PipelineFacts:
-    """What one checkpoint's folder says beyond its family's declaration. ``None`` leaves what is declared.
+    """Facts from one checkpoint's folder that change the declaration of its family. ``None`` changes nothing.
 
-    ``lacks`` names stages that this checkpoint does not have: they go, with their edges, and with the inputs and
-    outputs of tasks that need them (a task without any goes too). ``tasks`` are then the tasks in the place of the
-    declared ones. ``options`` are defaults of a stage's options, as stage → option → value; each must be declared.
+    Args:
+        lacks: Stages that the checkpoint does not have. These stages are dropped, together with their edges, the inputs
+            and outputs of tasks that need the stages, and tasks that keep no input or no output.
+        tasks: Tasks that replace the declared ones.
+        options: New defaults of declared options, as stage → option → value.
+
+    Example:
+        >>> facts = PipelineFacts(voices=("anna",), options={"talker": {"max_frames": 2000}})
+        >>> facts.lacks
+        ()
     """
 
     voices: tuple[str, ...] | None = None
@@ -147,11 +187,23 @@ class PipelineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a request that is this family's own, in the field ``model_parameters`` of HTTP bodies (vLLM's name
-    ``vllm_xargs`` works too) and in section ``parameters`` of a request.
+    """A request parameter of one model family.
 
-    It takes what is of its ``default``'s type (``bool``, ``int``, ``float`` or ``str``); a number from ``least`` to
-    ``most``, a text of ``choices``, where those are given. A stage that reads the section gets a value for each.
+    Clients set the parameter in the field ``model_parameters`` of an HTTP body (vLLM's name ``vllm_xargs`` works too),
+    or in the section ``parameters`` of a request. A stage that reads the section gets a value for every parameter.
+
+    Args:
+        name: The parameter's name.
+        default: The value of requests that do not set the parameter. A request's value must have the default's type:
+            ``bool``, ``int``, ``float`` or ``str``.
+        doc: One sentence about the parameter.
+        least: The smallest number that the parameter takes; ``None`` for no bound.
+        most: The largest number that the parameter takes; ``None`` for no bound.
+        choices: The only texts that the parameter takes; empty for any.
+
+    Example:
+        >>> Parameter("gap_ms", 50, "Milliseconds of silence after each key.", least=0, most=1000).default
+        50
     """
 
     name: str
@@ -163,44 +215,54 @@ class Parameter:
 
 
 _SPOKEN = ("text", "voice", "seed", "reference")
-"""Fields of the section ``speech`` that every speaker knows. (Whether it takes a clip its tasks say.)"""
+"""Fields of the section ``speech`` that every family with speech knows. (A pipeline's tasks say whether it takes
+clips.)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A model's directed acyclic graph of stages, declared once."""
+    """A model's directed acyclic graph of stages, and the tasks that the graph serves.
+
+    Example:
+        >>> reader = Stage("reader", "my_model.engines:Reader", emits="text")
+        >>> pipeline = Pipeline("echo", (reader,), tasks=(Task("chat", {"text": "reader"}, {"text": "reader"}),))
+        >>> pipeline.tasks[0].outputs
+        {'text': 'reader'}
+    """
 
     name: str
     stages: tuple[Stage, ...]
     edges: tuple[Edge, ...] = ()
     tasks: tuple[Task, ...] = ()
     architectures: tuple[str, ...] = ()
-    """Values of ``config.json``'s ``architectures`` that this pipeline serves."""
+    """Entries of ``architectures`` in a ``config.json`` that this pipeline serves."""
     checkpoints: tuple[str, ...] = ()
-    """Public names of real checkpoints (``organisation/name``): planned without weights, fetched to be served."""
+    """Public names of checkpoints (``organisation/name``). A checkpoint is planned without weights, and fetched before
+    it is served."""
     files: tuple[str, ...] = ()
-    """Patterns of further files in a checkpoint's repository that its stages read, beside safetensors, JSON and the
-    tokenizer's: they are fetched too."""
+    """Patterns of further files that are fetched from a checkpoint's repository, beside safetensors, JSON and the files
+    of the tokenizer."""
     describe: str | None = None
-    """Dotted name of a pure function ``(folder: Path) -> PipelineFacts``. It is called in the serving process when the
-    folder exists: it reads ``config.json`` and other small files, imports no torch, and raises ``OmniError`` (or
-    ``OSError``, ``KeyError``, ``ValueError``) for a folder that it cannot make out."""
+    """Dotted name of a pure function ``(folder: Path) -> PipelineFacts``. The serving process calls the function if the
+    folder exists. The function reads ``config.json`` and other small files, imports no torch, and raises ``OmniError``
+    (or ``OSError``, ``KeyError``, ``ValueError``) for a folder that is not a checkpoint of this family."""
     voices: tuple[str, ...] = ()
     sample_rate: int | None = None
-    """Hz of its audio output."""
+    """Sample rate of the audio output, in Hz."""
     languages: tuple[str, ...] = ()
     speech_fields: tuple[str, ...] | None = None
-    """Fields of the section ``speech`` that a request may set, beside those that every speaker knows. The surfaces
-    refuse the others; ``None`` lets all pass, and the stages refuse what they cannot do."""
+    """Fields of the section ``speech`` that a request may set, beside the fields that every family with speech knows.
+    API handlers refuse the other fields. ``None`` lets all fields pass; stages then refuse the fields that they do not
+    support."""
     task_types: tuple[str, ...] = ()
-    """Values of ``speech.task_type`` that it does (``custom_voice``, ``voice_design``, ``clone``), the usual one first;
-    empty where the family knows no such distinction."""
+    """Supported values of ``speech.task_type`` (``custom_voice``, ``voice_design``, ``clone``), the default first;
+    empty where the family has no task types."""
     parameters: tuple[Parameter, ...] = ()
-    """What a request may say to this family beside what every model knows. Others are refused by name."""
+    """Request parameters of this family. A parameter of another name is refused by name."""
     weights: str | None = None
-    """Dotted name of a function without arguments that gives the folder of its weights when no path is named."""
+    """Dotted name of a function without arguments that returns the folder of the weights when no path is named."""
     doc: str = ""
 
     def honours(self, field: str) -> bool:
-        """Whether a request may set this field of the section ``speech``."""
+        """Return whether a request may set a field of the section ``speech``."""
         return self.speech_fields is None or field in _SPOKEN or field in self.speech_fields

@@ -1,7 +1,8 @@
-"""Engines, connectors and balancers by name: this package's own, and those that plug-ins announce by entry point.
+"""Engines, connectors and balancers by name: the built-in ones, and those that plug-ins announce by entry point.
 
-A deploy file and a declaration call them by name. The serving process imports a balancer alone, which works there,
-after a look at it in a process of its own; engines and connectors are imported by workers, and are dotted names here.
+A deploy file and a declaration use these names. The serving process imports a plug-in's balancer, because balancers
+work in the serving process, after a subprocess probe has examined the balancer. Engines and connectors are imported by
+workers only; the serving process handles their dotted names.
 """
 
 from __future__ import annotations
@@ -23,39 +24,68 @@ from omni_actors.plugins.probe import Judged, Kind, PluginReport, brought_by, pr
 
 log = logging.getLogger(__name__)
 
+_IGNORED: set[tuple[str, str, str]] = set()
+"""Plug-ins with the name of a built-in class, of which the log has told already: word, name and dotted name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """A kind of class that plug-ins may bring. ``builtins`` are this package's own, by name."""
+    """A kind of class that plug-ins may bring, such as a connector.
+
+    Args:
+        word: The kind's name in messages.
+        group: The group of entry points in which plug-ins announce such classes.
+        builtins: The dotted names of the built-in classes, by name.
+    """
 
     word: str
     group: str
     builtins: Mapping[str, str]
 
     def plugins(self) -> list[EntryPoint]:
-        """Return the plug-ins of other distributions. One that takes a builtin's name is left out, with a warning."""
+        """Return the plug-ins of other distributions.
+
+        A plug-in with the name of a built-in class is left out, and a warning is logged once in the process.
+        """
         found = []
         for plugin in installed(self.group):
             if brought_by(plugin)[0] == OWN:
                 continue
             if plugin.name in self.builtins:
-                log.warning(
-                    "%s plugin '%s' (%s) is ignored: a builtin %s has that name",
-                    self.word, plugin.name, plugin.value, self.word,
-                )  # fmt: skip
+                if (clash := (self.word, plugin.name, plugin.value)) not in _IGNORED:
+                    _IGNORED.add(clash)
+                    log.warning("%s plugin '%s' (%s) is ignored: a builtin %s has that name", *clash, self.word)
                 continue
             found.append(plugin)
         return found
 
     def names(self, plugins: Iterable[EntryPoint] | None = None) -> list[str]:
-        """Every name that may be asked for."""
+        """Return every name that a deploy file may use.
+
+        Args:
+            plugins: The plug-ins to name; ``None`` for the installed ones.
+        """
         found = self.plugins() if plugins is None else plugins
         return list(dict.fromkeys((*self.builtins, *(plugin.name for plugin in found))))
 
     def named(self, name: str, where: str, also: Iterable[str] = ()) -> tuple[str, EntryPoint | None]:
-        """The dotted name of the class called ``name``, and the plug-in that brings it, if it is a plug-in's. ``where``
-        begins the message of the :class:`PlanError` for a name that nobody has, or that two have; ``also`` are names
-        that may be asked for there beside these."""
+        """Find a class by name.
+
+        Args:
+            name: The name in a deploy file or a declaration.
+            where: Where the name stands; messages begin with it.
+            also: Further names that are valid there, for the message about an unknown name.
+
+        Returns:
+            The dotted name of the class, and the plug-in that brings the class (``None`` for a built-in class).
+
+        Raises:
+            PlanError: No class has that name, or more than one plug-in brings a class of that name.
+
+        Example:
+            >>> CONNECTORS.named("tcp", "deploy.yaml:3")
+            ('omni_actors.connectors.connector:Tcp', None)
+        """
         if name in self.builtins:
             return self.builtins[name], None
         plugins = self.plugins()
@@ -75,8 +105,7 @@ ENGINES = Extension(
     "omni_actors.engines",
     {**OmniPlatform.engines, "vllm": VLLM_ENGINE},
 )
-"""Engine kinds. A platform may have its own class for a builtin kind (:attr:`OmniPlatform.engines`), which comes
-first."""
+"""Engine kinds. A platform's own class for a built-in kind (:attr:`OmniPlatform.engines`) comes first."""
 
 CONNECTORS = Extension(
     "connector",
@@ -116,5 +145,5 @@ BALANCER = Kind(
 
 
 def look_at_balancer(plugin: EntryPoint) -> PluginReport:
-    """Report on a plug-in's balancer. Blocks while the plug-in is looked at."""
+    """Return a report on a plug-in's balancer. The call blocks while a subprocess probe examines the plug-in."""
     return probe(BALANCER, [plugin], forgive=True)[0]

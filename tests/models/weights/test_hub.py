@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.models.weights.hub_server import LARGE, Hub, Repo, blob_of
 
-from omni_actors.entrypoints.weights import Asked, Told, by_log, ready_to_start
+from omni_actors.entrypoints.weights import DeploymentSpec, FetchProgress, by_log, ready_to_start
 from omni_actors.models.weights.hub import download as module
 from omni_actors.models.weights.hub.download import download
 from omni_actors.models.weights.hub.progress import Lines
@@ -339,36 +339,36 @@ def test_the_codec_that_a_checkpoint_names_comes_along(hub: Hub) -> None:
     assert is_whole(snapshot_folder("someone/codec"))
 
 
-def quiet() -> Told:
+def quiet() -> FetchProgress:
     return by_log(lambda: None)
 
 
 def test_offline_nothing_is_asked_of_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repos["sesame/csm-1b"] = hub.repos[NAME]
     with pytest.raises(PlanError, match="Nothing is fetched offline") as caught:
-        ready_to_start(Asked("sesame/csm-1b", platform="cpu", offline=True), quiet())
+        ready_to_start(DeploymentSpec("sesame/csm-1b", platform="cpu", offline=True), quiet())
     assert "models pull sesame/csm-1b" in caught.value.info.message
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(PlanError, match="Nothing is fetched offline"):
-        ready_to_start(Asked("sesame/csm-1b", platform="cpu"), quiet())
+        ready_to_start(DeploymentSpec("sesame/csm-1b", platform="cpu"), quiet())
     assert hub.asked == []
 
 
 def test_what_cannot_be_served_is_not_fetched(hub: Hub) -> None:
     hub.repos["sesame/csm-1b"] = hub.repos[NAME]
     with pytest.raises(PlanError, match="nosuch"):
-        ready_to_start(Asked("sesame/csm-1b", platform="cpu", overrides=["stages.nosuch.replicas=2"]), quiet())
+        ready_to_start(DeploymentSpec("sesame/csm-1b", platform="cpu", overrides=["stages.nosuch.replicas=2"]), quiet())
     with pytest.raises(PlanError, match="revisions are of public checkpoints"):
-        Asked("demo", revision="v1").plan()
+        DeploymentSpec("demo", revision="v1").plan()
     assert hub.asked == []
 
 
 def test_a_checkpoint_is_planned_once_it_is_here_and_the_hub_is_not_asked_again(hub: Hub) -> None:
-    plan = ready_to_start(Asked(NAME, platform="cpu", revision="main"), quiet())
+    plan = ready_to_start(DeploymentSpec(NAME, platform="cpu", revision="main"), quiet())
     assert (plan.name, plan.served_model_name, plan.checkpoint) == ("causal-lm", NAME, NAME)
     assert plan.model == str(snapshot_folder(NAME))
     hub.asked.clear()
-    ready_to_start(Asked(NAME, platform="cpu"), quiet())
+    ready_to_start(DeploymentSpec(NAME, platform="cpu"), quiet())
     assert hub.asked == []
 
 

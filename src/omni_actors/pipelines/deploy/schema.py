@@ -1,21 +1,30 @@
-"""The closed schema of a deployment's settings: which keys there are, what they take, and what each means.
+"""The closed schema of a deployment's settings: its keys, what each key takes, and what each key means.
 
-It is made for one pipeline and the platforms that it runs on, since their stages, options and limits are its keys. A
-deploy file and ``--set`` go through the same one.
+A schema is made for one pipeline and the platforms that the pipeline runs on, since the names of stages, options and
+limits are keys. A deploy file and ``--set`` go through the same schema.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 from omni_actors.pipelines.declaration import Edge, Mode, Pipeline, Stage
-from omni_actors.pipelines.extensions import BALANCERS, CONNECTORS, Extension
+from omni_actors.pipelines.deploy.values import (
+    address,
+    environment,
+    integer,
+    like,
+    number,
+    one_named,
+    one_of,
+    optional,
+    size,
+    strings,
+    text,
+)
+from omni_actors.pipelines.extensions import BALANCERS, CONNECTORS
 from omni_actors.pipelines.limits import limits_of
 from omni_actors.pipelines.plan import MEDIA_STAGE, DeploymentLimits
 from omni_actors.pipelines.strategy import STRATEGY_DOC
@@ -29,7 +38,7 @@ SAMPLING_DEFAULTS = {
     "min_p": (0.0, 1.0, "Drop tokens whose probability is below this share of the likeliest token's."),
     "repetition_penalty": (0.01, None, "Over 1 makes tokens less likely that occurred before."),
 }
-"""What a request leaves to the deployment when it says nothing: name → (least, most, meaning)."""
+"""Sampling parameters with a default of the deployment: name → (least, most, meaning)."""
 
 
 BUDGETS_DOC = {
@@ -37,17 +46,18 @@ BUDGETS_DOC = {
     "step_budget_s": "Longest time without progress of a worker that has work; a slower worker is killed.",
     "compile_budget_s": "The same for the first steps of a worker, which may compile.",
 }
-"""What a worker may take: name → meaning."""
+"""Time budgets of a worker, in seconds: name → meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A key that takes a value. ``check`` returns the value to keep or raises ``ValueError`` saying what it takes."""
+    """A key that takes a value. ``check`` returns the value to keep, or raises ``ValueError`` that says what it
+    takes."""
 
     check: Callable[[Any], Any]
     doc: str = ""
     whole: bool = False
-    """Whether keys below it are part of the value."""
+    """Whether keys below this key are part of the value."""
     aliases: tuple[str, ...] = ()
     """Further names of the key."""
 
@@ -78,11 +88,23 @@ class Group:
         return [*self.keys, *aliases]
 
 
+_CONNECTOR = Leaf(
+    one_named(CONNECTORS),
+    "How payloads travel: in a machine, there on the device, between two, or a plug-in's way.",
+)
+
+
 def settings_schema(
     pipeline: Pipeline, platforms: Iterable[OmniPlatform], media: Stage | None, unused: Iterable[str] = ()
 ) -> Group:
-    """Every key that a deploy file for this pipeline may have. ``media`` is the implicit stage, if there is one;
-    ``unused`` are platforms whose options may be there and are not looked at."""
+    """Return every key that a deploy file for a pipeline may have.
+
+    Args:
+        pipeline: The pipeline, whose stages already have the options of their engines.
+        platforms: The platforms that the stages run on.
+        media: The implicit media stage; ``None`` where the deployment has none.
+        unused: Names of platforms whose options are accepted and not checked, since no stage runs there.
+    """
     stages = (*pipeline.stages, *([media] if media else []))
     ports: dict[str, dict[str, Leaf | Group]] = {}
     for edge in pipeline.edges:
@@ -117,6 +139,7 @@ def _platform(platform: OmniPlatform) -> Group:
 
 
 def deployment_limits() -> dict[str, Leaf | Group]:
+    """Return the keys below ``limits``: one per field of :class:`DeploymentLimits`."""
     found: dict[str, Leaf | Group] = {}
     for item in fields(DeploymentLimits):
         assert item.default is not MISSING
@@ -187,7 +210,12 @@ def _stage(stage: Stage) -> Group:
 
 
 def option_leaf(name: str, option: Option) -> Leaf:
-    """Return the key of an option: what values it takes. An option whose name ends in ``_bytes`` takes a size."""
+    """Return the key of a stage's option.
+
+    Args:
+        name: The option's name. A name that ends in ``_bytes`` makes the key take a size, such as ``64MiB``.
+        option: The option.
+    """
     check = size if name.endswith("_bytes") else _takes(option)
     return Leaf(check, option.doc, aliases=option.aliases)
 
@@ -211,127 +239,3 @@ def _edge(edge: Edge, takes: Mode) -> Group:
         },
         f"From stage {edge.source}.",
     )
-
-
-def text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("takes a text")
-    return value
-
-
-def strings(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-        raise ValueError("takes a list of texts")
-    return tuple(value)
-
-
-def address(value: Any) -> str:
-    try:
-        it = ipaddress.ip_address(value if isinstance(value, str) else "")
-    except ValueError:
-        raise ValueError("takes an IP address in numbers") from None
-    if it.is_unspecified or it.is_multicast:  # it is listened on, and told to those who call
-        raise ValueError("takes the IP address of one interface")
-    return str(it)
-
-
-def environment(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
-        raise ValueError("takes names with values")
-    if bad := [k for k, v in value.items() if not isinstance(v, str | int | float) or isinstance(v, bool)]:
-        raise ValueError(f"takes texts and numbers as values; put quotes around that of {bad[0]}")
-    if bad := [k for k, v in value.items() if not k or "=" in k or "\0" in f"{k}{v}"]:
-        raise ValueError(f"takes names and values that the system knows, which {bad[0]!r} is not")
-    return {k: str(v) for k, v in value.items()}
-
-
-def integer(least: int, most: int = (1 << 63) - 1) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"takes a whole number of at least {least}")
-        if value > most:
-            raise ValueError(f"takes a whole number of at most {most}")
-        return value
-
-    return check
-
-
-def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same, or null."""
-    return lambda value: None if value is None else check(value)
-
-
-def number(least: float, most: float | None = None) -> Callable[[Any], float]:
-    def check(value: Any) -> float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or not math.isfinite(value) or value < least or (most is not None and value > most):
-            raise ValueError(f"takes a number of at least {least:g}" + (f" and at most {most:g}" if most else ""))
-        return float(value)
-
-    return check
-
-
-def one_of(*choices: str) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if value not in choices:
-            raise ValueError(f"takes {' or '.join(choices)}")
-        return str(value)
-
-    return check
-
-
-def one_named(extension: Extension) -> Callable[[Any], str]:
-    """The name of one of this package's, or of a plug-in that is installed."""
-
-    def check(value: Any) -> str:
-        if value in (names := extension.names()):
-            return str(value)
-        close = get_close_matches(str(value), names, n=1, cutoff=0.6)
-        raise ValueError(f"takes {' or '.join(names)}" + (f" (did you mean '{close[0]}'?)" if close else ""))
-
-    return check
-
-
-_CONNECTOR = Leaf(
-    one_named(CONNECTORS),
-    "How payloads travel: in a machine, there on the device, between two, or a plug-in's way.",
-)
-
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def size(value: Any) -> int:
-    """Bytes: a whole number, or a text such as ``64 MiB``."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
-        unit = _UNITS.get(match[2].upper())
-        value = int(match[1]) * unit if unit else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("takes a number of bytes, such as 67108864 or 64MiB")
-    return value
-
-
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a mapping"}
-
-
-def like(default: Any, kind: type | None = None, least: float | None = None) -> Callable[[Any], Any]:
-    """A check that a value is of the same kind as ``default``; of ``kind``, or ``None``, where that is given. Numbers
-    are finite and at least ``least``."""
-    optional = default is None or kind is not None
-    wanted = type(default) if kind is None else kind
-    takes = f"takes {_KINDS.get(wanted, 'a list')}" + ("" if least is None else f" of at least {least:g}")
-    takes += ", or null" if optional else f", as its default {default!r} is"
-
-    def check(value: Any) -> Any:
-        if optional and value is None:
-            return None
-        if wanted is float and type(value) is int:
-            value = float(value)
-        elif wanted is tuple and type(value) is list:
-            value = tuple(value)
-        if type(value) is not wanted:
-            raise ValueError(takes)
-        if isinstance(value, int | float) and (not math.isfinite(value) or (least is not None and value < least)):
-            raise ValueError(takes)
-        return value
-
-    return check
