@@ -1,4 +1,4 @@
-"""A plug-in's class, examined in a process of its own: see :mod:`omni_actors.plugins.probe`."""
+"""The check of a plug-in's class, run as a subprocess probe (:mod:`omni_actors.plugins.probe`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from omni_actors.plugins.contract import contract_trouble
 
 
 def answer(argument: dict[str, Any]) -> dict[str, Any]:
-    """``{"broken": sentence}``, or nothing else to say. ``base`` is the dotted name of the class that it must derive
-    from, ``word`` what that is called, ``contract`` its version."""
+    """Examine a plug-in's class.
+
+    Args:
+        argument: ``value`` is the class's dotted name, ``base`` the dotted name of its required base class, ``word``
+            the kind's name in messages, and ``contract`` the version of the contract.
+
+    Returns:
+        ``{"broken": sentence}``, or an empty dict for a class without faults.
+    """
     value = argument["value"]
     try:
         _look(value, argument)

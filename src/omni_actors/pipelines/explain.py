@@ -1,4 +1,4 @@
-"""Every value of a Plan with where it came from: for a person, and for a program."""
+"""Every value of a plan with its origin, as text for a terminal and as builtins for a program."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from omni_actors.pipelines.strategy import STRATEGY_DOC
 from omni_actors.platforms.platform import platform_options
 
 HOST = "cpu"
-"""The platform whose memory is the host's."""
+"""The platform whose device memory is the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One value of a plan. ``path`` is what a deploy file or ``--set`` would call it."""
+    """One value of a plan. ``path`` is the value's name in a deploy file and ``--set``."""
 
     path: str
     value: Any
@@ -35,14 +35,14 @@ class Fact:
 
 
 def facts(plan: Plan) -> list[Fact]:
-    """Every value, in reading order: the deployment, then its stages, then its edges, then its limits."""
+    """Return every value of a plan in reading order: the deployment, its stages, its edges, its limits."""
     return [
         Fact(path, value, plan.provenance.get(path, Origin("declaration")), doc) for path, value, doc in _values(plan)
     ]
 
 
 def as_builtins(plan: Plan) -> dict[str, Any]:
-    """The plan as plain builtins: its shape (stages, edges, tasks) and all facts by path."""
+    """Return a plan as builtins: stages, edges and tasks, and the facts by path."""
     return {
         "pipeline": plan.name,
         "served_model_name": plan.served_model_name,
@@ -62,7 +62,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
 
 
 def as_text(plan: Plan) -> RenderableType:
-    """The same for a terminal: the graph, the tasks, then one table of values per stage, edge and group."""
+    """Return a plan for a terminal: the graph, the tasks, then a table of values per stage, edge and group."""
     parts: list[RenderableType] = [
         Text.assemble((plan.served_model_name, "bold"), f"  pipeline {plan.name} on {plan.platform}"),
         Text(plan.pipeline.doc, style="dim"),
@@ -90,12 +90,19 @@ def as_text(plan: Plan) -> RenderableType:
 
 
 def settings_builtins(schema: Group) -> dict[str, str]:
-    """Return what can be set: path → the meaning of the setting, with its aliases."""
+    """Return what can be set.
+
+    Args:
+        schema: The keys of a deployment.
+
+    Returns:
+        Dotted path → the meaning of the setting, with its aliases.
+    """
     return {path: _meaning(leaf) for path, leaf in _leaves(schema, "")}
 
 
 def settings_text(schema: Group) -> RenderableType:
-    """The same for a terminal."""
+    """Return what can be set as a table for a terminal."""
     table = Table("setting", "meaning", box=None, pad_edge=False, header_style="bold")
     for path, leaf in _leaves(schema, ""):
         table.add_row(path, Text(_meaning(leaf)))
@@ -143,7 +150,7 @@ def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
 
 
 def _travels(plan: Plan, edge: EdgePlan) -> str:
-    """Which copies a payload costs on its way."""
+    """Return a sentence about the copies of a payload on an edge; empty where there is nothing to tell."""
     source, target = plan.stage(edge.source), plan.stage(edge.target)
     if edge.connector == DEVICE:
         kind = transport_between(source, target)
@@ -156,7 +163,7 @@ def _travels(plan: Plan, edge: EdgePlan) -> str:
 
 
 def _platform_values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
-    """Options of the platforms that stages run on: the same for all stages on one."""
+    """Yield the options of the platforms. All stages on one platform share them."""
     for stage in {stage.platform: stage for stage in plan.stages}.values():
         options = platform_options(resolve_name(stage.platform_class))
         for key, value in stage.platform_options.items():
@@ -190,7 +197,7 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
 
 
 def _layout(stage: StagePlan) -> dict[str, str]:
-    """Rank by rank: its device, and its place along each axis that has more than one."""
+    """Return the device of each rank, and the rank's place along each axis with more than one place."""
     axes = [axis for axis, degree in stage.strategy.degrees().items() if degree > 1]
     return {
         f"{stage.name}#{replica} rank {rank.index}": f"{rank.device}, "
@@ -201,7 +208,7 @@ def _layout(stage: StagePlan) -> dict[str, str]:
 
 
 def _environment(stage: StagePlan) -> dict[str, Any]:
-    """What every worker of the stage gets, or where that differs, what those on each device get."""
+    """Return the environment of the stage's workers, or by device where the workers' environments differ."""
     first, *others = map(dict, stage.environments)
     if all(other == first for other in others):
         return first

@@ -1,4 +1,4 @@
-"""The one way from a model's name to a frozen Plan: model → pipeline → overlay → strategy → command line."""
+"""The resolution of a deployment: from a model's name, a deploy file and the command line to a frozen plan."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from omni_actors.platforms.select import select
 log = logging.getLogger(__name__)
 
 EARLY = {"model": "the argument MODEL", "pipeline": "--pipeline", "platform": "--platform"}
-"""Keys of a deploy file that decide which other keys there are; the command line has a word of its own for each."""
+"""Keys of a deploy file that decide which other keys exist → the command-line option for the same setting."""
 
 MEDIA = "omni_actors.media.stage:STAGE"
 """Dotted name of the implicit media stage."""
@@ -66,15 +66,35 @@ def resolve(
     revision: str | None = None,
     registry: Registry | None = None,
 ) -> Plan:
-    """Everything that a deployment is, from what an operator says.
+    """Make the plan of a deployment.
 
-    ``model`` is a pipeline's name, a model's folder, the public name of a checkpoint, or ``None`` or ``demo`` for the
-    built-in demo. ``pipeline`` forces the pipeline that a folder is served by, ``revision`` is the branch, tag or
-    commit of a public checkpoint. What ``overlay`` sets is overruled by
-    ``overrides`` (``path=value``), and by ``platform`` (else the variable ``OMNI_ACTORS_PLATFORM``) and
-    ``served_name``. ``chat_template`` is a file for the stage that reads chats by a template. Weights need not be there
-    yet: see :func:`missing_weights`. Reads files and environment, imports no model code. Raises :class:`PlanError` (or
-    another :class:`OmniError`) that says what is wrong and where.
+    Files and the environment are read; no model code is imported. The weights need not exist yet
+    (:func:`~omni_actors.pipelines.planning.missing.missing_weights`).
+
+    Args:
+        model: A pipeline's name, a model's folder, the public name of a checkpoint, or ``None`` or ``demo`` for the
+            built-in demo.
+        overlay: A deploy file.
+        overrides: Settings that replace the deploy file's, as ``path=value``.
+        platform: The platform of every stage that names no other. Default: the variable ``OMNI_ACTORS_PLATFORM``, then
+            the deploy file, then the platform that is detected.
+        served_name: The name by which clients request the model; the deploy file's setting is replaced.
+        pipeline: The pipeline to serve a folder with. Default: the pipeline for the folder's architecture.
+        chat_template: A file for the stage that reads chats by a template.
+        revision: The branch, tag or commit of a public checkpoint.
+        registry: The known pipelines. Default: the built-in and the installed ones.
+
+    Returns:
+        The frozen plan.
+
+    Raises:
+        PlanError: The deployment is impossible; the message says what is wrong and where. Other kinds of
+            :class:`OmniError` are raised for a wrong environment.
+
+    Example:
+        >>> plan = resolve("stub", overrides=["stages.a.replicas=2"], platform="cpu")
+        >>> plan.stage("a").replicas, str(plan.provenance["stages.a.replicas"])
+        (2, 'command line --set stages.a.replicas=2')
     """
     registry = registry or Registry.installed()
     for override in map(Override.of, overrides):
@@ -144,12 +164,13 @@ def resolve(
 
 
 def _settable(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with all that may be set of its stages, whichever engine is chosen."""
+    """Return the pipeline with the options of every engine that may compute its stages."""
     return replace(pipeline, stages=tuple(map(with_choices, pipeline.stages)))
 
 
 def _within(listed: list[Setting], schema: Group, why: str) -> list[Setting]:
-    """Those settings that the schema has. The others are said to have no effect, loudly if they were typed."""
+    """Return the settings that a schema has. The others are logged as without effect: WARNING for the command line,
+    INFO for a deploy file."""
     kept = []
     for setting in listed:
         try:
@@ -163,7 +184,7 @@ def _within(listed: list[Setting], schema: Group, why: str) -> list[Setting]:
 
 
 def _described(said: PipelineFacts, folder: str | None) -> dict[str, Origin]:
-    """The paths that a folder's facts decide."""
+    """Return the paths of the defaults that came from a folder's facts, with their origin."""
     names = ("voices", "languages", "sample_rate", "speech_fields", "task_types")
     paths = [name for name in names if getattr(said, name) is not None]
     paths += [f"stages.{stage}.options.{key}" for stage, options in said.options.items() for key in options]
@@ -171,7 +192,11 @@ def _described(said: PipelineFacts, folder: str | None) -> dict[str, Origin]:
 
 
 def settings_of(plan: Plan) -> Group:
-    """What can be set of this deployment."""
+    """Return the keys that can be set of a deployment.
+
+    Args:
+        plan: The deployment.
+    """
     media = plan.media
     found = platforms_of(plan)
     default = found.pop(plan.platform, None) or select(plan.platform)

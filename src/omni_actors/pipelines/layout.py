@@ -1,12 +1,12 @@
-"""Where the ranks of one replica compute: its strategy laid out over devices.
+"""The layout of a replica's ranks over devices.
 
-Ranks are numbered in the order that vLLM and xDiT number theirs, from the outermost axis to the innermost: data, cfg,
-pipeline, sequence, tensor. The axis that talks most is innermost, so that its ranks are neighbours: tensor parallel
-ranks reduce twice in every layer, sequence parallel ones exchange once in each attention, pipeline stages hand over
-once per step, and the branches of cfg and the copies of data meet once per step or never.
+Ranks are numbered as in vLLM and xDiT, from the outermost axis to the innermost: data, cfg, pipeline, sequence, tensor.
+The axis with the most traffic is innermost, so that its ranks are neighbours: tensor parallel ranks reduce twice in
+every layer, sequence parallel ranks exchange once in each attention, pipeline stages hand over once per step, and the
+branches of cfg and the copies of data meet once per step or never.
 
-Experts are no axis of their own but another grouping of the ranks that hold a layer together, those of data and tensor,
-as in vLLM: an expert group is so many neighbours of them.
+Experts are not a further axis but another grouping, as in vLLM, of the ranks that hold a layer together (data and
+tensor): an expert group is a run of neighbouring ranks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from types import MappingProxyType
 from omni_actors.pipelines.strategy import Strategy
 
 ORDER = ("data", "cfg", "pipeline", "sequence", "tensor")
-"""From the outermost axis to the innermost."""
+"""The axes, from the outermost to the innermost."""
 
 REGROUPED = ("data", "tensor")
-"""The axes whose ranks experts are shared out among."""
+"""The axes over whose ranks experts are shared out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a replica. ``place`` is its place in its group of each axis, ``expert`` among them."""
+    """One process of a replica. ``place`` is the rank's place in its group of each axis and of ``expert``."""
 
     index: int
     device: str
@@ -36,7 +36,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A replica's ranks in order, and for each axis its groups: every rank is in exactly one of them."""
+    """The ranks of a replica in order, and the groups of each axis. Every rank is in exactly one group of an axis."""
 
     ranks: tuple[Rank, ...]
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
@@ -47,8 +47,19 @@ class Layout:
 
 
 def lay_out(strategy: Strategy, devices: Sequence[str]) -> Layout:
-    """The layout over ``devices``, one for each rank, in order. Raises ``ValueError`` for another number of them, and
-    for an expert degree that does not divide the ranks it regroups."""
+    """Lay out the ranks of a replica.
+
+    Args:
+        strategy: The parallel degrees.
+        devices: One device per rank, in order.
+
+    Raises:
+        ValueError: The number of devices is not the number of ranks, or the expert degree does not divide the ranks.
+
+    Example:
+        >>> lay_out(Strategy(tensor=2), ["cuda:0", "cuda:1"]).groups["tensor"]
+        ((0, 1),)
+    """
     degrees = strategy.degrees()
     if len(devices) != strategy.ranks:
         raise ValueError(f"{strategy.ranks} ranks on {len(devices)} devices")
@@ -63,7 +74,7 @@ def lay_out(strategy: Strategy, devices: Sequence[str]) -> Layout:
 
 
 def _groups(places: Sequence[Mapping[str, int]], axes: Sequence[str], size: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks that differ in these axes alone, in groups of ``size`` neighbours."""
+    """Return the ranks that differ only in some axes, in groups of ``size`` neighbours."""
     beside = [axis for axis in ORDER if axis not in axes]
     alike: dict[tuple[int, ...], list[int]] = {}
     for rank, place in enumerate(places):

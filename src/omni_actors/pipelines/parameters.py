@@ -1,4 +1,4 @@
-"""Parameters of a request that are a family's own: what its pipeline declares of them, and what a request may say."""
+"""A model family's own request parameters: their declaration and their values in a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from omni_actors.pipelines.nearest import nearest
 from omni_actors.protocol.errors import invalid_request
 
 SECTION = "parameters"
-"""The section that has them: a stage that reads it gets a value for every one that its pipeline declares."""
+"""The section of a request with the family's parameters. A stage that reads the section gets every declared
+parameter."""
 
 
 def complete(declared: Sequence[Parameter], given: object, param: str = SECTION) -> dict[str, Any]:
@@ -67,4 +68,4 @@ def _against(declared: Parameter, value: object) -> str:
 
 
 MOST_CHARACTERS = 4096
-"""Of a parameter that is a text."""
+"""Most characters of a parameter that is a text."""

@@ -1,8 +1,9 @@
-"""The frozen Plan: a pipeline that is placed, sized and bounded. What every other room builds on.
+"""The frozen plan of a deployment: a pipeline that is placed, sized and bounded. The orchestrator and stages work from
+it.
 
-A Plan is made once by :func:`omni_actors.pipelines.factory.resolve` and never changes; a change of configuration is
-another Plan. Its mappings are read-only views. Nothing in it is lazy: every default is already filled in, and
-:attr:`Plan.provenance` says for every value where it came from.
+:func:`omni_actors.pipelines.factory.resolve` makes a plan once, and a plan never changes: another configuration is
+another plan. The mappings of a plan are read-only views. Every default is filled in, and :attr:`Plan.provenance` names
+the origin of every value.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello, RankPlace
 
 MEDIA_STAGE = "media"
-"""Name of the implicit stage that decodes what clients send and encodes what they get."""
+"""Name of the implicit stage that decodes the media of requests and encodes the media of responses."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -29,7 +30,7 @@ OriginKind = Literal["default", "declaration", "model", "platform", "overlay", "
 
 
 class PlanError(OmniError):
-    """A deployment that cannot be: its message says what is wrong, where, and what would be right."""
+    """An impossible deployment: the message says what is wrong, where, and what would be right."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorInfo(message=message, type="configuration_error", code="bad_plan", status=500))
@@ -37,8 +38,17 @@ class PlanError(OmniError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from. ``where`` is ``file:line``, the text of an option, a variable with its value, a
-    platform's name, or (of kind ``model``) the folder that says so."""
+    """The origin of a value.
+
+    Args:
+        kind: The source: a default, the declaration, the model's folder, and so on.
+        where: ``file:line``, the text of a command-line option, a variable with its value, a platform's name, or a
+            folder.
+
+    Example:
+        >>> str(Origin("overlay", "deploy.yaml:3"))
+        'overlay deploy.yaml:3'
+    """
 
     kind: OriginKind
     where: str = ""
@@ -48,13 +58,14 @@ class Origin:
 
 
 def limit(default: Any, doc: str, least: int = 1) -> Any:
-    """A field with a default, one sentence that ``explain`` prints beside it, and for a count its least value."""
+    """Make a field with a default, the sentence that ``explain`` prints, and the least value of a count."""
     return field(default=default, metadata={"doc": doc, "least": least})
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentLimits:
-    """Every capacity and deadline of the deployment as a whole. Bytes are bytes, ``_s`` are seconds."""
+    """The capacities and deadlines of a deployment as a whole. Names in ``_bytes`` are bytes, names in ``_s``
+    seconds."""
 
     max_inflight: int = limit(1024, "Most requests that are admitted and not yet released; further requests wait.")
     max_queued: int = limit(
@@ -102,7 +113,7 @@ class DeploymentLimits:
 
     @classmethod
     def docs(cls) -> dict[str, str]:
-        """One sentence per field."""
+        """Return the sentence about each field, by the field's name."""
         return {f.name: f.metadata["doc"] for f in fields(cls)}
 
 
@@ -110,12 +121,12 @@ class DeploymentLimits:
 class StagePlan:
     """A stage as it will run.
 
-    ``engine`` and ``adapter`` are dotted names ``module:attribute`` (``adapter`` empty when the engine needs none).
-    ``model`` is an absolute path, ``None`` for a stage without weights. Rank ``k`` of replica
-    ``r`` runs on ``devices[r * ranks + k]``, counted around. ``options`` are the declaration's defaults with the
-    overlay's changes merged in; ``sampling`` (if given) lies there under the key ``sampling``. ``environments`` has,
-    for each of ``devices``, what the process of a worker on it gets on top of its parent's. ``host`` is the address
-    that its workers are called at by others, where an edge by TCP leads to them.
+    ``engine`` and ``adapter`` are dotted names ``module:attribute`` (``adapter`` is empty when the engine needs none).
+    ``model`` is an absolute path, or ``None`` for a stage without weights. Rank ``k`` of replica ``r`` runs on
+    ``devices[r * ranks + k]``, counted around. ``options`` are the declared defaults with the changes of the deploy
+    file and the command line; the deployment's sampling parameters, if it sets any, lie there under the key
+    ``sampling``. ``environments`` has an entry for each of ``devices``: the variables that a worker on that device gets
+    beside its parent's. ``host`` is the address at which edges by TCP reach the stage's workers.
     """
 
     name: str
@@ -133,34 +144,35 @@ class StagePlan:
     strategy: Strategy
     options: Mapping[str, Any]
     limits: Mapping[str, int | None]
-    """Of each replica; ``None`` for one that is left open."""
+    """Capacities of each replica; ``None`` for a capacity without a bound."""
     start_timeout_s: float
-    """From process start to Ready; loading shows progress but does not extend it."""
+    """Seconds from the start of a worker's process to its frame Ready. Progress of loading does not extend them."""
     step_budget_s: float
-    """A worker with work that shows no sign of life for so long counts as dead: a step may take so long, not more."""
+    """Seconds that a step may take: a worker with work and without progress for so long counts as dead."""
     compile_budget_s: float
-    """The same for the first steps of a life, if it is longer."""
+    """Seconds that the first steps of an incarnation may take, if they are more than ``step_budget_s``."""
     environments: tuple[Mapping[str, str], ...]
     host: str
     worker_devices: tuple[str, ...] = ()
-    """What each of ``devices`` is called in a worker's own process, where that differs."""
+    """The name of each of ``devices`` in a worker's own process, where the names differ."""
     platform_class: str = "omni_actors.platforms.cpu.platform:CpuPlatform"
-    """Dotted name of :attr:`platform`'s class, which its workers ask too."""
+    """Dotted name of the class of :attr:`platform`, which the workers use too."""
     platform_options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """A value for every one of the platform's options."""
+    """A value for every option of the platform."""
     collectives: str = ""
-    """What the ranks of a replica compute together by; empty for an engine that starts its ranks itself."""
+    """The backend by which the ranks of a replica compute together; empty for an engine that starts its ranks
+    itself."""
     transports: tuple[str, ...] = ()
-    """Ways in which its platform hands a tensor to another process without the host."""
+    """The ways in which the platform hands a tensor to another process without the host."""
     balancer_class: str = "omni_actors.stages.balancers:LeastQueue"
-    """Dotted name of :attr:`balancer`'s class."""
+    """Dotted name of the class of :attr:`balancer`."""
     announced: bool = False
-    """Whether a plug-in brings its engine by name: then the class must say which contract it was written for."""
+    """Whether a plug-in announces the engine by name: the engine's class must then state its contract's version."""
 
     @property
     def recovery(self) -> Recovery:
-        """How a request goes on after a death: see :attr:`Stage.recovery`. The first half of a split stage has nothing
-        of its own to go on with."""
+        """How a request goes on after the death of a worker: see :attr:`Stage.recovery`. The prefill half of a split
+        stage always computes again."""
         if self.name.endswith(PREFILL):
             return "replay"
         kind = self.declaration.engine
@@ -173,7 +185,7 @@ class StagePlan:
 
     @property
     def constrains(self) -> bool:
-        """Whether its engine can hold an answer to a schema or a grammar."""
+        """Whether the engine can make an answer follow a schema or a grammar."""
         return self.declaration.engine == VLLM
 
     @property
@@ -185,18 +197,19 @@ class StagePlan:
         return self.devices[self._place(replica, rank)]
 
     def worker_device_of(self, replica: int, rank: int = 0) -> str:
-        """What the process of that rank calls its device."""
+        """Return the name of a rank's device in the rank's own process."""
         return (self.worker_devices or self.devices)[self._place(replica, rank)]
 
     def environment_of(self, replica: int, rank: int = 0) -> Mapping[str, str]:
         return self.environments[self._place(replica, rank)]
 
     def layout_of(self, replica: int) -> Layout:
-        """The replica's ranks. No rank of another replica is among their groups."""
+        """Return the layout of a replica's ranks. Groups of ranks never cross replicas."""
         return lay_out(self.strategy, [self.device_of(replica, rank) for rank in range(self.strategy.ranks)])
 
     def ranks_of(self, replica: int) -> tuple[RankPlace, ...]:
-        """The processes of the replica, if the first one is to start others."""
+        """Return the processes of a replica that its first process starts; empty where the engine starts its own
+        ranks."""
         if not self.collectives:
             return ()
         return tuple(
@@ -209,7 +222,7 @@ class StagePlan:
 
 
 class EdgePlan(EdgeSpec, kw_only=True, frozen=True):
-    """An edge as it will run: what workers are told of it, and what only the plan says.
+    """An edge as it will run: the part that workers are told, and the part that only the plan has.
 
     ``index`` is the edge's place in :attr:`Plan.edges`; ``target`` is the consuming stage.
     """
@@ -222,17 +235,26 @@ class EdgePlan(EdgeSpec, kw_only=True, frozen=True):
 
 
 PREFILL = "-prefill"
-"""End of the name of a split stage's first half (no declared stage can be called so)."""
+"""End of the name of the prefill half of a split stage. (No declared stage can have such a name.)"""
 
 
 def stage_path(name: str) -> str:
-    """A stage in provenance and settings: the first half of a split one is below the other."""
+    """Return a stage's path in settings and provenance. The prefill half of a split stage lies below the stage.
+
+    >>> stage_path("llm"), stage_path("llm-prefill")
+    ('stages.llm', 'stages.llm.prefill')
+    """
     return f"stages.{name.removesuffix(PREFILL)}.prefill" if name.endswith(PREFILL) else f"stages.{name}"
 
 
 def edge_path(source: str, target: str, port: str) -> str:
-    """An edge in provenance and settings: by where it ends, as a port has one. The media stage's are beside those. The
-    ports of a split stage are still called its own."""
+    """Return an edge's path in settings and provenance, made of the port where the edge ends.
+
+    Edges from the media stage have a suffix. Ports of a split stage keep the stage's name.
+
+    >>> edge_path("talker", "codec", "codes")
+    'edges.codec.codes'
+    """
     return f"edges.{target.removesuffix(PREFILL)}.{port}" + (f" ({MEDIA_STAGE})" if source == MEDIA_STAGE else "")
 
 
@@ -241,7 +263,8 @@ class Plan:
     """The whole deployment.
 
     ``stages[i].index == i`` and ``edges[i].index == i``. The implicit stage :data:`MEDIA_STAGE` is among ``stages``
-    when a task takes media or gives audio. ``provenance`` maps a dotted path (``stages.llm.threads``) to its origin.
+    when a task takes media or gives audio. ``provenance`` maps a dotted path (``stages.llm.threads``) to the origin of
+    its value.
     """
 
     name: str
@@ -258,25 +281,33 @@ class Plan:
     limits: DeploymentLimits
     provenance: Mapping[str, Origin]
     checkpoint: str | None = None
-    """The public name that the model was asked for by; :attr:`model` is then its place in the Hugging Face cache."""
+    """The public name of the checkpoint that was asked for; :attr:`model` is then the checkpoint's place in the Hugging
+    Face cache."""
     subgraphs: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """The parts of the plan that requests have needed so far: see :func:`~omni_actors.pipelines.subgraph.subgraph`."""
+    """The subgraphs of requests so far: see :func:`~omni_actors.pipelines.subgraph.subgraph`."""
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the LoRA adapters that its stages have, by which requests ask for them."""
+        """Names of the LoRA adapters of the stages, by which requests choose them."""
         return tuple(dict.fromkeys(name for stage in self.stages for name in stage.options.get("loras") or ()))
 
     def stage(self, name: str) -> StagePlan:
-        """The stage of that name; ``KeyError`` if there is none."""
+        """Return the stage of a name. Raises ``KeyError`` if there is none."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
         raise KeyError(name)
 
     def input_limit(self, task: str, modality: str) -> float | None:
-        """The most that one input of a task may have, as the stage that takes it says: characters of a ``text``,
-        seconds of an ``audio`` clip. ``None`` without such a bound."""
+        """Return the largest input that a task takes, as the option of the stage at the entry says.
+
+        Args:
+            task: The task's name.
+            modality: ``text`` (the bound is in characters) or ``audio`` (seconds of a clip).
+
+        Returns:
+            The bound, or ``None`` without one.
+        """
         where = self.tasks[task].entries.get(modality)
         if where is None:
             return None
@@ -286,11 +317,11 @@ class Plan:
 
     @property
     def media(self) -> StagePlan | None:
-        """The implicit media stage, if this deployment has one."""
+        """The implicit media stage; ``None`` in a deployment without one."""
         return next((s for s in self.stages if s.name == MEDIA_STAGE), None)
 
     def hello(self, stage: str, replica: int, incarnation: int, *, log_level: str = "INFO") -> Hello:
-        """The whole configuration of one worker: all edges of its stage, whichever a request will use."""
+        """Return the configuration of one worker, with all edges of its stage."""
         it = self.stage(stage)
         return Hello(
             version=PROTOCOL_VERSION,

@@ -1,4 +1,4 @@
-"""Fields of a request that no stage of it reads are refused, since they would be without effect."""
+"""The check that every field of a request is read by a stage of its subgraph."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from omni_actors.protocol.errors import invalid_request
 
 
 def check_sections(needed: Subgraph, params: Mapping[str, Any]) -> None:
-    """Check that what a request's sections say is read by a stage of its subgraph.
+    """Check that every field that a request sets is read by a stage of its subgraph.
 
-    A section that says nothing beyond its defaults may be there all the same. Raises 400 with the field as ``param``,
-    or the section (``params.NAME``) where it has no fields of its own.
+    Args:
+        needed: The request's subgraph.
+        params: The request's sections by name. A section whose fields all have their defaults may be unread.
+
+    Raises:
+        OmniError: 400; ``param`` is the field, or ``params.NAME`` for a section without fields.
     """
     for name, field in unread(needed, params):
         known = ", ".join(sorted(needed.sections)) or "none"
@@ -28,8 +32,8 @@ def check_sections(needed: Subgraph, params: Mapping[str, Any]) -> None:
 
 
 def unread(needed: Subgraph, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The fields, as section and name, that say something in sections that no stage of the request reads. The name is
-    empty for a section that is no struct."""
+    """Yield each field that is set and that no stage reads, as section and name. The name is empty for a section that
+    is no struct."""
     if params.keys() <= needed.sections:
         return
     for name, section in params.items():

@@ -1,4 +1,4 @@
-"""Parallel degrees inside one replica of a stage, and what stands against them."""
+"""Parallel degrees inside one replica of a stage, and the reasons against them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How many devices one replica is spread over, and along which dimension. Every degree is at least 1.
+    """The number of devices of one replica along each dimension. Every degree is at least 1.
 
-    The replica count is no part of it: replicas share nothing, the devices of one replica share a model.
+    The number of replicas is not part of a strategy: replicas share nothing, while the devices of one replica share a
+    model.
+
+    Example:
+        >>> Strategy(tensor=2, pipeline=2).ranks
+        4
     """
 
     tensor: int = 1
@@ -26,7 +31,8 @@ class Strategy:
 
     @property
     def ranks(self) -> int:
-        """Devices of a replica. Experts add none: they are shared out among the ranks of data and tensor."""
+        """The number of devices of a replica. Experts add none: they are shared out among the ranks of data and
+        tensor."""
         return math.prod(degree for name, degree in self.degrees().items() if name != "expert")
 
 
@@ -40,20 +46,20 @@ STRATEGY_DOC = {
 }
 
 VLLM = "vllm"
-"""The engine kind that starts its ranks itself: it is told the degrees and sees all devices of its replica."""
+"""The engine kind that starts its ranks itself, from the degrees and all devices of the replica."""
 
 ENGINE_AXES: dict[str, frozenset[str]] = {
     "autoregressive": frozenset({"tensor", "expert"}),
     VLLM: frozenset({"tensor", "pipeline", "expert"}),
 }
-"""Engine kind → what it can be split along; nothing for one that is not named."""
+"""Engine kind → the axes along which it can be split; an engine kind without an entry cannot be split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A stage's network as a checkpoint's config gives it: what must divide. ``why_not`` says of an axis along which
-    it cannot be split why that is. ``inner`` are the widths of its feed-forward parts; ``experts`` is 0 without a
-    mixture, and ``expert_inner`` the width of one expert."""
+    """The sizes of a stage's network from a checkpoint's config, which parallel degrees must divide. ``why_not`` maps
+    an axis along which the network cannot be split to the reason. ``inner`` are the widths of the feed-forward parts;
+    ``experts`` is 0 for a network without experts, and ``expert_inner`` the width of one expert."""
 
     layers: int
     heads: int
@@ -65,7 +71,7 @@ class Network:
 
 
 def engine_refusals(strategy: Strategy, kind: str) -> Iterator[tuple[str, str]]:
-    """The degrees that an engine kind cannot do, each with a sentence that says what to do instead."""
+    """Yield the degrees that an engine kind does not support: the axis, and a sentence that says what to do instead."""
     possible = ENGINE_AXES.get(kind, frozenset())
     for name, degree in strategy.degrees().items():
         if degree > 1 and name not in possible:
@@ -74,10 +80,10 @@ def engine_refusals(strategy: Strategy, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def network_refusals(strategy: Strategy, network: Network) -> Iterator[tuple[str, str]]:
-    """The degrees that do not fit a network: the axis and a sentence.
+    """Yield the degrees that do not fit a network: the axis and a sentence.
 
-    ``tensor`` shares out query heads, key heads (a rank has one of its own or shares it with others) and the width of
-    the feed-forward parts; where ``expert`` shares out whole experts, theirs is left as it is.
+    ``tensor`` shares out query heads, key heads (a rank has key heads of its own, or shares one with other ranks) and
+    the width of the feed-forward parts. Where ``expert`` shares out whole experts, the width of an expert is not split.
     """
     reasons = dict(network.why_not)
     for name, degree in strategy.degrees().items():
@@ -105,7 +111,7 @@ def network_refusals(strategy: Strategy, network: Network) -> Iterator[tuple[str
 
 
 def expert_refusals(strategy: Strategy) -> Iterator[tuple[str, str]]:
-    """An expert degree that is no grouping of the ranks there are."""
+    """Yield the axis and a sentence if the expert degree is not a grouping of the ranks."""
     among = strategy.data * strategy.tensor
     if strategy.expert not in (1, among):
         yield (

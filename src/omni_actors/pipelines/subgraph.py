@@ -1,8 +1,7 @@
-"""Which part of a plan one request needs.
+"""The part of a plan that one request needs.
 
-The active stages are the ancestors of the final stages (those that emit the wanted modalities), as far as they are
-reachable from where the request's inputs enter. Everything here is pure and made of the plan alone: the result can be
-kept for as long as the plan.
+A stage is active if the request's inputs can reach it and it leads to a final stage, a stage that emits a wanted
+modality. All functions are pure and depend on the plan alone, so results are kept as long as the plan.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, Plan, StagePlan
 from omni_actors.protocol.errors import invalid_request
 
 MEDIA_MODALITIES = frozenset({"audio", "image", "video"})
-"""Input modalities that the media stage decodes and delivers over an edge: one for all that enter at the same port."""
+"""Input modalities that the media stage decodes. All media that enter at one port come over one edge."""
 
 Key = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where an input modality enters. ``port`` is ``None`` when it comes with the parameters."""
+    """The entry of an input modality. ``port`` is ``None`` for an input that comes with the parameters."""
 
     stage: StagePlan
     port: str | None
@@ -36,9 +35,9 @@ class Entry:
 class StagePart:
     """One stage's part in a request.
 
-    ``ports`` are those that will be fed, by an active edge or from outside (an entry). ``visible`` says that the
-    client wants the stage's output. ``sections`` are the parameter sections that the stage reads. ``tcp_inputs`` are
-    those of its ``inputs`` that come by TCP.
+    ``ports`` are the ports that get input, from an active edge or from the client. ``visible`` says that the client
+    wants the stage's output. ``sections`` are the parameter sections that the stage reads. ``tcp_inputs`` are the edges
+    among ``inputs`` that use TCP.
     """
 
     stage: StagePlan
@@ -52,7 +51,8 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
-    """What one request needs. ``parts`` are in topological order: submit in reverse, consumers first."""
+    """The stages and edges that one request needs. ``parts`` are in topological order; requests are submitted in
+    reverse order, consumers first."""
 
     task: Task
     inputs: tuple[str, ...]
@@ -60,19 +60,27 @@ class Subgraph:
     parts: tuple[StagePart, ...]
     edges: tuple[EdgePlan, ...]
     entries: Mapping[str, Entry]
-    """By input modality."""
+    """The entries by input modality."""
     finals: tuple[StagePlan, ...]
-    """The request is complete when all of these are done."""
+    """The stages whose end completes the request."""
     sections: frozenset[str]
-    """The parameter sections that any of its stages reads."""
+    """The parameter sections that at least one stage reads."""
 
 
 def subgraph(plan: Plan, task: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Subgraph:
-    """The part of ``plan`` that ``task`` needs to make ``outputs`` of ``inputs``.
+    """Return the part of a plan that makes outputs of inputs.
 
-    Raises the client's mistake (400) with ``param`` ``task``, ``input`` or ``modalities`` for what the plan cannot do,
-    so that nothing asked for is dropped in silence. The plan keeps what was made; it only ever holds valid
-    combinations, which are few.
+    The plan keeps the result. Only valid combinations are kept, so their number is small.
+
+    Args:
+        plan: The deployment.
+        task: The task's name.
+        inputs: The input modalities of the request.
+        outputs: The wanted output modalities.
+
+    Raises:
+        OmniError: 400 for a request that the plan cannot serve as a whole; ``param`` is ``task``, ``input`` or
+            ``modalities``.
     """
     kept: dict[Key, Subgraph] = plan.subgraphs
     key = (task, inputs, outputs)
@@ -82,9 +90,13 @@ def subgraph(plan: Plan, task: str, inputs: tuple[str, ...], outputs: tuple[str,
 
 
 def restricted(plan: Plan, needed: Subgraph) -> Plan:
-    """The plan of a deployment that only ever answers requests of this one shape: the other stages do not start.
+    """Return the plan of a deployment for requests of one shape: only the stages that such requests need.
 
-    The media stage stays where media come in or go out. Threads stay as they were shared.
+    The media stage stays if media enter or leave. Threads stay as they were shared out.
+
+    Args:
+        plan: The deployment.
+        needed: The subgraph of the requests.
     """
     names = {part.stage.name for part in needed.parts}
     if MEDIA_MODALITIES & {*needed.inputs, *needed.outputs}:
@@ -192,7 +204,8 @@ def _delivers(edge: EdgePlan, entries: Mapping[str, Entry]) -> bool:
 
 
 def _fed_ports(task: str, entries: Mapping[str, Entry], edges: Iterable[EdgePlan]) -> set[tuple[str, str]]:
-    """The ports that get input, each from one source: a port with two could not tell whose end it saw."""
+    """Return the ports that get input. A port takes one source, since a second source could not be told from the
+    first."""
     sources = [(e.target, e.port, f"stage '{e.source}'") for e in edges]
     sources += [
         (entry.stage.name, entry.port, f"input '{modality}'")
@@ -217,7 +230,7 @@ def _adjacency(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
 
 
 def _closure(start: set[str], graph: Mapping[str, set[str]]) -> set[str]:
-    """``start`` and everything that can be reached from it."""
+    """Return ``start`` and every node that can be reached from it."""
     seen = set(start)
     todo = list(start)
     while todo:

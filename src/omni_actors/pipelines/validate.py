@@ -1,4 +1,4 @@
-"""Whether a pipeline's declaration makes sense. Checked once, when a deployment is resolved."""
+"""Checks of a pipeline's declaration, made once when a deployment is resolved."""
 
 from __future__ import annotations
 
@@ -16,15 +16,26 @@ from omni_actors.protocol.errors import OmniError
 
 
 def check_declaration(pipeline: Pipeline) -> None:
-    """Raises :class:`PlanError` with every fault of the declaration, one per line."""
+    """Check a declaration.
+
+    Args:
+        pipeline: The declaration.
+
+    Raises:
+        PlanError: The declaration has faults; the message has one line for each.
+    """
     if faults := list(_faults(pipeline)):
         raise PlanError("\n".join(f"pipeline '{pipeline.name}': {fault}" for fault in faults))
 
 
 def check_tasks(plan: Plan) -> None:
-    """Raises :class:`PlanError` if some input or output of a task is of no use in any combination.
+    """Check that every input and output of every task is useful in some combination.
 
-    Needs the whole graph with its media stage, so it works on the plan.
+    Args:
+        plan: The whole deployment, since the media stage counts.
+
+    Raises:
+        PlanError: An output can never be made, or an input leads to no output.
     """
     faults = []
     for task in plan.tasks.values():
@@ -152,12 +163,12 @@ def _task_faults(task: Task, stages: dict[str, Stage]) -> Iterator[str]:
 
 
 def _media_kinds(modality: str) -> tuple[str, ...]:
-    """Kinds of a port that takes it: ``media`` takes every modality, ``pcm`` clips alone."""
+    """Return the kinds of ports that take a modality: ``media`` takes every modality, ``pcm`` only audio."""
     return ("pcm", "media") if modality == "audio" else ("media",)
 
 
 def _port(label: str, where: str, stages: dict[str, Stage]) -> Generator[str, None, Port | None]:
-    """Yields what is wrong with ``stage.port``; its value (of ``yield from``) is the port, if there is one."""
+    """Yield the faults of ``stage.port``. The value of ``yield from`` is the port, or ``None``."""
     name, _, wanted = where.partition(".")
     if name not in stages:
         yield f"{label}: there is no stage '{name}'; {nearest(name, stages)}"

@@ -1,7 +1,7 @@
-"""Reading settings: a deploy file (YAML) and ``--set`` options, through one closed schema.
+"""The reading of settings: a deploy file (YAML) and ``--set`` options, both through one closed schema.
 
-Either way a setting is a dotted path, a checked value and where it stands. Unknown keys, wrong values and keys given
-twice are refused with file and line (or the option's text) and the nearest known key.
+A setting is a dotted path, a checked value and an origin. Unknown keys, wrong values and keys given twice are refused
+with file and line (or the option's text) and the nearest known key.
 """
 
 from __future__ import annotations
@@ -27,8 +27,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """``path=value`` that stands over the deploy file's, as ``typed`` on the command line. A text is what was given to
-    ``--set``."""
+    """One ``path=value`` of the command line, which replaces the deploy file's value.
+
+    Args:
+        assignment: ``path=value``; the value is YAML.
+        typed: The text on the command line, for messages.
+
+    Example:
+        >>> Override.of("stages.llm.replicas=2").typed
+        '--set stages.llm.replicas=2'
+    """
 
     assignment: str
     typed: str
@@ -39,21 +47,39 @@ class Override:
 
 
 def read_overlay(path: Path, schema: Group) -> list[Setting]:
-    """The settings of a deploy file, in its order. Raises :class:`PlanError` with file and line."""
+    """Read a deploy file.
+
+    Args:
+        path: The file.
+        schema: The keys that the file may have.
+
+    Returns:
+        The settings, in the order of the file.
+
+    Raises:
+        PlanError: The file cannot be read, or is wrong; the message has file and line.
+    """
     document = _compose(path)
     return [] if document is None else list(_walk(document, schema, (), str(path), {}))
 
 
 def peek_overlay(path: Path, *paths: str) -> list[Setting]:
-    """What a deploy file has at those paths, of which ``*`` stands for any one key: texts that must be known before its
-    schema is, unchecked otherwise."""
+    """Read a few texts of a deploy file before its schema is known.
+
+    Args:
+        path: The file.
+        paths: Dotted paths, in which ``*`` stands for any one key.
+
+    Returns:
+        The unchecked settings at these paths.
+    """
     document = _compose(path)
     wanted = [tuple(one.split(".")) for one in paths]
     return [] if document is None else list(_scalars(document, (), wanted, f"{path}:1"))
 
 
 def peek_overrides(overrides: Sequence[str | Override], *paths: str) -> list[Setting]:
-    """The same of overrides."""
+    """Read the overrides of a few paths, unchecked, as :func:`peek_overlay` does with a deploy file."""
     wanted = [tuple(one.split(".")) for one in paths]
     found = []
     for override in map(Override.of, overrides):
@@ -66,7 +92,7 @@ def peek_overrides(overrides: Sequence[str | Override], *paths: str) -> list[Set
 
 
 def _scalars(node: yaml.Node, above: tuple[str, ...], wanted: list[tuple[str, ...]], where: str) -> Iterator[Setting]:
-    """Goes no deeper than the longest of ``wanted``."""
+    """Yield the texts at the wanted paths, going no deeper than the longest of the paths."""
     if isinstance(node, yaml.ScalarNode) and any(_fits(above, keys) for keys in wanted):
         yield Setting(".".join(above), node.value, Origin("overlay", where))
     if isinstance(node, yaml.MappingNode):
@@ -83,7 +109,19 @@ def _fits(path: tuple[str, ...], keys: tuple[str, ...]) -> bool:
 
 
 def read_overrides(overrides: Sequence[str | Override], schema: Group) -> list[Setting]:
-    """The settings of overrides. The value is YAML, so ``[cuda:0, cuda:1]`` is a list."""
+    """Read overrides.
+
+    Args:
+        overrides: ``path=value`` texts of ``--set``, or overrides of other options. A value is YAML, so ``[cuda:0,
+            cuda:1]`` is a list.
+        schema: The keys that may be set.
+
+    Returns:
+        The settings, in order.
+
+    Raises:
+        PlanError: An override is wrong; the message has its text.
+    """
     found = []
     named: dict[str, str] = {}
     for override in map(Override.of, overrides):

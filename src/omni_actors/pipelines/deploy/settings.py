@@ -1,4 +1,4 @@
-"""What was set, and where: the values that a plan is made of, each with its origin."""
+"""The settings of a deployment, and the origin of each value that a plan is made of."""
 
 from __future__ import annotations
 
@@ -14,19 +14,30 @@ DECLARED = Origin("declaration")
 
 @dataclass(slots=True)
 class Settings:
-    """What was set, by path, and the provenance of everything that is read here. ``described`` are the paths whose
-    default the model's folder gave, with that origin."""
+    """The settings by path, and the provenance of every value that is read.
+
+    Args:
+        given: The settings of the deploy file and the command line.
+        provenance: The origin of every value that was read, by path; :meth:`get` fills it in.
+        described: The origin of defaults that came from the model's folder, by path.
+    """
 
     given: dict[str, Setting]
     provenance: dict[str, Origin]
     described: dict[str, Origin]
 
     def get(self, path: str, default: Any, origin: Origin = DEFAULT) -> Any:
-        """The setting at ``path``, else the default; either way its origin is kept."""
+        """Return the setting at a path, or a default, and note the value's origin.
+
+        Args:
+            path: The dotted path.
+            default: The value without a setting.
+            origin: The origin of the default.
+        """
         found = self.given.get(path)
         self.provenance[path] = found.origin if found else self.described.get(path, origin)
         return found.value if found else default
 
     def where(self, path: str) -> str:
-        """For messages: where the value at ``path`` was set."""
+        """Return the origin of the value at a path, for messages."""
         return str(self.provenance[path])

@@ -1,4 +1,4 @@
-"""A chat template of the operator's own."""
+"""The option ``--chat-template``: a chat template of the operator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from omni_actors.pipelines.deploy.overlay import Override
 from omni_actors.pipelines.plan import PlanError, stage_path
 
 OPTION = "chat_template"
-"""The option of a stage that reads chats by a template: the template's file."""
+"""The option of a stage that takes the file of a chat template."""
 
 
 def template_override(family: Pipeline, path: Path) -> Override:
-    """The setting by which the stage that reads chats takes its template from this file. Raises :class:`PlanError` for
-    a pipeline without such a stage."""
+    """Return the override that gives a chat template to the stage that reads chats.
+
+    Args:
+        family: The pipeline.
+        path: The template's file.
+
+    Raises:
+        PlanError: The pipeline has no stage that reads chats by a template, or several.
+    """
     stages = [stage.name for stage in family.stages if OPTION in stage.options]
     if len(stages) != 1:
         raise PlanError(f"--chat-template {path}: no stage of pipeline '{family.name}' reads chats by a template")
