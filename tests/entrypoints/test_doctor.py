@@ -126,7 +126,7 @@ def test_it_says_whether_a_server_could_listen_at_a_path(tmp_path: Path, capsys:
         assert (tmp_path / "file").read_text() == "precious"
         code, said = call(capsys, "--platform", "cpu", "--uds", str(tmp_path / "taken"))
     assert code == 1
-    assert "somebody listens there already" in said
+    assert "another process listens there already" in said
     assert call(capsys, "--uds", str(free), "--host", "localhost")[0] == 2
 
 
@@ -221,7 +221,7 @@ def test_what_is_asked_for_and_not_there_is_a_problem(capsys: pytest.CaptureFixt
     code, out = call(capsys, "--platform", "abacus")
     assert code == 1
     assert "there is no platform 'abacus'" in out
-    assert "1 problem: this will not serve." in out
+    assert "1 problem: the machine cannot serve." in out
 
 
 def test_a_deadline_for_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -358,7 +358,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         assert finding.verdict is Verdict.WARNING
         code, out = call(capsys, "--platform", "cpu", "--port", str(port))
     assert code == 1
-    assert "somebody listens there already" in out
+    assert "another process listens there already" in out
 
 
 def test_every_address_that_would_be_listened_on_is_told(free_port: int) -> None:

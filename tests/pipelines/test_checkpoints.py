@@ -100,7 +100,7 @@ def test_a_checkpoint_is_planned_without_its_weights(cache: Path, registry: Regi
 def test_explain_says_whose_weights_are_not_there(cache: Path, registry: Registry) -> None:
     console = Console(width=200, record=True, file=StringIO())
     console.print(as_text(plan_of(NAME, registry)))
-    assert "its weights are not on this machine" in console.export_text()
+    assert "the weights are not on this machine" in console.export_text()
     assert as_builtins(plan_of(NAME, registry))["missing_weights"] == missing_weights(plan_of(NAME, registry)) != []
     download(cache)
     console.print(as_text(plan_of(NAME, registry)))

@@ -29,7 +29,10 @@ def connector_of(it: Plan, path: str = CONNECTOR) -> tuple[Any, str, str]:
 def test_between_two_stages_of_one_platform_payloads_stay_on_the_device() -> None:
     value, origin, doc = connector_of(plan())
     assert (value, origin) == ("device", "platform cuda, by cuda_ipc")
-    assert doc == "Tensors stay on the device (cuda_ipc); where the other end cannot open them, by shared memory."
+    assert (
+        doc
+        == "Tensors stay on the device (cuda_ipc); if the other end cannot open them, they go through shared memory."
+    )
 
 
 def test_between_two_platforms_they_go_through_the_host() -> None:

@@ -94,7 +94,7 @@ def test_broken_plugins_are_one_line_each_and_other_folders_are_planned(
 def test_doctor_lists_each_plugin_with_what_was_found(python: Path, environment: dict[str, str]) -> None:
     done = command(python, environment, "doctor", "--platform", "cpu", "--json", "--port", str(free_port()))
     found = {it["subject"]: it for it in json.loads(done.stdout)["sections"]["pipelines"]}
-    assert found["tones"]["found"] == "omni-actors-tones 0.1.0: usable: served by its name"
+    assert found["tones"]["found"] == "omni-actors-tones 0.1.0: usable: serve it by its name"
     for index, words in enumerate(KINDS.values()):
         assert found[f"odd{index}"]["verdict"] == "warning"
         assert found[f"odd{index}"]["found"].startswith(f"odd{index}-hardware 1.0: broken: ")

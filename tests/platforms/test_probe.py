@@ -222,14 +222,14 @@ def test_one_that_exits_here_only_is_an_error(site: Path) -> None:
     install(site, "accel", f"import sys\nif 'pytest' in sys.modules: sys.exit()\n{changed('accel')}")
     (report,) = ours()
     assert report.state == "usable"
-    with pytest.raises(PlatformError, match="cannot be imported, though it could a moment ago: SystemExit"):
+    with pytest.raises(PlatformError, match="can no longer be imported: SystemExit"):
         select(reports=[report])
 
 
 def test_a_builtins_name_is_taken(site: Path, caplog: pytest.LogCaptureFixture) -> None:
     install(site, "cuda", distribution="cuda-hardware")
     (report,) = ours()
-    assert (report.state, report.reason[:38]) == ("broken", "a builtin platform has that name; the ")
+    assert (report.state, report.reason[:39]) == ("broken", "a built-in platform has that name; give")
     assert type(select("cuda")).__module__ == "omni_actors.platforms.cuda.platform"
     assert "cuda_hardware" not in sys.modules
 

@@ -95,10 +95,10 @@ def test_cuda(setting: str, entries: list[str], monkeypatch: pytest.MonkeyPatch)
         ("-1", "CUDA_VISIBLE_DEVICES='-1' hides all 2 devices"),
         ("NoDevFiles", "CUDA_VISIBLE_DEVICES='NoDevFiles' hides all 2 devices: 'NoDevFiles' is none of them"),
         ("7,0", "CUDA_VISIBLE_DEVICES='7,0' hides all 2 devices: '7' is none of them"),
-        ("1,1", "CUDA_VISIBLE_DEVICES='1,1' names a device twice, which shows none"),
-        ("0,00", "CUDA_VISIBLE_DEVICES='0,00' names a device twice, which shows none"),
-        ("1,GPU-b", "CUDA_VISIBLE_DEVICES='1,GPU-b' names a device twice, which shows none"),
-        ("GPU-a,GPU-aa", "CUDA_VISIBLE_DEVICES='GPU-a,GPU-aa' names a device twice, which shows none"),
+        ("1,1", "CUDA_VISIBLE_DEVICES='1,1' names a device twice, so no device is visible"),
+        ("0,00", "CUDA_VISIBLE_DEVICES='0,00' names a device twice, so no device is visible"),
+        ("1,GPU-b", "CUDA_VISIBLE_DEVICES='1,GPU-b' names a device twice, so no device is visible"),
+        ("GPU-a,GPU-aa", "CUDA_VISIBLE_DEVICES='GPU-a,GPU-aa' names a device twice, so no device is visible"),
     ],
 )
 def test_why_nothing_is_left(setting: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,11 +126,11 @@ def _values(plan: Plan) -> Iterator[tuple[str, Any, str]]:
     yield "model", plan.model, "Folder of the weights."
     yield "served_model_name", plan.served_model_name, "Name of the model for clients."
     yield "platform", plan.platform, ""
-    yield "sample_rate", plan.sample_rate, "Hz of the audio that comes out."
+    yield "sample_rate", plan.sample_rate, "Sample rate of the output audio, in Hz."
     yield "voices", list(plan.voices), ""
     yield "languages", list(plan.languages), ""
     if plan.pipeline.speech_fields is not None:
-        yield "speech_fields", list(plan.pipeline.speech_fields), "What a request may say about its speech."
+        yield "speech_fields", list(plan.pipeline.speech_fields), "Fields that a speech request may have."
     if plan.pipeline.task_types:
         yield (
             "task_types",
@@ -154,7 +154,7 @@ def _travels(plan: Plan, edge: EdgePlan) -> str:
     source, target = plan.stage(edge.source), plan.stage(edge.target)
     if edge.connector == DEVICE:
         kind = transport_between(source, target)
-        return f"Tensors stay on the device ({kind}); where the other end cannot open them, by shared memory."
+        return f"Tensors stay on the device ({kind}); if the other end cannot open them, they go through shared memory."
     if edge.kind == "text":
         return ""
     copies = ["one from its device"] if source.platform != HOST else []
@@ -183,7 +183,7 @@ def _stage_values(stage: StagePlan) -> Iterator[tuple[str, Any, str]]:
     for name, degree in stage.strategy.degrees().items():
         yield f"{at}.strategy.{name}", degree, STRATEGY_DOC[name]
     if stage.strategy.ranks > 1:
-        yield f"{at}.layout", _layout(stage), "Where each rank computes, and its place in its groups."
+        yield f"{at}.layout", _layout(stage), "The device of each rank, and the rank's place in its groups."
     options = stage.declaration.options
     for name, value in stage.options.items():
         if name == "sampling":
@@ -219,7 +219,7 @@ def _absent(plan: Plan) -> list[Text]:
     absent = missing_weights(plan)
     if not absent:
         return []
-    what = "its weights are not on this machine" if plan.checkpoint else "weights are missing"
+    what = "the weights are not on this machine" if plan.checkpoint else "weights are missing"
     more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
     return [Text(f"Planned by what the family declares: {what} ({absent[0]}{more}).", style="yellow")]
 

@@ -122,7 +122,7 @@ def resolve(
         listed = _within(listed, settings_schema(_settable(family), platforms.all(), media), "nothing runs there")
     if said.lacks:
         effective = settings_schema(_settable(chosen), platforms.all(), media)
-        listed = _within(listed, effective, "this checkpoint has no such part")
+        listed = _within(listed, effective, "this checkpoint has no such stage")
     given = {setting.path: setting for setting in listed}
     halved = split_stages(chosen, given)
     settings = Settings(inherited(given, halved), {}, _described(said, folder))

@@ -103,7 +103,7 @@ class Registry:
         except (Exception, SystemExit) as error:
             raise PlanError(f"{report} cannot be imported, though it could before: {error!r}") from error
         if pipeline.name != name:
-            raise PlanError(f"{report} calls itself '{pipeline.name}'")
+            raise PlanError(f"{report} has a pipeline of the name '{pipeline.name}'")
         return pipeline
 
     def for_architecture(self, architecture: str) -> Pipeline | None:
@@ -179,7 +179,7 @@ PIPELINES = Kind(
     Path(plugin_check.__file__),
     _judge,
     pattern=re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"),
-    spelling="letters, digits, '.', - and _: commands and deploy files call it by that",
+    spelling="letters, digits, '.', - and _: commands and deploy files use this name",
 )
 
 

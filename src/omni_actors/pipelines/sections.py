@@ -24,7 +24,7 @@ def check_sections(needed: Subgraph, params: Mapping[str, Any]) -> None:
     for name, field in unread(needed, params):
         known = ", ".join(sorted(needed.sections)) or "none"
         raise invalid_request(
-            f"'{field or name}' would have no effect: no stage of this request reads the section '{name}'; "
+            f"'{field or name}' has no effect: no stage of this request reads the section '{name}'; "
             f"they read: {known}.",
             field or f"params.{name}",
             "unsupported_parameter",

@@ -82,7 +82,7 @@ def _faults(pipeline: Pipeline) -> Iterator[str]:
             sound = False
             yield fault
     for target in _twice(edge.target for edge in pipeline.edges):
-        yield f"two edges lead into '{target}'; a port takes one"
+        yield f"two edges lead into '{target}'; a port takes only one"
     if sound:
         graph: dict[str, list[str]] = {name: [] for name in stages}
         for edge in pipeline.edges:
@@ -90,19 +90,19 @@ def _faults(pipeline: Pipeline) -> Iterator[str]:
         try:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
-            yield f"its edges make a cycle: {' → '.join(error.args[1])}"
+            yield f"its edges form a cycle: {' → '.join(error.args[1])}"
     yield from parameter_faults(pipeline)
     if not pipeline.tasks:
-        yield "it has no task, so nothing can be asked of it"
+        yield "it has no task, so it can serve no request"
     for task in pipeline.tasks:
         yield from _task_faults(task, stages)
 
 
 def _stage_faults(stage: Stage) -> Iterator[str]:
     if not stage.name.isidentifier():
-        yield f"stage name '{stage.name}' is no identifier"
+        yield f"stage name '{stage.name}' is not an identifier"
     if stage.name == MEDIA_STAGE:
-        yield f"a stage may not be called '{MEDIA_STAGE}': that is the built-in one"
+        yield f"a stage must not be called '{MEDIA_STAGE}', which is the built-in stage"
     if stage.separable and stage.engine != "autoregressive":
         yield f"stage '{stage.name}': only an autoregressive stage is separable"
     if stage.weight < 0:
@@ -134,7 +134,7 @@ def _edge_faults(edge: Edge, stages: dict[str, Stage]) -> Iterator[str]:
             f"{label}: it carries '{edge.kind}', the port takes '{port.kind}', and no bridge turns one into the other"
         )
     if port is not None and edge.mode == "chunk" and port.mode == "full":
-        yield f"{label}: it hands on pieces, and the port takes the whole input only"
+        yield f"{label}: the edge hands on pieces, and the port takes whole inputs only"
 
 
 def _task_faults(task: Task, stages: dict[str, Stage]) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _task_faults(task: Task, stages: dict[str, Stage]) -> Iterator[str]:
         elif where not in stages:
             yield f"{label}: there is no stage '{where}'; {nearest(where, stages)}"
         elif modality in MEDIA_MODALITIES:
-            yield f"{label}: it is delivered to a port; name one of '{where}' as '{where}.PORT'"
+            yield f"{label}: media are delivered to a port; name a port of '{where}' as '{where}.PORT'"
     if len(places := {where for modality, where in task.entries.items() if modality in MEDIA_MODALITIES}) > 1:
         named = ", ".join(f"'{place}'" for place in sorted(places))
         yield f"task '{task.name}': a request's media are delivered together, to one port; not to {named}"

@@ -114,4 +114,4 @@ def _import(report: PluginReport) -> OmniPlatform:
     try:
         return load(report.value)
     except (Exception, SystemExit) as error:
-        raise PlatformError(f"{report} cannot be imported, though it could a moment ago: {error!r}") from error
+        raise PlatformError(f"{report} can no longer be imported: {error!r}") from error

@@ -149,11 +149,11 @@ def _own(installed: Installed, said: Declared) -> Finding:
         return Finding(
             PACKAGE,
             Verdict.WARNING,
-            f"{__version__} runs from files that are not installed: what it needs is not known",
+            f"{__version__} runs from files that are not installed, so its requirements are not known",
             "pip install omni-actors",
         )
     if version != Version(__version__):
-        told = f"{__version__} runs, {version} is installed: what that needs may be something else"
+        told = f"{__version__} runs, {version} is installed: its requirements may differ"
         return Finding(PACKAGE, Verdict.WARNING, told, f"pip install --upgrade {PACKAGE}")
     return Finding(PACKAGE, Verdict.OK, str(version))
 
@@ -170,7 +170,7 @@ def _checked(name: str, version: Version, needed: Mapping[str, str], installed: 
         return Finding(name, bad, f"{version} is installed, {PACKAGE} needs {wanted}", f"{remedy}{keeps}")
     if refusing or version.is_prerelease:  # a vendor's own build of torch calls itself a prerelease
         return Finding(
-            name, Verdict.WARNING, f"{version} has not been tried with {PACKAGE}, which names {wanted}", remedy
+            name, Verdict.WARNING, f"{version} has not been tried with {PACKAGE}, which declares {wanted}", remedy
         )
     return Finding(name, Verdict.OK, str(version))
 

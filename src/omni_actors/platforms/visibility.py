@@ -38,7 +38,7 @@ def choose(
         found.append((entry, unit))
     # By the device, which goes by many names; one that nothing is known of goes by its own.
     if len({unit.id or entry.lstrip("0") for entry, unit in found}) < len(found):
-        return [], f"{variable}={setting!r} names a device twice, which shows none"
+        return [], f"{variable}={setting!r} names a device twice, so no device is visible"
     return found, ""
 
 

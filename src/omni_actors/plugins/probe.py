@@ -79,7 +79,7 @@ class Kind:
     kept: bool = True
     argument: Mapping[str, Any] = field(default_factory=dict)
     pattern: re.Pattern[str] = NAME
-    spelling: str = "letters, digits, - and _: settings call it by that"
+    spelling: str = "letters, digits, - and _: settings use this name"
 
 
 def probe(
@@ -162,7 +162,7 @@ def _refusal(kind: Kind, plugin: EntryPoint, all_of_them: list[EntryPoint]) -> s
     if not kind.pattern.fullmatch(plugin.name):
         return f"a {kind.word}'s name is {kind.spelling}"
     if plugin.name in kind.taken:
-        return f"a builtin {kind.word} has that name; the plugin has to be called something else"
+        return f"a built-in {kind.word} has that name; give the plug-in another name"
     if Counter(it.name for it in all_of_them)[plugin.name] > 1:
         rivals = sorted({brought_by(it)[0] or it.value for it in all_of_them if it.name == plugin.name})
         return f"more than one plugin has that name ({', '.join(rivals)}); uninstall all but one"

@@ -55,7 +55,7 @@ class BatchLimit:
         self._good = 0
         if fits < self.now:
             self.now = max(1, fits)
-            log.warning("out of memory: batches of at most %d now", self.now)
+            log.warning("out of memory: batches of at most %d items from now on", self.now)
 
     def succeeded(self) -> None:
         """Count a batch that succeeded; enough of them in a row raise a lowered limit."""
@@ -151,7 +151,7 @@ def run_bisecting(
             parts.short |= memory
             halves = halve_by_request(part, key_of) or (smaller(part) if memory else ())
             if halves:
-                log.warning("a batch of %d raised %s and is run again in parts", len(part), type(error).__name__)
+                log.warning("a batch of %d items raised %s and is run again in parts", len(part), type(error).__name__)
                 waiting.extendleft(reversed(halves))
             else:
                 parts.failed[key_of(part[0])] = error

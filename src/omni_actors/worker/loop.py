@@ -124,7 +124,7 @@ class Worker:
             while not self.stopping:
                 self.turn(self.patience_s)
         except Hangup:
-            log.info("the serving process is gone")
+            log.info("the serving process has ended")
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`turn` has something to receive or room to write."""
@@ -373,7 +373,7 @@ class Worker:
             self._control.send(message)
             self._control.drain(patience_s)
         except Hangup:
-            log.info("the serving process is gone")
+            log.info("the serving process has ended")
 
     def close(self) -> None:
         """Close links and memory. The control socket stays with its owner."""

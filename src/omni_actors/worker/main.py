@@ -177,4 +177,4 @@ def tell(control: socket.socket, message: msgspec.Struct) -> None:
     try:
         control.sendall(told_frame(message))
     except OSError:
-        log.warning("the serving process is gone")
+        log.warning("the serving process has ended")

@@ -230,7 +230,7 @@ def _diagnosis(platform: OmniPlatform) -> tuple[Finding, ...]:
     try:
         found = platform.diagnose()
         if not all(isinstance(it, Finding) for it in found):
-            raise TypeError("what it gives are no findings")
+            raise TypeError("it returns something other than findings")
         devices = {device.name for device in platform.devices()} if platform.detect() else set()
         return tuple(it for place, it in enumerate(found) if not place or it.subject not in devices)
     except Exception as error:

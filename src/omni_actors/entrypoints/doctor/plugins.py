@@ -52,5 +52,5 @@ def _finding(report: PluginReport) -> Finding:
         remedy = f"uninstall or mend {report.distribution or report.value}"
         return Finding(report.name, Verdict.WARNING, f"{brought}: broken: {report.reason}", remedy)
     served = [*report.facts["architectures"], *report.facts["checkpoints"]]
-    claims = f"serves {', '.join(served)}" if served else "served by its name"
+    claims = f"serves {', '.join(served)}" if served else "serve it by its name"
     return Finding(report.name, Verdict.OK, f"{brought}: usable: {claims}")

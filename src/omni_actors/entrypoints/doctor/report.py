@@ -90,4 +90,4 @@ class Report:
         if not self.problems:
             return Text(f"Stages that name no platform will run on '{self.platform}'.", style="bold")
         count = len(self.problems)
-        return Text(f"{count} problem{'s' if count > 1 else ''}: this will not serve.", style="bold red")
+        return Text(f"{count} problem{'s' if count > 1 else ''}: the machine cannot serve.", style="bold red")

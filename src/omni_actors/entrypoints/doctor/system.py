@@ -39,7 +39,7 @@ def system_findings(root: Path = Path("/")) -> tuple[Finding, ...]:
     return (
         Finding("python", Verdict.OK, f"{platform.python_version()} ({sys.executable})"),
         _kernel(),
-        Finding("cores", Verdict.OK, f"{usable_cores(root)} that this process may keep busy"),
+        Finding("cores", Verdict.OK, f"{usable_cores(root)} cores that this process may use"),
         _memory(root),
         _processes(root),
         _descriptors(),
@@ -79,7 +79,7 @@ def _findings_of(addresses: Sequence[Address], subject: str, taken: Verdict) -> 
                 absent.append(Finding(subject, Verdict.PROBLEM, why, "serve --host with one of its addresses"))
                 continue
             used = error.errno == errno.EADDRINUSE
-            why = "somebody listens there already" if used else error.strerror or str(error)
+            why = "another process listens there already" if used else error.strerror or str(error)
             yield Finding(subject, taken, f"{where}: {why}", "serve --port N")
         else:
             yield Finding(subject, Verdict.OK, f"{where}: free")
@@ -99,7 +99,7 @@ def unix_finding(path: str) -> Finding:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             return Finding(subject, Verdict.PROBLEM, error.strerror or str(error), remedy)
-        return Finding(subject, Verdict.PROBLEM, "somebody listens there already, or it is no socket", remedy)
+        return Finding(subject, Verdict.PROBLEM, "another process listens there already, or it is not a socket", remedy)
     return Finding(subject, Verdict.OK, "free")
 
 
@@ -113,7 +113,9 @@ def size(count: int | None) -> str:
 def _kernel() -> Finding:
     release = platform.release()
     if sys.platform != "linux":
-        return Finding("kernel", Verdict.PROBLEM, f"{sys.platform}: workers are supervised by what Linux has", "Linux")
+        return Finding(
+            "kernel", Verdict.PROBLEM, f"{sys.platform}: workers are supervised by means that only Linux has", "Linux"
+        )
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
@@ -169,7 +171,7 @@ def _shared_memory() -> Finding:
         remedy = "Linux 5.1 or later, and memfd_create allowed (seccomp)"
         found = f"memory cannot be shared sealed: {error.strerror}"
         return Finding("shared memory", Verdict.PROBLEM, found, remedy)
-    return Finding("shared memory", Verdict.OK, "sealed files without names (memfd), counted as this process's memory")
+    return Finding("shared memory", Verdict.OK, "sealed memory files (memfd), counted as memory of this process")
 
 
 def _shm(root: Path) -> Finding:

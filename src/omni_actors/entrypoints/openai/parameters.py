@@ -37,6 +37,6 @@ def own_parameters(
     if SECTION in services.needed(task, inputs, outputs).sections:
         return {SECTION: found}
     if values:
-        message = f"'{name}' would have no effect: nothing in this model reads it for this request."
+        message = f"'{name}' has no effect: no stage of this request reads it."
         raise invalid_request(message, name, "unsupported_parameter")
     return {}

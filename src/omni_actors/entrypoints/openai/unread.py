@@ -44,7 +44,7 @@ def keep_read(services: Services, request: Request, body: msgspec.Struct) -> Non
         for name in _SENT_AS.get((section, field), (field,)):
             if getattr(body, name, None) is not None:
                 raise invalid_request(
-                    f"'{name}' would have no effect: nothing in this model reads it for this request.",
+                    f"'{name}' has no effect: no stage of this request reads it.",
                     name,
                     "unsupported_parameter",
                 )

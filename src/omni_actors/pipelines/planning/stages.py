@@ -63,7 +63,7 @@ def stages_of(
     if replicas.get(MEDIA_STAGE, 1) != 1:
         # A clip lives in the process that decoded it, and a request may bring several.
         where = settings.where(f"stages.{MEDIA_STAGE}.replicas")
-        raise PlanError(f"{where}: stage '{MEDIA_STAGE}' is one process; more replicas of it are not supported")
+        raise PlanError(f"{where}: stage '{MEDIA_STAGE}' runs in one process and cannot have more replicas")
     fixed = {
         s.name: settings.given[f"{stage_path(s.name)}.threads"].value
         for s in declared

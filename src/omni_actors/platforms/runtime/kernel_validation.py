@@ -86,7 +86,7 @@ def _first_that_agrees(kind: str, candidates: Candidates[A], check: Callable[[A]
         if error <= 1.0:
             log.info("%s attention: %s", kind, name)
             return made
-        log.warning("%s attention '%s' is not used: it is off by %.1f times what rounding explains", kind, name, error)
+        log.warning("%s attention '%s' is not used: its error is %.1f times what rounding explains", kind, name, error)
     return None
 
 

@@ -29,12 +29,12 @@ def capture_steps(
     if graphs is None:
         return
     if runner.shared:
-        log.info("decode steps run as they are written: other ranks take part in them")
+        log.info("decode steps run eagerly: other ranks take part in them")
         return
     progress("recording decode steps", None)
     try:
         count = runner.record(graphs, max_batch, max_len)
-        log.info("%d decode steps are recorded", count)
+        log.info("%d decode steps are recorded as graphs", count)
         adapter.capture(graphs, max_batch)
     except RuntimeError as error:
         faults.classify(error)

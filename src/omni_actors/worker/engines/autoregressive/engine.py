@@ -108,7 +108,7 @@ class AutoregressiveEngine(Engine):
         max_len = min(adapter.max_model_len, blocks * options.block_size)
         self._prompts.attach(adapter, max_len)
         if max_len < adapter.max_model_len:
-            log.warning("the KV cache holds %d tokens: the context is cut to that", max_len)
+            log.warning("the KV cache holds %d tokens, so the context length is reduced to that", max_len)
 
     # ---- requests
 

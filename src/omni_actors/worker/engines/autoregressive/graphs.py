@@ -69,7 +69,7 @@ class RecordedSteps:
         spans = [Span(-1, at, 0, 1) for at in range(most)]
         prepared = self._decoder.prepare(StepInputs(nothing, nothing, torch.arange(most, device=device), spans))
         if prepared is None:
-            raise RuntimeError("the decoder prepares no decode step by tensors alone")
+            raise RuntimeError("the decoder cannot prepare a decode step with tensors alone")
         self._prepared = tuple(part.clone() for part in prepared)
         attend = self._cache.paged_decode or paged_decode
         for width in self._widths:
