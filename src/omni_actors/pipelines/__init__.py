@@ -1,1 +1,1 @@
-"""What a deployment is: declarations, the registry, the settings, and how they become one frozen Plan."""
+"""Declarations of pipelines, their registry, the settings of a deployment, and the plan that is made of all three."""

@@ -1,4 +1,4 @@
-"""The declaration of a pipeline plug-in, examined in a process of its own: see :mod:`omni_actors.plugins.probe`."""
+"""The check of a pipeline plug-in's declaration, run as a subprocess probe (:mod:`omni_actors.plugins.probe`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from omni_actors.platforms.inspection import Broken, attempt, check_options, che
 
 
 def answer(argument: dict[str, str]) -> dict[str, Any]:
-    """``{"broken": sentence}``, or what the pipeline says that it serves: ``architectures``, ``checkpoints`` and
-    ``doc``."""
+    """Examine a pipeline plug-in. Return ``{"broken": sentence}``, or the ``architectures``, ``checkpoints`` and
+    ``doc`` of the pipeline."""
     name, value = argument["name"], argument["value"]
     try:
         found = _look(name, value)

@@ -1,8 +1,8 @@
-"""Which pipelines there are: this package's own, and those of plug-ins by entry point.
+"""The registry of pipelines: the built-in pipelines, and pipelines that plug-ins announce by entry point.
 
-A plug-in's distribution declares entry points ``name = "package.module:PIPELINE"`` in the group :data:`GROUP`. What a
-plug-in serves is known from a look at it in a process of its own (:mod:`omni_actors.plugins.probe`); this process
-imports the one pipeline that is asked for, after nothing was found wrong with it.
+A plug-in's distribution declares entry points ``name = "package.module:PIPELINE"`` in the group :data:`GROUP`. A
+subprocess probe examines each plug-in (:mod:`omni_actors.plugins.probe`); the serving process imports only the pipeline
+that is served, and only if the probe found no fault.
 """
 
 from __future__ import annotations
@@ -47,16 +47,25 @@ BUILTINS = {
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
     "stub-voice": "omni_actors.models.stub.voice:PIPELINE",
 }
-"""Known without entry points, so that a checkout works before it is installed. ``pyproject.toml`` lists the same."""
+"""Built-in pipelines, known without entry points, so that a checkout works before it is installed. ``pyproject.toml``
+has the same list."""
 
 UNOFFERED = frozenset({"stub", "stub-voice"})
-"""Pipelines without a model, for benchmarks and tests: served by name, and not named among those that there are."""
+"""Pipelines without a model, for benchmarks and tests: served by name, and not proposed in messages."""
 
 
 class Registry:
-    """Pipelines by name. ``targets`` are dotted names that are imported as they are: this package's own, or those that
-    a program brings itself. ``plugins`` are looked at first. Of two with one name the first counts, and the other one
-    is a warning."""
+    """The pipelines by name. Of two pipelines with one name the first counts, and a warning is logged about the other.
+
+    Args:
+        targets: Name → dotted name of a pipeline that is imported as it is: a built-in pipeline, or a program's own.
+        plugins: Entry points of plug-ins, which are probed before they are imported.
+
+    Example:
+        >>> registry = Registry({"stub": "omni_actors.models.stub.pipeline:PIPELINE"})
+        >>> registry.names(), registry.load("stub").tasks[0].name
+        (['stub'], 'echo')
+    """
 
     def __init__(self, targets: Mapping[str, str], plugins: Iterable[EntryPoint] = ()) -> None:
         self.targets = dict(targets)
@@ -73,20 +82,24 @@ class Registry:
 
     @classmethod
     def installed(cls, plugins: Iterable[EntryPoint] | None = None) -> Registry:
-        """The builtins, and every installed plug-in (or ``plugins``)."""
+        """Return a registry of the built-in pipelines and the plug-ins: every installed one, or ``plugins``."""
         found = installed(GROUP) if plugins is None else plugins
         return cls(BUILTINS, [plugin for plugin in found if brought_by(plugin)[0] != OWN])
 
     def names(self) -> list[str]:
-        """Every pipeline that can be asked for by name, whether or not it works."""
+        """Return the names of all pipelines, working or not."""
         return list(dict.fromkeys((*self.targets, *(plugin.name for plugin in self._plugins))))
 
     def offered(self) -> list[str]:
-        """The names that messages and help may propose."""
+        """Return the names that messages and help may propose."""
         return [name for name in self.names() if name not in UNOFFERED]
 
     def load(self, name: str) -> Pipeline:
-        """The pipeline of that name. Raises :class:`PlanError` if there is none or if it is broken."""
+        """Return the pipeline of a name. The call blocks while a plug-in is probed.
+
+        Raises:
+            PlanError: No pipeline has the name, or the pipeline is broken.
+        """
         if name in self.targets:
             target = self.targets[name]
             try:
@@ -107,23 +120,26 @@ class Registry:
         return pipeline
 
     def for_architecture(self, architecture: str) -> Pipeline | None:
-        """The pipeline that serves models of this architecture, ``None`` if there is none.
+        """Return the pipeline for an architecture; ``None`` if there is none.
 
-        Blocks while plug-ins are looked at, once. A broken pipeline is one warning; two that claim the same
-        architecture are a :class:`PlanError`.
+        The first call blocks while the plug-ins are probed. A warning is logged for each broken pipeline.
+
+        Raises:
+            PlanError: Two pipelines serve the architecture.
         """
         return self._claimed("architectures", architecture)
 
     def for_checkpoint(self, name: str) -> Pipeline | None:
-        """The pipeline that names this public checkpoint, under the rules of :meth:`for_architecture`."""
+        """Return the pipeline of a public checkpoint, under the rules of :meth:`for_architecture`."""
         return self._claimed("checkpoints", name)
 
     def checkpoints(self) -> list[str]:
-        """Every public checkpoint that a pipeline names."""
+        """Return the public checkpoints of all pipelines."""
         return [name for _, claims in self._claims("checkpoints") for name in claims]
 
     def reports(self) -> tuple[PluginReport, ...]:
-        """Report on each plug-in. The first call looks at all of them, and warns of broken ones."""
+        """Return a report on each plug-in. The first call probes all plug-ins, and logs a warning for each broken
+        one."""
         if self._reports is None:
             self._reports = probe(PIPELINES, self._plugins)
             for report in self._reports:
@@ -132,8 +148,8 @@ class Registry:
         return self._reports
 
     def _look_at(self, name: str) -> PluginReport:
-        """Report on the plug-in that is asked for. One that was broken before is looked at again: the packages that
-        it lacked may be there now."""
+        """Return a report on one plug-in. A plug-in that was broken before is probed again: missing packages may be
+        installed by now."""
         return probe(PIPELINES, self._plugins, only=name, forgive=True)[0]
 
     def _claimed(self, field: str, claim: str) -> Pipeline | None:
@@ -144,7 +160,7 @@ class Registry:
         return self.load(names[0]) if names else None
 
     def _claims(self, field: str) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the claims of each working pipeline in that field of its declaration, by its name here."""
+        """Return the entries of each working pipeline in one field of its declaration, by the pipeline's name."""
         found: list[tuple[str, tuple[str, ...]]] = []
         for name, target in self.targets.items():
             try:
@@ -158,7 +174,7 @@ class Registry:
 
 
 class _Found(msgspec.Struct):
-    """What :func:`plugin_check.answer` says."""
+    """The answer of :func:`plugin_check.answer`."""
 
     architectures: list[str]
     checkpoints: list[str]

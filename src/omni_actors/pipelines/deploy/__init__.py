@@ -1,1 +1,1 @@
-"""What a deployment may set: the schema of a deploy file and ``--set``, and the reading of both."""
+"""The settings of a deployment: the schema of deploy files and ``--set``, and their reading."""

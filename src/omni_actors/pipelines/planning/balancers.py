@@ -1,4 +1,4 @@
-"""Which balancer a stage's pool has, and what stands against it."""
+"""The choice of a stage's balancer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,21 @@ from omni_actors.pipelines.planning.disaggregate import ROLE
 
 
 def balancer_of(at: str, stage: Stage, options: Mapping[str, Any], settings: Settings) -> tuple[str, str]:
-    """The balancer's name, and the dotted name of its class. ``at`` is the stage's path in settings. Blocks while a
-    plug-in's is looked at. Raises :class:`PlanError` for a name that nobody has, a plug-in that is broken, and
-    ``prefix_cache`` where no prompt is read or kept."""
+    """Choose the balancer of a stage's pool. The call blocks while a subprocess probe examines a plug-in's balancer.
+
+    Args:
+        at: The stage's path in settings.
+        stage: The stage.
+        options: The stage's options.
+        settings: The deployment's settings.
+
+    Returns:
+        The balancer's name, and the dotted name of its class.
+
+    Raises:
+        PlanError: No balancer has the name, the plug-in is broken, or ``prefix_cache`` is set for a stage that reads no
+            prompts or keeps nothing of them.
+    """
     path = f"{at}.balancer"
     balancer: str = settings.get(path, "least_queue")
     target, plugin = BALANCERS.named(balancer, f"{settings.where(path)}: stage '{stage.name}'")

@@ -1,4 +1,4 @@
-"""From a family's declaration to that of one checkpoint: what its folder says is put in."""
+"""The facts of one checkpoint's folder, applied to its family's declaration."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ _VALUES = ("voices", "languages", "sample_rate", "speech_fields", "task_types", 
 
 
 def read_checkpoint_facts(pipeline: Pipeline, folder: Path) -> PipelineFacts:
-    """What the family's own function reads in ``folder``; nothing where there is no function or no folder.
+    """Read the facts of a checkpoint by the family's own function.
 
-    Raises :class:`PlanError` for a folder that the family cannot make out.
+    Args:
+        pipeline: The family's declaration.
+        folder: The checkpoint's folder.
+
+    Returns:
+        The facts; no facts where the family has no function or the folder does not exist.
+
+    Raises:
+        PlanError: The family's function fails on the folder.
     """
     if pipeline.describe is None or not folder.is_dir():
         return PipelineFacts()
@@ -59,7 +67,8 @@ def apply_checkpoint_facts(pipeline: Pipeline, facts: PipelineFacts) -> Pipeline
 
 
 def drop_stages(pipeline: Pipeline, lacking: Collection[str]) -> Pipeline:
-    """The pipeline of a checkpoint that has no such stages: see :attr:`PipelineFacts.lacks`."""
+    """Return the pipeline of a checkpoint without the stages that the checkpoint lacks
+    (:attr:`PipelineFacts.lacks`)."""
     if not lacking:
         return pipeline
     tasks = []

@@ -1,4 +1,4 @@
-"""Which pipeline serves a model, and where its weights lie."""
+"""The choice of the pipeline that serves a model, and of the folder of its weights."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ from omni_actors.pipelines.weights.intact import Damage, described
 DEMO = "omni-demo"
 
 IS_CAUSAL_LM = "omni_actors.models.causal_lm.architectures:is_causal_lm"
-"""Dotted name of what says of an architecture that no pipeline names whether it is a causal language model."""
+"""Dotted name of a function that says whether an architecture without a pipeline is a causal language model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The pipeline, the folder of its weights (absolute), where the choice came from, and the public name of the
-    checkpoint when that was what was asked for."""
+    """The chosen pipeline.
+
+    Args:
+        pipeline: The pipeline.
+        folder: The absolute path of the folder of weights; ``None`` without one.
+        origin: The origin of the choice.
+        checkpoint: The public name of the checkpoint, if that was asked for.
+    """
 
     pipeline: Pipeline
     folder: str | None
@@ -33,8 +39,16 @@ class Choice:
 
 
 def public_name(model: str | None, early: Mapping[str, str], registry: Registry) -> str | None:
-    """The public name of the checkpoint that is asked for; ``None`` if what is asked for is a pipeline, a folder, or
-    nothing that could be such a name."""
+    """Return the public name of the requested checkpoint.
+
+    Args:
+        model: The operator's argument; ``None`` for the deploy file's model.
+        early: Settings of the deploy file by path.
+        registry: The known pipelines.
+
+    Returns:
+        ``None`` if the argument is a pipeline, a folder, or cannot be a public name.
+    """
     name = early.get("model") if model is None else model
     if name is None or name in registry.names() or not PUBLIC_NAME.fullmatch(name):
         return None
@@ -49,9 +63,20 @@ def choose(
     registry: Registry,
     revision: str | None = None,
 ) -> Choice:
-    """What serves ``model``: a pipeline's name, a folder, or a public checkpoint's name. A folder comes before a
-    checkpoint of the same name; that one need not be on this machine. ``revision`` (a branch, tag or commit) is of
-    public checkpoints."""
+    """Choose what serves a model.
+
+    Args:
+        model: A pipeline's name, a folder, or a public checkpoint's name. A folder comes before a checkpoint of the
+            same name; a checkpoint need not be on this machine.
+        forced: The pipeline to use for a folder; ``None`` for the pipeline of the folder's architecture.
+        early: Settings of the deploy file by path.
+        overlay: The deploy file, for messages.
+        registry: The known pipelines.
+        revision: The branch, tag or commit of a public checkpoint.
+
+    Raises:
+        PlanError: No pipeline serves the model, or the deploy file is for another pipeline.
+    """
     if revision is not None and public_name(model, early, registry) is None:
         raise PlanError(f"--revision {revision}: revisions are of public checkpoints, named organisation/name")
     if revision is not None and not REVISION.fullmatch(revision):
@@ -88,7 +113,7 @@ def choose(
 
 
 def _check_claim(model: str, placed: Pipeline, claimant: Pipeline | None, overlay: Path | None) -> None:
-    """Raise if the deploy file places one pipeline, and the model asked for is another's."""
+    """Raise :class:`PlanError` if the deploy file is for another pipeline than the requested model."""
     if claimant is not None and claimant.name != placed.name:
         raise PlanError(
             f"{overlay} places '{placed.name}', but '{model}' is served by '{claimant.name}'; "
@@ -97,7 +122,7 @@ def _check_claim(model: str, placed: Pipeline, claimant: Pipeline | None, overla
 
 
 def _claimant(folder: Path, registry: Registry) -> Pipeline | None:
-    """The pipeline that the folder's own ``config.json`` chooses, if it chooses one."""
+    """Return the pipeline that the folder's own ``config.json`` chooses; ``None`` if it chooses none."""
     try:
         return pipeline_of_folder(folder, registry)
     except PlanError:
@@ -126,7 +151,8 @@ def _own_weights(pipeline: Pipeline) -> str | None:
 
 
 def pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
-    """The pipeline that serves what a folder's ``config.json`` names. Raises :class:`PlanError` without one."""
+    """Return the pipeline for the architecture in a folder's ``config.json``. Raises :class:`PlanError` if there is
+    none."""
     config = folder / "config.json"
     try:
         read = read_json(config)

@@ -1,4 +1,4 @@
-"""Which devices a stage's replicas and their ranks compute on."""
+"""The choice of devices for a stage's replicas and their ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ RANKS_ENVIRONMENT = {
     "NCCL_SOCKET_IFNAME": "lo",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it wants a NUMA node for each of its ranks otherwise
 }
-"""Of processes that are ranks of one replica, which is within one machine: they meet where nobody else is."""
+"""Environment of the ranks of a replica. All ranks run on one machine, so they meet on an interface that only this
+machine reaches."""
 
 
 def devices_of(
@@ -27,9 +28,19 @@ def devices_of(
     settings: Settings,
     usual: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """The stage's devices, ``usual`` if nobody says: rank ``k`` of replica ``r`` has the ``r * ranks + k``-th, counted
-    around. Raises :class:`PlanError` for one that the platform does not have, and when there are too few for the
-    ranks."""
+    """Choose a stage's devices: rank ``k`` of replica ``r`` has the ``r * ranks + k``-th device, counted around.
+
+    Args:
+        at: The stage's path in settings.
+        platform: The stage's platform.
+        strategy: The parallel degrees.
+        replicas: The number of replicas.
+        settings: The deployment's settings.
+        usual: The devices when nobody sets them.
+
+    Raises:
+        PlanError: The platform does not have a device, or the devices are fewer than the ranks.
+    """
     one, many = settings.given.get(f"{at}.device"), settings.given.get(f"{at}.devices")
     if one and many and one.origin.kind == many.origin.kind:
         raise PlanError(f"{many.origin}: '{at}' has both device ({one.origin}) and devices; give one")
@@ -53,7 +64,7 @@ def devices_of(
 def _spread(
     names: tuple[str, ...], strategy: Strategy, replicas: int, platform: OmniPlatform, at: str, settings: Settings
 ) -> tuple[str, ...]:
-    """Ranks of accelerators have a device each, which no other rank of the stage has; those of a processor share its
+    """Return the devices of the ranks. Ranks of accelerators have a device each; ranks of a processor share its
     cores."""
     ranks = strategy.ranks
     if ranks == 1:
@@ -80,8 +91,18 @@ def _spread(
 def environments_of(
     devices: tuple[str, ...], ranks: int, visibility: tuple[str, ...], make: Callable[[str], Mapping[str, str]]
 ) -> tuple[Mapping[str, str], ...]:
-    """What the process on each device gets, by ``make``. ``visibility`` names the variables of an engine that starts
-    its ranks itself: the first process of each replica is then shown all of the replica's devices."""
+    """Make the environment of the process on each device.
+
+    Args:
+        devices: The stage's devices.
+        ranks: The ranks of a replica.
+        visibility: The variables that hide devices, for an engine that starts its ranks itself: the first process of
+            each replica then sees all devices of the replica. Empty for other engines.
+        make: A function from a device to its environment.
+
+    Returns:
+        One environment per device.
+    """
     found: list[Mapping[str, str]] = [make(device) for device in devices]
     if ranks == 1 or not visibility:
         return tuple(found)

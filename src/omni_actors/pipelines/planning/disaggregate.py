@@ -1,9 +1,9 @@
-"""Prefill and decode apart: one declared stage becomes two, each with a pool of its own.
+"""Prefill/decode disaggregation: one declared stage becomes two stages with a pool each.
 
-A deploy file that sets anything below ``stages.NAME.prefill`` splits the stage. Its first half computes prompts: it
-takes over the stage's ports and entries. Its second half keeps the stage's name, its output, and whatever that leads
-to; all it gets is an edge of kind ``kv``, which carries what the prompt's computation left behind. Both halves run the
-same engine, adapter and model, and know their part by the option :data:`ROLE`.
+A deploy file that sets anything below ``stages.NAME.prefill`` splits the stage. The prefill half computes prompts, and
+has the stage's ports and entries. The decode half keeps the stage's name, its output, and the edges behind it; its only
+input is an edge of kind ``kv`` with the KV cache of the prompt. Both halves run the same engine, adapter and model, and
+learn their half from the option :data:`ROLE`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,24 @@ from omni_actors.pipelines.plan import PREFILL, PlanError
 from omni_actors.protocol.options import Option
 
 ROLE = "role"
-"""The option that tells an engine its half: ``prefill`` or ``decode``."""
+"""The option by which an engine learns its half: ``prefill`` or ``decode``."""
 
 PORT = Port("kv", "kv", mode="chunk", doc="What the prompt's computation left behind.")
 
 OWN = frozenset({"replicas", "threads"})
-"""What the first half does not take over from the stage unless it is said of itself."""
+"""The settings that the prefill half does not inherit from the stage."""
 
 
 def split_stages(pipeline: Pipeline, given: Mapping[str, Setting]) -> tuple[str, ...]:
-    """The stages that these settings (by path) split. Raises :class:`PlanError` for what is said of an edge between
-    the halves of a stage that has none."""
+    """Return the names of the stages that settings split.
+
+    Args:
+        pipeline: The pipeline.
+        given: The settings by path.
+
+    Raises:
+        PlanError: A setting names the edge between the halves of a stage that is not split.
+    """
     found: list[str] = []
     for stage in pipeline.stages:
         name, between = stage.name, f"edges.{stage.name}.{PORT.name}."
@@ -40,15 +47,23 @@ def split_stages(pipeline: Pipeline, given: Mapping[str, Setting]) -> tuple[str,
 
 
 def split(pipeline: Pipeline, names: Iterable[str]) -> Pipeline:
-    """The pipeline with these stages in two halves."""
+    """Return the pipeline with some stages split in two halves each."""
     for name in names:
         pipeline = _split(pipeline, name)
     return pipeline
 
 
 def inherited(given: Mapping[str, Setting], names: Iterable[str]) -> dict[str, Setting]:
-    """The settings, and for each split stage those that its first half takes over from it: all that is not said of the
-    half itself, but for :data:`OWN` and sampling. Raises :class:`PlanError` for an engine that has no halves."""
+    """Return the settings with those that prefill halves inherit from their stages: all but :data:`OWN`, sampling, and
+    what is set for the half itself.
+
+    Args:
+        given: The settings by path.
+        names: The split stages.
+
+    Raises:
+        PlanError: A split stage is set to an engine that cannot be split.
+    """
     found = dict(given)
     for name in names:
         above, below = f"stages.{name}.", f"stages.{name}.prefill."

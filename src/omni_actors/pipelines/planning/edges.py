@@ -1,7 +1,7 @@
-"""A plan's edges: the pipeline's own, and those on which decoded media come.
+"""A plan's edges: the edges of the pipeline, and the edges from the media stage.
 
-Between two stages of one platform whose device's memory other processes can open (its ``transports``), payloads stay on
-the device (connector ``device``) unless somebody has said otherwise; between others they go through shared memory.
+Two stages on one platform whose processes can open each other's device memory (the platform's ``transports``) exchange
+payloads on the device (connector ``device``) unless a setting says otherwise. Other stages use shared memory.
 """
 
 from __future__ import annotations
@@ -15,19 +15,27 @@ from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, Origin, PlanError,
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES
 
 MEDIA_CAPACITY = 8
-"""Pieces of one request's media that may be under way to its entry stage."""
+"""Pieces of one request's media that may be under way to the stage where the media enter."""
 
 MEDIA_BRIDGE = "omni_actors.media.worker.bridge:JoinMedia"
-"""Dotted name of what makes clips, images and videos of those pieces."""
+"""Dotted name of the bridge that joins the pieces to clips, images and videos."""
 
 
 DEVICE = "device"
-"""The connector by which payloads stay on the device."""
+"""The connector that leaves payloads on the device."""
 
 
 def edges_of(pipeline: Pipeline, settings: Settings, stages: Iterable[StagePlan]) -> tuple[EdgePlan, ...]:
-    """Every edge as it will run. Raises :class:`PlanError` when two stages would need two channels, or payloads cannot
-    travel as they should."""
+    """Make a plan's edges.
+
+    Args:
+        pipeline: The pipeline.
+        settings: The deployment's settings.
+        stages: The planned stages.
+
+    Raises:
+        PlanError: Two edges between the same stages have different connectors, or a connector does not fit the stages.
+    """
     media = [
         Edge(MEDIA_STAGE, place, port.kind, mode=port.mode, capacity=MEDIA_CAPACITY, bridge=MEDIA_BRIDGE)
         for place, port in media_ports(pipeline).items()
@@ -79,7 +87,7 @@ def edges_of(pipeline: Pipeline, settings: Settings, stages: Iterable[StagePlan]
 
 
 def transport_between(source: StagePlan, target: StagePlan) -> str:
-    """The best way by which both open each other's device memory; empty if there is none."""
+    """Return the best transport by which two stages open each other's device memory; empty without one."""
     if source.platform != target.platform:
         return ""
     return next((kind for kind in source.transports if kind in target.transports), "")
@@ -88,8 +96,8 @@ def transport_between(source: StagePlan, target: StagePlan) -> str:
 def _on_device(
     edges: Iterable[Edge], settings: Settings, placed: Mapping[str, StagePlan]
 ) -> dict[tuple[str, str], Origin]:
-    """The pairs of stages between which payloads stay on the device, and whose word that is. Text alone does not call
-    for it; nor is it for those of which something else is said."""
+    """Return the pairs of stages whose payloads stay on the device, with the origin of that decision. Pairs with edges
+    of text only, and pairs whose connector is set, are not among them."""
     found: dict[tuple[str, str], Origin] = {}
     said: set[tuple[str, str]] = set()
     for edge in edges:
@@ -102,12 +110,13 @@ def _on_device(
 
 
 def media_ports(pipeline: Pipeline) -> dict[str, Port]:
-    """Where decoded media enter, each place once in order of declaration: several modalities may share one."""
+    """Return the ports where decoded media enter, by ``stage.port`` in order of declaration. Several modalities may
+    enter at one port."""
     places = [task.entries[m] for task in pipeline.tasks for m in sorted(MEDIA_MODALITIES) if m in task.entries]
     ports = ports_of(pipeline)
     return {place: ports[place] for place in places}
 
 
 def ports_of(pipeline: Pipeline) -> dict[str, Port]:
-    """Every port by ``stage.port``."""
+    """Return every port of a pipeline by ``stage.port``."""
     return {f"{stage.name}.{port.name}": port for stage in pipeline.stages for port in stage.ports}

@@ -1,8 +1,8 @@
-"""Which engine computes a stage, where there is a choice: this project's own, with torch, or vLLM.
+"""The choice of a stage's engine where two are possible: this project's own engine, with torch, or vLLM.
 
-Order: the command line's word, the deploy file's, and else (``auto``) vLLM where the platform has an engine for it, a
-build of it for that platform is installed, it knows the model's architecture, and nothing is asked for that only the
-other one does. What is installed is read off the disk: neither vLLM nor torch is imported here.
+The command line decides, then the deploy file. Without either (``auto``), vLLM computes the stage if the platform has
+an engine for vLLM, a vLLM built for the platform is installed and knows the model's architecture, and no setting needs
+the other engine. The installed vLLM is examined by its files; neither vLLM nor torch is imported.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from omni_actors.platforms.versions import ALIASES
 AUTO, TORCH = "auto", "torch"
 
 DISTRIBUTIONS = ("vllm", ALIASES["vllm"])
-"""Names under which vLLM is installed: its own, and that of builds for the CPU alone."""
+"""Names of vLLM's distributions: vLLM itself, and the build for CPUs alone."""
 
 _REGISTRY = "model_executor/models/registry.py"
 _TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
-"""Where vLLM lists the architectures that write text, and the tables there."""
+"""vLLM's file with the architectures that write text, and the names of the tables in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """vLLM as it lies on this machine. ``build`` is the local part of its version (``cpu``, ``cu130``, or empty)."""
+    """The vLLM of this machine. ``build`` is the local part of its version (``cpu``, ``cu130``, or empty)."""
 
     version: str
     build: str
@@ -49,7 +49,11 @@ class Installed:
 
 
 def installed(path: Sequence[str] | None = None) -> Installed | None:
-    """What is installed on ``path`` (else on ``sys.path``)."""
+    """Find the installed vLLM without importing it.
+
+    Args:
+        path: Folders to look in; ``None`` for ``sys.path``.
+    """
     places = None if path is None else list(path)
     spec = PathFinder.find_spec("vllm", places)
     if spec is None or spec.origin is None:
@@ -68,7 +72,7 @@ def installed(path: Sequence[str] | None = None) -> Installed | None:
 
 
 def missing_for(platform: OmniPlatform, found: Installed | None) -> str:
-    """Why what is installed of vLLM (:func:`installed`) cannot compute on a platform; empty if it can."""
+    """Return why the installed vLLM cannot compute on a platform; an empty text if it can."""
     if found is None:
         return "vLLM is not installed"
     if any(re.fullmatch(pattern, found.build) for pattern in platform.vllm_builds):
@@ -78,7 +82,8 @@ def missing_for(platform: OmniPlatform, found: Installed | None) -> str:
 
 
 def _version_of(distribution: Distribution) -> str:
-    """Empty for what is left of one that was not removed whole."""
+    """Return a distribution's version; an empty text for the remains of a distribution that was not removed as a
+    whole."""
     try:
         return distribution.version or ""
     except UnicodeDecodeError:
@@ -87,7 +92,7 @@ def _version_of(distribution: Distribution) -> str:
 
 @lru_cache(maxsize=4)
 def architectures(folder: Path) -> frozenset[str]:
-    """Those that the vLLM in ``folder`` computes. Empty where its tables cannot be made out."""
+    """Return the architectures that the vLLM in ``folder`` computes; none if its tables cannot be read."""
     try:
         module = ast.parse((folder / _REGISTRY).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
@@ -104,8 +109,19 @@ def architectures(folder: Path) -> frozenset[str]:
 
 
 def engine_class(kind: str, platform: OmniPlatform, where: str) -> tuple[str, bool]:
-    """The dotted name of the class for an engine kind (or of that dotted name itself) on a platform, and whether a
-    plug-in announces it. ``where`` begins the message of the :class:`PlanError` for a kind that nobody has."""
+    """Find an engine's class.
+
+    Args:
+        kind: An engine kind, or a dotted name.
+        platform: The platform, whose own class for a kind comes first.
+        where: The place of the setting; messages begin with it.
+
+    Returns:
+        The class's dotted name, and whether a plug-in announces the class.
+
+    Raises:
+        PlanError: No engine has that kind.
+    """
     if ":" in kind:
         return kind, False
     if kind in platform.engines or kind in ENGINES.builtins:
@@ -118,15 +134,28 @@ def engine_class(kind: str, platform: OmniPlatform, where: str) -> tuple[str, bo
 
 
 def with_choices(stage: Stage) -> Stage:
-    """The stage with the options of every engine that may compute it: what a deploy file may set of it."""
+    """Return the stage with the options of every engine that may compute it, which are the options that a deploy file
+    may set."""
     if not stage.vllm:
         return stage
     return replace(stage, options=joined(_by_vllm(stage).options, stage.options))
 
 
 def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, settings: Settings) -> tuple[Stage, str]:
-    """The engine's kind or dotted name, and the stage as that has it. ``model`` is the folder of the stage's weights.
-    Raises :class:`PlanError` for an engine that cannot compute it, and for options of another one."""
+    """Choose a stage's engine.
+
+    Args:
+        stage: The stage.
+        model: The folder of the stage's weights; ``None`` without one.
+        platform: The stage's platform.
+        settings: The deployment's settings.
+
+    Returns:
+        The stage as the engine computes it, and the engine's kind or dotted name.
+
+    Raises:
+        PlanError: The engine cannot compute the stage, or a setting is an option of another engine.
+    """
     at = stage_path(stage.name)
     kind = settings.get(f"{at}.engine", AUTO if stage.vllm else stage.engine, DECLARED)
     origin = settings.provenance[f"{at}.engine"]
@@ -177,7 +206,7 @@ def _by_vllm(stage: Stage) -> Stage:
 
 
 def _against(stage: Stage, model: str | None, platform: OmniPlatform, settings: Settings) -> str:
-    """Why vLLM does not compute this stage; empty if nothing speaks against it."""
+    """Return why vLLM does not compute a stage; an empty text if nothing is against it."""
     if not stage.vllm:
         return "vLLM does not compute it: its family brings no prompts for another engine"
     if VLLM not in platform.engines:
@@ -208,7 +237,8 @@ def _architectures_of(folder: Path) -> list[str]:
 
 
 def _checked(stage: Stage, settings: Settings) -> Stage:
-    """The same stage, if every option that was set is one of its own and right for it."""
+    """Return the stage if every option that is set is one of the stage's options and has a right value. Raises
+    :class:`PlanError` otherwise."""
     options = f"{stage_path(stage.name)}.options."
     for path, setting in settings.given.items():
         if not path.startswith(options):

@@ -1,4 +1,4 @@
-"""What a plan needs and this machine does not have: weights, whole files, devices."""
+"""Checks for what a plan needs and this machine lacks: weights, undamaged files, devices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from omni_actors.platforms.select import load
 
 
 def missing_weights(plan: Plan) -> list[str]:
-    """The folders and files that stages will load and that are not there, shards that a folder's index names among
-    them."""
+    """Return the folders and files that stages will load and that do not exist, with the shards that a folder's index
+    names."""
     wanted = dict.fromkeys(Path(stage.model) for stage in plan.stages if stage.model)
     absent = [path for path in wanted if not path.exists()]
     absent += [shard for path in wanted if path.is_dir() for shard in missing_shards(path)]
@@ -21,7 +21,7 @@ def missing_weights(plan: Plan) -> list[str]:
 
 
 def damaged_weights(plan: Plan) -> dict[Path, list[Damage]]:
-    """The folders that stages will load and that hold damaged files, as far as a quick look tells
+    """Return the folders that stages will load and that hold damaged files, as far as a quick check tells
     (:func:`~omni_actors.pipelines.weights.intact.damage_of`)."""
     wanted = {Path(stage.model) for stage in plan.stages if stage.model}
     outermost = sorted(path for path in wanted if not wanted.intersection(path.parents))
@@ -30,8 +30,7 @@ def damaged_weights(plan: Plan) -> dict[Path, list[Damage]]:
 
 
 def missing_devices(plan: Plan) -> list[str]:
-    """For each stage whose platform finds no device here (it was planned for another machine), or something wrong with
-    one of the stage's: what it is."""
+    """Return one sentence for each stage whose platform finds no device here, or whose device has a fault."""
     platforms = platforms_of(plan)
     detections = {name: platform.detect() for name, platform in platforms.items()}
     bad = {
@@ -56,5 +55,5 @@ def missing_devices(plan: Plan) -> list[str]:
 
 
 def platforms_of(plan: Plan) -> dict[str, OmniPlatform]:
-    """Those that its stages run on, made anew: they look at the machine as it is now."""
+    """Return the platforms of the stages by name, newly made, so that they see the machine as it is now."""
     return {stage.platform: load(stage.platform_class) for stage in plan.stages}

@@ -1,4 +1,4 @@
-"""Whether a stage can be spread over devices as a deployment asks: what stands against it, by its setting."""
+"""The check of a stage's parallel degrees."""
 
 from __future__ import annotations
 
@@ -32,8 +32,24 @@ def check_strategy(
     options: Mapping[str, Any],
     where: Callable[[str], str],
 ) -> None:
-    """Raises :class:`PlanError` for a degree that this stage cannot have: by its engine, its family, its platform, or
-    the numbers in its model's ``config.json`` (where the weights are there). ``where`` says where a setting stands."""
+    """Check the parallel degrees of a stage.
+
+    The engine, the family, the platform, and the sizes in the model's ``config.json`` (if the file exists) must allow
+    the degrees.
+
+    Args:
+        at: The stage's path in settings.
+        stage: The stage.
+        kind: The engine's kind.
+        strategy: The degrees.
+        model: The folder of the stage's weights.
+        platform: The stage's platform.
+        options: The stage's options.
+        where: A function from a path to the origin of its setting, for messages.
+
+    Raises:
+        PlanError: A degree is impossible.
+    """
     for axis, reason in _refusals(stage, kind, strategy, model, platform, options):
         raise PlanError(f"{where(f'{at}.strategy.{axis}')}: stage '{stage.name}': {reason}")
 
@@ -80,5 +96,5 @@ def _network(stage: Stage, folder: Path) -> Network:
 
 
 def widest(strategy: Strategy) -> tuple[str, int]:
-    """The axis that a sentence about all ranks is said of."""
+    """Return the axis with the largest degree, and the degree, for messages about all ranks."""
     return max(strategy.degrees().items(), key=lambda it: it[1])

@@ -1,7 +1,7 @@
-"""Which platforms a deployment runs on: its default one, and those that stages name.
+"""The platforms of a deployment: the default platform, and the platforms that stages name.
 
-The default is what the command line says, else the variable ``OMNI_ACTORS_PLATFORM``, else the deploy file, else what
-is detected. A stage that names its own keeps it, whatever the default is.
+The default is named by the command line, else by the variable ``OMNI_ACTORS_PLATFORM``, else by the deploy file, and
+else detected. A stage with a platform of its own keeps that platform.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ STAGE_PLATFORMS = ("stages.*.platform", "stages.*.prefill.platform")
 
 @dataclass(slots=True)
 class Platforms:
-    """The platforms of one deployment, each found once. ``origin`` is whose word the default is; ``overruled`` are
-    those that nothing runs on because a stronger word than theirs was said."""
+    """The platforms of one deployment, each found once. ``origin`` is the origin of the default; ``overruled`` are
+    platforms of the deploy file on which nothing runs, because a setting of higher rank names another."""
 
     default: OmniPlatform
     origin: Origin
@@ -32,7 +32,7 @@ class Platforms:
     overruled: frozenset[str] = frozenset()
 
     def get(self, name: str, where: str) -> OmniPlatform:
-        """The platform called ``name``. Raises :class:`PlanError` that begins with ``where``, the place that asks."""
+        """Return the platform of a name. Raises :class:`PlanError`, whose message begins with ``where``."""
         if name == self.default.name:
             return self.default
         if name not in self.named:
@@ -44,8 +44,16 @@ class Platforms:
 
 
 def find_platforms(asked: str | None, placed: Setting | None, stages: Iterable[Setting]) -> Platforms:
-    """``asked`` is the command line's word, ``placed`` the deploy file's, ``stages`` are what names stages' own, the
-    last word on each last."""
+    """Find the platforms of a deployment.
+
+    Args:
+        asked: The platform on the command line; ``None`` without one.
+        placed: The deploy file's setting ``platform``; ``None`` without one.
+        stages: Settings of single stages' platforms; the last setting of a path holds.
+
+    Raises:
+        PlanError: A platform does not exist or cannot be used.
+    """
     stages = list(stages)
     if asked:
         origin = Origin("command line", f"--platform {asked}")

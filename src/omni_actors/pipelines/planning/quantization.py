@@ -1,7 +1,7 @@
-"""Quantized checkpoints: what a stage would load, and whether its engine and platform can.
+"""The check of quantized checkpoints.
 
-The torch engines read weights as they are named: of one that is quantized they would read the numbers and not their
-scales, and answer, wrongly. So it is refused when the deployment is planned.
+The torch engines read weights by name. From a quantized checkpoint they would read the numbers without the scales, and
+answer wrongly, so such a checkpoint is refused when the deployment is planned.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from omni_actors.pipelines.strategy import VLLM
 from omni_actors.platforms.platform import OmniPlatform
 
 _MODELOPT = "hf_quant_config.json"
-"""Where NVIDIA's ModelOpt writes what it did, beside a configuration that may not say it."""
+"""The file in which NVIDIA's ModelOpt describes its quantization, beside a configuration that need not mention it."""
 
 
 def method_of(folder: Path) -> str | None:
-    """How a checkpoint's weights are quantized, by its ``quant_method``, the whole model's or one part's; ``None`` for
-    one whose weights are plain, and where there is no configuration."""
+    """Return a checkpoint's quantization by its ``quant_method``, of the whole model or of a part; ``None`` for plain
+    weights and for a folder without a configuration."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -31,8 +31,13 @@ def method_of(folder: Path) -> str | None:
 
 
 def check_quantization(stage: str, kind: str, model: str | None, platform: OmniPlatform) -> None:
-    """Raises :class:`PlanError` for a stage whose checkpoint is quantized in a way that the platform's engines cannot
-    compute. vLLM, and an engine that is named by its class, load by themselves, and say themselves what they cannot."""
+    """Check that a stage's engine and platform can compute its checkpoint.
+
+    vLLM and engines by dotted name load checkpoints themselves, and report quantizations that they do not support.
+
+    Raises:
+        PlanError: The checkpoint is quantized in a way that the platform's engines cannot compute.
+    """
     method = method_of(Path(model)) if model and kind != VLLM and ":" not in kind else None
     if method is None:
         return

@@ -1,14 +1,15 @@
-"""How many requests a stage is given at once where nobody has said it: what its engines can work on, and little more.
+"""The default number of requests that a stage holds at once: what its engine can work on, and little more.
 
-What waits in a worker cannot be ordered by priority, shared out fairly or taken back cheaply, and makes everybody's
-answer late; what waits to be admitted can. So a stage gets
+Requests that wait in a worker cannot be ordered by priority, shared out fairly or taken back cheaply, and they delay
+every answer; requests that wait for admission can. So the number of a stage is
 
-* for an autoregressive engine its batch and an eighth of that, to take the place of what ends without a round trip;
-* for a one-shot engine two batches: one runs while the next one is made up; but at least what the stages that feed it
-  are given. A request is in all stages of its subgraph from its admission on, and would otherwise be kept from the
-  first one by a last one that has nothing to do yet. Behind an edge that hands on only at the end (``full``) the two
-  are added: one works when the other has finished;
-* for any other engine as many as come.
+- for an autoregressive engine, its batch and an eighth of that, so that a finished request is replaced without a round
+  trip;
+- for a one-shot engine, two batches: one runs while the next is collected. The number is at least that of the stages
+  that feed it: a request is in all stages of its subgraph from its admission on, so a small number of a later, idle
+  stage would keep requests out of the first stage. Behind an edge that hands on only at the end (``full``) the two
+  numbers are added, since one stage works when the other has finished;
+- for any other engine, no bound.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from omni_actors.pipelines.plan import MEDIA_STAGE, EdgePlan, StagePlan
 
 
 def sized(stages: Iterable[StagePlan], edges: Iterable[EdgePlan]) -> tuple[StagePlan, ...]:
-    """The stages with ``limits["max_inflight"]`` filled in where it is open and there is a number for it."""
+    """Return the stages with ``limits["max_inflight"]`` filled in where it is open and a number is known."""
     by_name = {stage.name: stage for stage in stages}
     inner = [edge for edge in edges if edge.source != MEDIA_STAGE]
     totals: dict[str, int] = {}
 
     def total(name: str) -> int:
-        """What all replicas together are given; 0 where nobody knows."""
+        """Return the number of all replicas of a stage together; 0 if unknown."""
         if name not in totals:
             stage = by_name[name]
             own = _own(stage) * stage.replicas
@@ -47,7 +48,7 @@ def _one_shot(stage: StagePlan) -> bool:
 
 
 def _own(stage: StagePlan) -> int:
-    """What one replica is to be given at once, for its own sake; 0 where nobody knows."""
+    """Return the number of one replica for its own engine; 0 if unknown."""
     given = stage.limits.get("max_inflight")
     if given is not None:
         return given

@@ -1,4 +1,4 @@
-"""A plan's stages: where each one runs, and with what engine, options, limits and environment."""
+"""A plan's stages: the device, engine, options, limits and environment of each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ START_TIMEOUT_S = 300.0
 COMPILE_BUDGET_S = 600.0
 
 MEDIA_PLATFORM = "cpu"
-"""Where the media process runs unless it is told otherwise, whatever the other stages run on."""
+"""The platform of the media process unless a setting names another, whatever the other stages run on."""
 
 BASE_ENVIRONMENT = {
     **OPT_OUT,
@@ -51,8 +51,8 @@ BASE_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",  # it warns of what the omni families' own configs say, dozens of times
 }
-"""The environment of every worker: nothing in it reports to anybody, models are folders by the time it starts, it tells
-its progress by frames, and it has one busy thread by design."""
+"""Environment of every worker: packages report to nobody, models are local folders, progress goes by frames, and a
+worker has one busy thread."""
 
 
 def stages_of(
@@ -83,7 +83,8 @@ def stages_of(
 
 
 def _platform(stage: Stage, platforms: Platforms, settings: Settings) -> OmniPlatform:
-    """The one that the stage names, else the deployment's; the media process computes on no device."""
+    """Return the platform that the stage names, else the deployment's default. The media process computes on no
+    device."""
     path = f"{stage_path(stage.name)}.platform"
     if stage.name == MEDIA_STAGE:
         name = settings.get(path, MEDIA_PLATFORM, DECLARED)
@@ -181,7 +182,7 @@ def _strategy(at: str, settings: Settings) -> Strategy:
 
 
 def _step_budget(stage: Stage) -> tuple[float, Origin]:
-    """A step's budget when nobody sets it, and whose word that is."""
+    """Return the default time budget of a step, and its origin."""
     if stage.step_budget_s is not None:
         return stage.step_budget_s, DECLARED
     return STEP_BUDGET_S.get(stage.engine, OTHER_STEP_BUDGET_S), DEFAULT

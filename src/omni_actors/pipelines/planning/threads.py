@@ -1,4 +1,4 @@
-"""How CPU threads are shared out among the workers of one deployment."""
+"""The sharing of CPU threads among the workers of a deployment."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ from omni_actors.pipelines.strategy import VLLM
 
 
 def shared_cores(kind: str, cores: int) -> int:
-    """The cores that a stage of this engine has its share of. vLLM's threads wait for one another, so that one that
-    waits for a core holds up all of them: one core is left to the server, as vLLM's own server does."""
+    """Return the number of cores that a stage with this engine shares. vLLM's threads wait for one another, so that a
+    thread without a core holds up all of them: one core is left to the server, as in vLLM's own server."""
     return max(1, cores - 1) if kind == VLLM else cores
 
 
 def share_threads(
     cores: int, weights: Mapping[str, float], replicas: Mapping[str, int], fixed: Mapping[str, int]
 ) -> dict[str, int]:
-    """Threads of each replica, by stage name: at least 1, and together no more than ``cores`` unless that 1 forces it.
+    """Return the threads of each replica, by stage name.
 
-    Any of a pipeline's stages may be busy at the same time (one request's speech while the next one thinks), so all of
-    them share; more threads than cores cost more than they bring. A stage of weight 0 gets 1 thread and takes no
-    share. ``fixed`` counts are kept as they are; the rest is shared by weight, each replica counting.
+    Any stages may be busy at the same time (one request's speech while the next request thinks), so all stages share
+    the cores; more threads than cores cost more than they bring. Each replica gets at least 1 thread. Together the
+    replicas get no more than ``cores`` unless that minimum forces it.
+
+    Args:
+        cores: The cores to share.
+        weights: Each stage's share. A stage of weight 0 gets 1 thread and takes no share.
+        replicas: Each stage's number of processes, all of which count.
+        fixed: Counts that are kept as they are.
+
+    Example:
+        >>> share_threads(8, weights={"llm": 3.0, "codec": 1.0}, replicas={"llm": 1, "codec": 1}, fixed={})
+        {'llm': 6, 'codec': 2}
     """
     free = cores - sum(count * replicas[name] for name, count in fixed.items())
     sharing = {name: weight for name, weight in weights.items() if name not in fixed and weight > 0}

@@ -1,4 +1,4 @@
-"""Whether the packages that a deployment's workers import go together, before a worker is started."""
+"""The check that the packages of a deployment's workers work together, before a worker starts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ PACKAGES: Mapping[str, Mapping[str, str]] = {
     "autoregressive": {"torch": "torch", "transformers": "torch"},
     "vllm": {"vllm": "vllm"},
 }
-"""Engine kind → the packages that it cannot do without → the extra that brings them. What a one-shot stage needs is its
-model's business."""
+"""Engine kind → required package → the extra that installs it. The packages of a one-shot stage depend on its model."""
 
 
 def needed_packages(plan: Plan) -> dict[str, str]:
-    """Package → the extra that brings it, or what else is to be said about getting it."""
+    """Return the required packages: package → the extra that installs it, or another remedy."""
     needed: dict[str, str] = {}
     for stage in plan.stages:
         platform = resolve_name(stage.platform_class)
@@ -34,8 +33,11 @@ def needed_packages(plan: Plan) -> dict[str, str]:
 
 
 def check_versions(plan: Plan, path: Sequence[str] | None = None) -> None:
-    """Raises :class:`PlanError` for what cannot work, one line each with its remedy; warns of what was never tried.
-    ``path`` stands for ``sys.path``."""
+    """Check the versions of the workers' packages. A warning is logged for versions that were never tested.
+
+    Raises:
+        PlanError: Some versions cannot work; the message has one line for each, with its remedy.
+    """
     findings = version_findings(needed_packages(plan), path)
     said = {finding: f"{finding.subject} {finding.found}: {finding.remedy}" for finding in findings}
     for finding, line in said.items():

@@ -1,1 +1,1 @@
-"""Where a checkpoint's files lie on this machine, and whether they are whole."""
+"""The place of a checkpoint's files on this machine, and checks that the files are whole."""

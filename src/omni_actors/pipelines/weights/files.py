@@ -1,6 +1,6 @@
-"""Which files of a checkpoint hold the weights that a loader reads.
+"""The files of a checkpoint that hold the weights that a loader reads.
 
-Repositories often carry their weights several times: in shards with an index, in one file, as a vendor's own format.
+Repositories often hold their weights several times: in shards with an index, in one file, in a vendor's own format.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 SINGLE = "model.safetensors"
 EXPLICIT = "transformers_weights"
-"""Key of ``config.json`` that names the file, or the index of files, to be read in place of the usual one."""
+"""Key of ``config.json`` that names the file, or the index of files, to read instead of the usual one."""
 
 OTHER_FORMATS = frozenset({"coreml", "flax", "gguf", "metal", "mlx", "onnx", "openvino", "original", "tf"})
-"""Names of folders that hold the same weights for other programs."""
+"""Names of folders with the same weights for other programs."""
 
 
 def weights_of(names: Iterable[str], read: Callable[[str], Any]) -> set[str]:
@@ -39,8 +39,8 @@ def weights_of(names: Iterable[str], read: Callable[[str], Any]) -> set[str]:
 
 
 def shards_of(index: Any) -> list[str]:
-    """The files that an index of weights (the content of a ``….index.json``) names. Raises ValueError for what is no
-    index."""
+    """Return the files that an index of weights (the content of a ``….index.json``) names. Raises ValueError for
+    another content."""
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise ValueError("it has no 'weight_map' of names to files")
@@ -76,6 +76,6 @@ def _explicit(read: Callable[[str], Any]) -> str | None:
 
 
 def read_json(path: Any) -> Any:
-    """The content of a JSON file. Raises OSError or ValueError."""
+    """Return the content of a JSON file. Raises OSError or ValueError."""
     with open(path, encoding="utf-8") as file:
         return json.load(file)

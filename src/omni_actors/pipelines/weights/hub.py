@@ -1,7 +1,8 @@
-"""The Hugging Face cache of this machine: where the snapshot of a public checkpoint lies.
+"""The Hugging Face cache of this machine, with the snapshots of public checkpoints.
 
-Nothing here fetches anything or asks the hub. The layout is the hub client's: ``models--organisation--name`` holds
-``refs/main`` (the commit that was downloaded of the branch) and ``snapshots/<commit>`` (links into ``blobs``).
+Nothing in this module downloads anything or asks the hub. The layout is the hub client's:
+``models--organisation--name`` holds ``refs/main`` (the commit of the branch that was downloaded) and
+``snapshots/<commit>`` (links into ``blobs``).
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from omni_actors.pipelines.weights.files import read_json, shards_of
 BRANCH = "main"
 
 PUBLIC_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-"""``organisation/name``, as the hub writes it."""
+"""The pattern of a public name: ``organisation/name``."""
 
 REVISION = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
-"""Names of branches, tags and commits."""
+"""The pattern of the names of branches, tags and commits."""
 
 _COMMIT = re.compile(r"\w[\w.-]*")
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the hub's client keeps snapshots, by the variables that it reads itself."""
+    """Return the folder in which the hub's client keeps snapshots, by the environment variables of the client.
+
+    >>> str(cache_folder({"HF_HOME": "/data/hf"}))
+    '/data/hf/hub'
+    """
     if given := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
         return Path(given).expanduser()
     base = environment.get("XDG_CACHE_HOME") or "~/.cache"
@@ -33,13 +38,22 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def repository_folder(checkpoint: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder with all that the cache has of a checkpoint."""
+    """Return the cache's folder of a checkpoint."""
     return cache_folder(environment) / f"models--{checkpoint.replace('/', '--')}"
 
 
 def snapshot_folder(checkpoint: str, environment: Mapping[str, str] = os.environ, revision: str | None = None) -> Path:
-    """The folder of a checkpoint's snapshot: of the branch main, or of ``revision`` (a branch, tag or commit). When it
-    is not there, the path that says what is missing. A reference that holds no commit's name counts as missing."""
+    """Return the folder of a checkpoint's snapshot.
+
+    Args:
+        checkpoint: The public name.
+        environment: The environment variables.
+        revision: A branch, tag or commit; ``None`` for the branch main.
+
+    Returns:
+        The folder. If the snapshot does not exist, the path names what is missing; a reference without a commit's name
+        counts as missing.
+    """
     own = repository_folder(checkpoint, environment)
     revision = revision or BRANCH
     try:
@@ -50,8 +64,8 @@ def snapshot_folder(checkpoint: str, environment: Mapping[str, str] = os.environ
 
 
 def checkpoint_of(folder: Path) -> tuple[str, str | None] | None:
-    """The public name of the checkpoint whose snapshot a folder of the cache is, with the commit if it is not that of
-    the branch main; ``None`` for any other folder."""
+    """Return the public name of the checkpoint in a folder of the cache, and the commit if it is not that of the branch
+    main; ``None`` for any other folder."""
     snapshots, own = folder.parent, folder.parent.parent
     if snapshots.name != "snapshots" or not own.name.startswith("models--"):
         return None
@@ -61,15 +75,16 @@ def checkpoint_of(folder: Path) -> tuple[str, str | None] | None:
 
 
 def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment says that the hub is not to be asked, by the variables that its client reads."""
+    """Return whether the environment forbids requests to the hub, by the environment variables of the client."""
     said = environment.get("HF_HUB_OFFLINE") or environment.get("TRANSFORMERS_OFFLINE") or ""
     return said.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def missing_shards(folder: Path) -> Iterator[Path]:
-    """Files that the folder's own index of weights names and that are not there (a download that was cut short).
+    """Yield the files that the folder's own index of weights names and that do not exist, as after an interrupted
+    download.
 
-    Nothing for a folder without an index; a damaged index is itself what is missing.
+    A folder without an index yields nothing; for a damaged index, the index itself is missing.
     """
     for index in sorted(folder.glob("*.index.json")):
         try:

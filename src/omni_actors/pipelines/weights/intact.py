@@ -1,12 +1,12 @@
-"""Whether the files of a model's folder are whole, without loading them.
+"""Checks that the files of a model's folder are whole, without loading them.
 
-Three things say what a file must be:
+Three sources describe a file:
 
 - a record of sizes and digests (:data:`RECORD`), written when the folder was made;
-- in the hub client's cache, the name of the file's blob, which is the digest of its content;
-- its own format: the header of a safetensors file says how long the file is, and JSON must parse.
+- in the hub client's cache, the name of the file's blob, which is the digest of the content;
+- the file's format: the header of a safetensors file states the file's length, and JSON must parse.
 
-A usual look reads headers and small files, and takes some milliseconds for a checkpoint of any size. A whole one reads
+A quick check reads headers and small files, in some milliseconds for a checkpoint of any size. A whole check reads
 every byte (0.6 to 1.5 s per GB on one core).
 """
 
@@ -26,7 +26,7 @@ from omni_actors.pipelines.weights.files import INDEX_SUFFIX, SUFFIX, read_json,
 from omni_actors.pipelines.weights.hub import checkpoint_of
 
 RECORD = "omni_files.json"
-"""Name of the record in a folder that this package has made."""
+"""Name of the record in folders that this package made."""
 
 MARKER = "omni_weights.json"
 """Name of the file that says which of the built-in demo's weights a folder holds."""
@@ -34,10 +34,10 @@ MARKER = "omni_weights.json"
 PULL_COMMAND = "python -m omni_actors models pull"
 
 SMALL = 16 << 20
-"""Files of up to so many bytes are read whole even by the usual look."""
+"""Bytes. A quick check too reads files up to this size as a whole."""
 
 _LARGEST_HEADER = 100_000_000
-"""Of a safetensors file, by the format's own rule."""
+"""Bytes of the largest header that the safetensors format allows."""
 
 _READ_AT_LOAD = re.compile(
     r"(?:config|generation_config|tokenizer|tokenizer_config|special_tokens_map|preprocessor_config|processor_config"
@@ -47,7 +47,7 @@ _READ_AT_LOAD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One file that is not what it must be, and what is wrong with it."""
+    """A damaged file, and what is wrong with it."""
 
     path: Path
     reason: str
@@ -57,8 +57,14 @@ class Damage:
 
 
 def damage_of(folder: Path, *, whole: bool = False) -> list[Damage]:
-    """Return the damage of the files of a model's folder and of its direct subfolders; nothing for a folder that is not
-    there. ``whole`` compares every byte with the digests that are known. Raises OSError if the folder cannot be listed.
+    """Return the damage of a model's folder and of its direct subfolders.
+
+    Args:
+        folder: The folder; a folder that does not exist has no damage.
+        whole: Whether to compare every byte with the known digests.
+
+    Raises:
+        OSError: The folder cannot be listed.
     """
     found: dict[Path, Damage] = {}
     if not folder.is_dir():
@@ -69,7 +75,7 @@ def damage_of(folder: Path, *, whole: bool = False) -> list[Damage]:
 
 
 def described(damage: list[Damage], folder: Path) -> str:
-    """An error message for damage in a folder: each file, and the command that repairs the folder."""
+    """Return an error message about damage in a folder: each file, and the command that repairs the folder."""
     listed = "\n".join(f"  {one}" for one in damage)
     return f"Weights in {folder} are damaged:\n{listed}\n{repair_of(folder)}"
 
@@ -82,7 +88,7 @@ def repair_of(folder: Path) -> str:
 
 
 def check_of(folder: Path) -> str:
-    """How to find out whether each byte of a folder is what it must be, as a sentence."""
+    """Return a sentence that says how to check every byte of a folder."""
     if (name := _pulled(folder)) is not None:
         return f"To check and repair them, run: {PULL_COMMAND} --check {name}"
     return "Compare its files with those where the folder came from."
@@ -104,14 +110,14 @@ def _pulled(folder: Path) -> str | None:
 
 
 def record(folder: Path) -> None:
-    """Write down sizes and SHA-256 of all files in a folder that is whole. Raises OSError."""
+    """Write the record of a folder that is whole: sizes and SHA-256 of all files. Raises OSError."""
     files = {name: _entry(path) for name, path in _files(folder)}
     _write(folder, files)
 
 
 def _recorded(folder: Path, whole: bool) -> Iterator[Damage]:
-    """Differences from the folder's record. A file of the right size is read only if it was written to since, or for a
-    ``whole`` look."""
+    """Yield the differences from the folder's record. A file of the right size is read only if it was written to since,
+    or for a whole check."""
     try:
         files: dict[str, dict[str, Any]] = read_json(folder / RECORD)["files"]
         expected = {name: (int(it["size"]), str(it["sha256"]), int(it["mtime_ns"])) for name, it in files.items()}
@@ -184,8 +190,8 @@ def _blobs(folder: Path, whole: bool) -> Iterator[Damage]:
 
 
 def matches(path: Path, name: str) -> bool:
-    """Whether a file's content has the digest that is its blob's ``name``: SHA-256 of large files, git's own of small
-    ones. A name that is no digest says nothing. Raises OSError."""
+    """Return whether a file's content has the digest that is the name of its blob: SHA-256 for large files, git's
+    digest for small files. A name that is no digest allows any content. Raises OSError."""
     if re.fullmatch("[0-9a-f]{64}", name):
         return _digest(path) == name
     if re.fullmatch("[0-9a-f]{40}", name):
@@ -194,7 +200,7 @@ def matches(path: Path, name: str) -> bool:
 
 
 def git_digest(path: Path) -> str:
-    """The name that git gives to this content."""
+    """Return the digest that git gives to a content."""
     hashed = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
@@ -211,7 +217,7 @@ def _digest(path: Path) -> str:
 
 
 def _formats(folder: Path) -> Iterator[Damage]:
-    """Files that a loader reads and that are not what their format demands."""
+    """Yield the damage of files that a loader reads and that break the rules of their format."""
     names = [path.relative_to(folder).as_posix() for path in (*folder.glob("*"), *folder.glob("*/*"))]
     for name in names:
         if _READ_AT_LOAD.fullmatch(name.rpartition("/")[2]) and (reason := _json_fault(folder / name)):
