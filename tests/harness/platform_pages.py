@@ -1,4 +1,4 @@
-"""The tables of the platforms' pages, as their classes say. ``python -m tests.harness.platform_pages`` writes them."""
+"""The tables of the platforms' pages, made from the classes; ``python -m tests.harness.platform_pages`` writes them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def options(it: OmniPlatform) -> str:
 
 
 def write(name: str) -> None:
-    """Put the tables in place; the rest is a person's."""
+    """Write the tables of a page, and leave its prose as it is."""
     it = platform(name)
     text = page(name)
     for title, content in (("At a glance", glance(it)), ("Options", options(it))):

@@ -1,4 +1,4 @@
-"""What the documents say is so: their code runs, their options exist, their numbers are the defaults."""
+"""The pages agree with the code: their programs run, their options exist, and their tables are complete."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_contributing_examples_are_a_platform_and_a_pipeline() -> None:
 
 
 def test_contributing_examples_import_no_torch() -> None:
-    """The conformance kit would refuse a platform that was copied from there."""
+    """The conformance kit would refuse a platform that imports torch in the serving process."""
     code = "import sys\nfor block in sys.argv[1:]: exec(block, {})\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, *(block for _, block in HOW_TO_BLOCKS)], check=True, timeout=60)
 
@@ -101,7 +101,7 @@ def test_commands_have_the_options_that_a_page_shows(page: str) -> None:
 
 
 def _parse(name: str, words: list[str]) -> None:
-    """Parse and convert the options of a command, which is not run. A reader's own file need not be here."""
+    """Parse the options of a command without running the command. A file of the reader's own need not exist."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None, name
     try:

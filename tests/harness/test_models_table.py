@@ -24,7 +24,7 @@ def test_a_pipeline_has_a_row_with_its_checkpoints(name: str) -> None:
         assert f"`{checkpoint}`" in table[f"`{name}`"]
 
 
-def test_no_row_is_about_what_is_not_there() -> None:
+def test_no_row_names_an_unknown_pipeline() -> None:
     assert {row[0].strip("`") for row in rows("docs/models.md")} <= set(SERVED)
 
 
@@ -39,7 +39,7 @@ def test_every_family_with_checkpoints_can_be_tried_with_a_tiny_one() -> None:
 
 
 def test_the_voices_table_has_the_fields_of_a_speech_body() -> None:
-    """All but those of every body, of the format and of the timing."""
+    """The table lacks the fields that every body has, and those of the format and of the timing."""
     documented = {name for row in rows("docs/voices.md") for name in re.findall(r"`(\w+)`", row[0])}
     others = {"input", "model", "priority", "response_format", "speed", "stream", "stream_format", "timeout"}
     assert documented == set(SpeechRequest.__struct_fields__) - marks(SpeechRequest, Refused).keys() - others

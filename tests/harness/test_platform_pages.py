@@ -1,4 +1,4 @@
-"""Each platform's page says what its class says, has an extra that can be installed, and is found from the README."""
+"""The page of each platform agrees with its class, names an extra that exists, and is linked from the README."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.harness.platform_pages import NAMES, PAGES, ROOT, glance, options, pa
 SECTIONS = ("Install", "How it is found", "At a glance", "Options", "What is selected", "Not verified on hardware")
 
 EXTRA = {"cpu": "torch"}
-"""The extra of a platform that is not called like it."""
+"""Platform → its extra, where the two have different names."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -23,7 +23,7 @@ def test_a_page_has_every_section_in_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pages_tables_say_what_the_class_says(name: str) -> None:
-    """If not: ``python -m tests.harness.platform_pages`` writes them; the prose may want a look too."""
+    """If a table differs, ``make reference`` writes it anew; check the prose of the page too."""
     assert section(name, "At a glance") == glance(platform(name))
     assert section(name, "Options") == options(platform(name))
 

@@ -33,7 +33,7 @@ def test_the_readme_shows_a_part_of_this_tour(language: str) -> None:
 
 
 def run(*command: str, cwd: Path) -> str:
-    """Run as a reader would: the environment's programs first on the path."""
+    """Run a command with the environment's programs first on the path, and return its output."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(command, cwd=cwd, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,7 +42,7 @@ def run(*command: str, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def url(demo_weights: Path) -> Iterator[str]:
-    """A running ``omni-actors serve``; at the end it is asked to stop, and must."""
+    """Run ``omni-actors serve`` and return its URL; at the end the server must stop when it is told to."""
     command = [sys.executable, "-m", "omni_actors", "serve", "--port", "0", "--log-level", "warning"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -59,7 +59,7 @@ def url(demo_weights: Path) -> Iterator[str]:
 
 @pytest.fixture
 def shell(url: str, tmp_path: Path) -> Callable[[str], str]:
-    """Runs one of the tour's shell blocks against the server."""
+    """Return a function that runs a shell block of the tour against the server."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     return lambda source: run(
@@ -68,7 +68,7 @@ def shell(url: str, tmp_path: Path) -> Callable[[str], str]:
 
 
 def heard(path: Path) -> float:
-    """Seconds of an audio file that is not silent."""
+    """Return the length in seconds of an audio file, which must not be silent."""
     samples, rate = soundfile.read(path)
     assert abs(samples).max() > 0.05
     return float(len(samples) / rate)

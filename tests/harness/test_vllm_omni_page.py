@@ -1,4 +1,4 @@
-"""The table of differences to vLLM-Omni says of routes and fields what the code does."""
+"""The table of differences from vLLM-Omni agrees with the routes and fields of the code."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ ROWS = rows()
 SERVED = {f"{method} {path}" for method, path, _ in ROUTES}
 
 
-def test_every_row_says_which_of_the_five_holds_and_none_comes_twice() -> None:
+def test_every_row_has_one_of_the_five_verdicts_and_none_comes_twice() -> None:
     assert {row.verdict for row in ROWS} <= VERDICTS
     named = [row[:2] for row in ROWS if row.route]
     assert len(named) == len(set(named)) > 40
 
 
-def test_the_routes_are_served_or_not_as_it_says() -> None:
+def test_routes_are_served_or_not_as_the_table_says() -> None:
     for row in ROWS:
         if row.route is not None and row.field is None:
             assert (row.route in SERVED) == (row.verdict != "not served"), row
@@ -62,7 +62,7 @@ def test_the_routes_are_served_or_not_as_it_says() -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.field], ids=lambda row: f"{row.route} {row.field}")
-def test_a_field_is_taken_or_refused_as_it_says(row: Row) -> None:
+def test_a_field_is_taken_or_refused_as_the_table_says(row: Row) -> None:
     assert row.route is not None
     assert row.field is not None
     kind = BODIES[row.route]
@@ -71,7 +71,7 @@ def test_a_field_is_taken_or_refused_as_it_says(row: Row) -> None:
     assert row.field not in marks(kind, NoOp)
 
 
-async def test_what_is_refused_is_refused_by_name() -> None:
+async def test_a_refused_field_is_refused_by_name() -> None:
     usual: dict[str, dict[str, Any]] = {
         "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
         "POST /v1/audio/speech": {"input": "Hello."},
