@@ -7,7 +7,7 @@ import re
 
 import click
 import pytest
-from tools.reference import cli, keys
+from tools.reference import cli, errors, keys, limits, metrics
 from tools.reference.error_sources import SOURCE
 from tools.reference.markdown import Undocumented, documented
 from tools.reference.pages import FOLDER, PAGES
@@ -16,6 +16,8 @@ from omni_actors.media.stage import STAGE as MEDIA
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.pipelines.deploy.schema import settings_schema
 from omni_actors.pipelines.explain import settings_builtins
+from omni_actors.protocol.error_codes import ERROR_CODES
+from omni_actors.protocol.options import Option
 from omni_actors.telemetry.engine_counters import ENGINE_COUNTERS
 
 
@@ -68,6 +70,25 @@ def test_an_option_without_help_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(cli, "cli", tell)
     with pytest.raises(Undocumented, match="--secret"):
         cli.make()
+
+
+def test_an_error_code_without_a_meaning_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {code: meaning for code, meaning in ERROR_CODES.items() if code != "poison"}
+    monkeypatch.setattr(errors, "ERROR_CODES", {**known, "never": "No error has this code."})
+    with pytest.raises(Undocumented, match=r"without a meaning: \['poison'\]; meanings of unused codes: \['never'\]"):
+        errors.make()
+
+
+def test_a_number_of_workers_without_help_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "ENGINE_COUNTERS", {**ENGINE_COUNTERS, "riddles_total": ""})
+    with pytest.raises(Undocumented, match="riddles_total"):
+        metrics.make()
+
+
+def test_a_limit_without_a_sentence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CODEC_OPTIONS", {"hush": Option(1)})
+    with pytest.raises(Undocumented, match="hush"):
+        limits.make()
 
 
 @pytest.mark.parametrize("text", [None, "", "No full stop"])
