@@ -1,4 +1,4 @@
-"""What the product knows about hardware: one contract, its detection, and one file per platform."""
+"""Hardware: the contract of a platform, the detection of devices, and one package per built-in platform."""
 
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import (

@@ -1,10 +1,10 @@
-"""The serving process' half of a builtin accelerator: what all vendors' have in common.
+"""The half of a built-in accelerator that the serving process uses, common to all vendors.
 
-A vendor's platform says what the machine has (:meth:`Accelerator.survey`, by files and device nodes, and by the
-vendor's management library in a process of its own), what the visibility variables leave of it
-(:meth:`Accelerator.visible`), and whether the installed packages can use it (:meth:`Accelerator.software`). Here that
-becomes a detection, devices called ``<platform>:<number>``, and a worker's environment in which its device is the only
-one.
+A vendor's platform reports the machine's devices (:meth:`Accelerator.survey`: files, device nodes, and the vendor's
+management library in a subprocess probe), applies the visibility variables (:meth:`Accelerator.visible`), and reports
+whether the installed packages can use a device (:meth:`Accelerator.software`). From these reports :class:`Accelerator`
+makes a detection, devices called ``<platform>:<number>``, and the environment of a worker that sees its own device
+only.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from omni_actors.platforms.quantization import TORCH
 from omni_actors.plugins.subprocess_probe import SubprocessProbe, one_line, run_probes
 
 MANAGEMENT_S = 20.0
-"""What a vendor's management library gets to answer. One that does not has a driver that does not."""
+"""Seconds for an answer of a vendor's management library. If the library stays silent, its driver does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A device of the machine. ``memory`` in bytes; ``id`` is the vendor's; ``trouble`` as of
-    :class:`~omni_actors.platforms.platform.Device`. ``parts`` are slices that are used instead of the whole."""
+    """A device of the machine. ``memory`` is in bytes; ``id`` is the vendor's name; ``trouble`` is as in
+    :class:`~omni_actors.platforms.platform.Device`. ``parts`` are slices that are used instead of the whole device."""
 
     model: str
     memory: int | None = None
@@ -44,10 +44,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a machine has of a vendor, whatever is visible, in the order of the vendor's ordinals.
+    """A vendor's devices on this machine, visible or not, in the order of the vendor's ordinals.
 
-    ``trouble`` is why none of it can be used, ``note`` what is worth telling though it can. ``complete`` says that
-    every device's ``id`` and parts are known.
+    ``trouble`` says why no device can be used; ``note`` is a remark about usable devices. ``complete`` says that the
+    ``id`` and the parts of every device are known.
     """
 
     units: tuple[Unit, ...]
@@ -57,7 +57,8 @@ class Inventory:
 
 
 class ProbeResult(msgspec.Struct):
-    """What a management library says: why it says nothing, here; what it says, in subclasses."""
+    """The answer of a management library. ``trouble`` says why the library gave no answer; subclasses have the fields
+    of an answer."""
 
     trouble: str = ""
 
@@ -67,42 +68,43 @@ R = TypeVar("R", bound=ProbeResult)
 
 @dataclass(frozen=True, slots=True)
 class VisibleDevice:
-    """A device that this process may use, and the variables by which a worker sees nothing else."""
+    """A device that this process may use, and the variables by which a worker sees that device only."""
 
     unit: Unit
     environment: Mapping[str, str]
 
 
 class Accelerator(OmniPlatform):
-    """A deployment for it may be planned (``--platform cuda``, or in a deploy file) on a machine without any.
+    """A platform of accelerators. A deployment may be planned for the platform on a machine without any (``--platform
+    cuda``, or in a deploy file).
 
-    An instance looks at the machine once, when it is first asked; the variables it reads each time.
+    An instance looks at the machine once, when it is first asked; it reads the environment variables each time.
     """
 
     maker: ClassVar[str]
-    """Whose devices they are: ``NVIDIA``."""
+    """The maker of the devices, such as ``NVIDIA``."""
     device_type: ClassVar[str]
-    """What torch calls such a device."""
+    """torch's name for devices of this platform."""
     plannable: ClassVar[bool] = True
     quantization: ClassVar[Mapping[str, str]] = TORCH
     root: ClassVar[Path] = Path("/")
 
     @abstractmethod
     def survey(self) -> Inventory:
-        """What the machine has. Raises nothing because of a missing or broken library."""
+        """Return the machine's devices. A missing or broken library raises nothing."""
 
     @abstractmethod
     def visible(self, inventory: Inventory) -> tuple[Sequence[VisibleDevice], str]:
-        """What the environment's variables leave of an inventory that has devices, and if it is nothing: why."""
+        """Return the devices that the environment variables leave visible, and if they leave none, the reason."""
 
     @abstractmethod
     def alone(self, index: int) -> Mapping[str, str]:
-        """The variables of a worker that sees only the device of that ordinal, on a machine about which nothing is
+        """Return the variables by which a worker sees only the device of an ordinal, for a machine of which nothing is
         known."""
 
     @abstractmethod
     def software(self) -> str:
-        """Why the installed packages cannot use such a device, with the remedy; empty if they can."""
+        """Return why the installed packages cannot use a device, with the remedy; an empty text if they can."""
 
     @cached_property
     def inventory(self) -> Inventory:
@@ -130,7 +132,8 @@ class Accelerator(OmniPlatform):
         return f"{named} is here, but {lacks}" if lacks else ""
 
     def devices(self) -> tuple[Device, ...]:
-        """Those that this process may use. Where none is found, the first, so that a deployment can be planned."""
+        """Return the usable devices of this process. Without any, return the first device, so that a deployment can be
+        planned."""
         named = (
             Device(f"{self.name}:{index}", unit.memory, one_line(unit.model), unit.id, one_line(unit.trouble))
             for index, unit in enumerate(it.unit for it in self._visible())
@@ -138,7 +141,7 @@ class Accelerator(OmniPlatform):
         return tuple(named) or (Device(f"{self.name}:0", None, "not on this machine"),)
 
     def usual_devices(self, stage: int, threads: int, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """The first that nothing is wrong with."""
+        """Return the first device without a fault."""
         devices = self.devices()
         return (next((device.name for device in devices if not device.trouble), devices[0].name),)
 
@@ -146,26 +149,34 @@ class Accelerator(OmniPlatform):
         return CpuPlatform().cores()
 
     def check_device(self, device: str) -> None:
-        """Any number where no device is found: ``serve`` asks again before it starts a worker there."""
+        """Accept any number where no device is found: ``serve`` checks again before it starts a worker."""
         self._index(device)
         if self._visible():
             super().check_device(device)
 
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
-        """The CPU's thread counts, and a world in which ``device`` is the only one."""
+        """Return the CPU's thread counts, and variables by which the worker sees only its device."""
         index = self._index(device)
         seen = self._visible()
         only = seen[index].environment if index < len(seen) else self.alone(index)
         return {**CpuPlatform().worker_environment(device, threads, {}), **only}
 
     def worker_device(self, device: str) -> str:
-        """The first one: the worker sees its own only."""
+        """Return the first device, since a worker sees its own device only."""
         return f"{self.device_type}:0"
 
     def consult(self, script: Path, argument: Any, kind: type[R]) -> R | None:
-        """What a management library says, asked in a process of its own; ``None`` if it says nothing at all: then the
-        driver does not answer, and a worker would wait as long. A library that is missing or broken in any other way is
-        in ``trouble``, and files have to do."""
+        """Ask a management library in a subprocess probe.
+
+        Args:
+            script: The file that asks the library.
+            argument: The argument of the script.
+            kind: The type of the answer.
+
+        Returns:
+            The answer. A library that is missing or broken is in the answer's ``trouble``, and files must do. ``None``
+            for a library that gives no answer at all: its driver does not answer, and a worker would wait as long.
+        """
         answer = run_probes([SubprocessProbe(script, argument)], MANAGEMENT_S)[0]
         if answer.silent:
             return None
@@ -177,7 +188,7 @@ class Accelerator(OmniPlatform):
             return kind(trouble=f"it answered nonsense ({error})")
 
     def unanswered(self, library: str, units: tuple[Unit, ...]) -> Inventory:
-        """The devices of a driver that does not answer."""
+        """Return the inventory of a driver that does not answer."""
         silence = f"the {self.maker} driver does not answer: {library} has said nothing for {MANAGEMENT_S:g} s"
         return Inventory(units, f"{silence}; see dmesg, reload the driver or restart the machine")
 
@@ -194,7 +205,11 @@ class Accelerator(OmniPlatform):
 
 
 def described(units: Sequence[Unit]) -> str:
-    """``2 x NVIDIA H200, NVIDIA L4``."""
+    """Describe devices by model and count.
+
+    >>> described([Unit("NVIDIA H200"), Unit("NVIDIA H200"), Unit("NVIDIA L4")])
+    '2 x NVIDIA H200, NVIDIA L4'
+    """
     counts: dict[str, int] = {}
     for unit in units:
         counts[unit.model] = counts.get(unit.model, 0) + 1
@@ -202,8 +217,14 @@ def described(units: Sequence[Unit]) -> str:
 
 
 def lacks_torch(attribute: str, wanted: str, extra: str) -> str:
-    """Why the installed torch cannot compute on a device of a vendor, with the remedy; empty if it can. ``attribute``
-    is the one of :class:`~omni_actors.platforms.machine.TorchBuild` that says so."""
+    """Return why the installed torch cannot compute on a vendor's devices, with the remedy; an empty text if it can.
+
+    Args:
+        attribute: The attribute of :class:`~omni_actors.platforms.machine.TorchBuild` that is set in a build for the
+            vendor.
+        wanted: The vendor's software in the remedy, such as ``CUDA``.
+        extra: The extra of this package that installs torch.
+    """
     build = torch_build()
     if build is None:
         return f"torch is not installed: pip install 'omni-actors[{extra}]'"

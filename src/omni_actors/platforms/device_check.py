@@ -8,14 +8,19 @@ from pkgutil import resolve_name
 from typing import Any
 
 SIDE = 256
-"""Of the matrices that are multiplied: ones and twos, so that the product is exact in any dtype."""
+"""Rows and columns of the matrices that are multiplied. They hold ones and twos, so that the product is exact in any
+dtype."""
 
 
 def answer(argument: dict[str, Any]) -> dict[str, Any]:
-    """What a worker would find: ``capability``, ``memory``, what is selected, and how long each step took.
+    """Open a device and compute on it, as a worker does.
 
-    ``argument``: ``platform`` (dotted name of the class), ``device`` (as the worker calls it), ``options``, ``dtype``
-    and ``engines``: the kinds to import.
+    Args:
+        argument: ``platform`` (dotted name of the class), ``device`` (the worker's name for it), ``options``, ``dtype``
+            and ``engines`` (the kinds to import).
+
+    Returns:
+        ``capability``, ``memory``, the chosen kernels, and the time of each step.
     """
     platform = resolve_name(argument["platform"])
     runtime = resolve_name(platform.runtime)(argument["device"], argument["options"])
@@ -52,7 +57,7 @@ def answer(argument: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_kernels(chosen: Any) -> list[str]:
-    """The names of the kernels that are not plain torch's."""
+    """Return the names of the kernels that replace plain torch."""
     from dataclasses import fields
 
     from omni_actors.platforms.runtime.kernels import Kernels
@@ -62,7 +67,7 @@ def _own_kernels(chosen: Any) -> list[str]:
 
 
 def _trouble(engine: str) -> str:
-    """Why the engine's class cannot be imported; empty if it can."""
+    """Return why the engine's class cannot be imported; an empty text if it can."""
     try:
         resolve_name(engine)
     except Exception as error:

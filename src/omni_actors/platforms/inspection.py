@@ -1,5 +1,7 @@
-"""Checks that are the same for any plug-in, for the scripts that look at plug-ins in processes of their own: see
-:mod:`omni_actors.plugins.probe`. Standard library only."""
+"""Checks that are the same for plug-ins of any kind, for the scripts that examine plug-ins in subprocess probes.
+
+Standard library only. See :mod:`omni_actors.plugins.probe`.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,18 @@ HEAVY = (
     "acl",
     "dpctl",
 )
-"""Modules that open devices or take seconds: what the serving process imports of a plug-in imports none of them."""
+"""Modules that open devices or take seconds to import. The part of a plug-in that the serving process imports must
+import none of them."""
 
 HARMLESS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts", "/dev/shm")
 
 
 class Broken(Exception):
-    """The plug-in must not be imported; the message is a sentence about why."""
+    """A fault for which a plug-in must not be imported; the message is a sentence."""
 
 
 def attempt(what: str, function: Any, *arguments: Any) -> Any:
-    """Call the plug-in's function and return its result. Raises :class:`Broken` for whatever it raises, ``SystemExit``
+    """Call a function of the plug-in and return its result. Raises :class:`Broken` for any exception, ``SystemExit``
     too."""
     try:
         return function(*arguments)
@@ -78,8 +81,12 @@ def _kind(value: Any) -> str:
 
 
 def check_untouched(value: str, packages: Iterable[str] = ()) -> None:
-    """Raise :class:`Broken` if the plug-in has imported or opened what it must leave to workers. ``value`` is its entry
-    point's: what it imports of its own is its own affair. ``packages`` are distributions beside the usual ones."""
+    """Raise :class:`Broken` if the plug-in has imported a module or opened a device that only workers may.
+
+    Args:
+        value: The plug-in's entry point; the plug-in's own package is not counted.
+        packages: Distributions whose import is forbidden, beside :data:`HEAVY`.
+    """
     own = value.partition(":")[0].partition(".")[0]
     wanted = {*HEAVY, *(package.replace("-", "_") for package in packages)} - {own}
     if heavy := sorted(wanted & sys.modules.keys()):

@@ -1,6 +1,6 @@
-"""What files say of the machine and of its packages: PCI devices, device nodes, the build of an installed torch.
+"""Facts about the machine and its packages from files: PCI devices, device nodes, the build of the installed torch.
 
-Nothing here imports a vendor's package or opens a device. ``root`` stands for ``/``.
+No function imports a vendor's package or opens a device. ``root`` stands for ``/``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 COMPUTING = ("0x03", "0x12")
-"""PCI classes of displays and of processing accelerators, by their first byte."""
+"""First bytes of the PCI classes of displays and of processing accelerators."""
 
 _NUMBER = re.compile(r"(\d+)$", re.ASCII)
 
@@ -24,7 +24,8 @@ _ASSIGNED = re.compile(r"^(\w+)(?:\s*:[^=]*)?\s*=\s*(.+)$")
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """``address`` as ``0000:3b:00.0``; ``device`` is its id as ``0x20b5``; ``driver`` the kernel's, empty if none."""
+    """A device on the PCI bus. ``address`` is as in ``0000:3b:00.0``, ``device`` is the device id as in ``0x20b5``;
+    ``driver`` is the name of the kernel's driver, empty without one."""
 
     address: str
     device: str
@@ -33,7 +34,8 @@ class PciDevice:
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """What an installed torch was built for: versions of CUDA, HIP and XPU; ``known`` is false when it does not say."""
+    """The build of an installed torch: its versions of CUDA, HIP and XPU. ``known`` is false for a torch that does not
+    state them."""
 
     version: str
     cuda: str | None = None
@@ -43,7 +45,7 @@ class TorchBuild:
 
     @property
     def kind(self) -> str:
-        """For whom it is, as a person says it."""
+        """The hardware of the build, in words for an operator."""
         if self.cuda:
             return f"CUDA {self.cuda}"
         if self.hip:
@@ -52,12 +54,13 @@ class TorchBuild:
 
 
 def there(path: Path) -> bool:
-    """Whether this process can see it: what is in a folder that it may not enter is not there for it."""
+    """Return whether this process can see a path. The content of a folder without permission to enter counts as
+    absent."""
     return os.path.exists(path)
 
 
 def line(path: Path) -> str:
-    """The first line of a small file, stripped; empty where it cannot be read."""
+    """Return the first line of a small file, stripped; an empty text for an unreadable file."""
     try:
         with path.open(errors="replace") as file:
             return file.readline(4096).strip()
@@ -66,7 +69,11 @@ def line(path: Path) -> str:
 
 
 def number(text: str) -> int | None:
-    """A number as files have them, ``12`` or ``0xc``; ``None`` for what is none."""
+    """Return the number in a text, or ``None`` for another text.
+
+    >>> number("0xc"), number("12"), number("none")
+    (12, 12, None)
+    """
     try:
         return int(text, 0)
     except ValueError:
@@ -74,7 +81,7 @@ def number(text: str) -> int | None:
 
 
 def nodes(folder: Path, prefix: str) -> list[Path]:
-    """Entries of ``folder`` called ``prefix`` and a number, in the order of their numbers."""
+    """Return the entries of a folder that are called ``prefix`` and a number, in the order of the numbers."""
     try:
         found = [it for it in folder.iterdir() if it.name.startswith(prefix) and _is_number(it.name[len(prefix) :])]
     except OSError:
@@ -83,13 +90,17 @@ def nodes(folder: Path, prefix: str) -> list[Path]:
 
 
 def number_of(node: Path) -> int:
-    """The number at the end of a node's name."""
+    """Return the number at the end of a node's name, -1 without one.
+
+    >>> number_of(Path("/dev/nvidia3"))
+    3
+    """
     match = _NUMBER.search(node.name)
     return int(match[1]) if match else -1
 
 
 def pci_devices(root: Path, vendor: str) -> list[PciDevice]:
-    """Displays and accelerators of a vendor (``0x10de``) on the PCI bus, by address."""
+    """Return a vendor's displays and accelerators on the PCI bus, by address. ``vendor`` is as in ``0x10de``."""
     return list(_pci_devices(root, vendor))
 
 
@@ -107,12 +118,12 @@ def _pci_devices(root: Path, vendor: str) -> Iterator[PciDevice]:
 
 
 def installed(module: str) -> bool:
-    """Whether a top-level module could be imported, without importing it."""
+    """Return whether a top-level module could be imported, without importing it."""
     return _spec(module) is not None
 
 
 def torch_build() -> TorchBuild | None:
-    """What the installed torch is, by its own file of versions; ``None`` if there is none."""
+    """Return the build of the installed torch, as its file of versions states it; ``None`` without torch."""
     spec = _spec("torch")
     if spec is None:
         return None
@@ -134,7 +145,7 @@ def torch_build() -> TorchBuild | None:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """By files first: a hook that watches imports need not see that somebody only looks."""
+    """Find a module's spec, first by files: import hooks that watch for imports need not notice a look."""
     try:
         return PathFinder.find_spec(module) or find_spec(module)
     except (ImportError, ValueError):

@@ -1,9 +1,10 @@
-"""The contract between the product and a kind of hardware: the half that the serving process asks.
+"""The contract of a platform, one kind of hardware: the half that the serving process uses.
 
-Everything that knows a device's name lives behind it. A platform object is made in the serving process, where it must
-not import torch nor touch a device: it looks at files, environment and device nodes. What it decides reaches a worker
-as environment, a device name and dotted names: of an engine, and of the other half, the platform's
-:class:`~omni_actors.platforms.runtime.DeviceRuntime`, which the worker makes and which may do all that.
+All knowledge of a device's name lies in platforms. A platform object is made in the serving process, where it must not
+import torch or touch a device: it reads files, environment variables and device nodes. A worker gets the platform's
+decisions as environment variables, a device name and dotted names: of an engine, and of the platform's
+:class:`~omni_actors.platforms.runtime.DeviceRuntime`, the half that the worker makes and that may import torch and
+touch the device.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.options import Option, defaults_of, options_from
 
 CONTRACT = 1
-"""Version of this contract: another one when a platform written against this one would no longer do the right thing."""
+"""Version of this contract. The version changes when a platform written against it would no longer do the right
+thing."""
 
 
 VLLM_ENGINE = "omni_actors.worker.engines.vllm:VllmEngine"
-"""The engine of kind ``vllm``, where a platform has one."""
+"""Dotted name of the engine of kind ``vllm``, for platforms that have one."""
 
 
 class PlatformError(OmniError):
-    """No such platform, two that claim the machine, or a thing that the platform cannot do."""
+    """An unknown platform, two platforms that claim the machine, or a request that a platform cannot serve."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorInfo(message=message, type="configuration_error", code="bad_platform", status=500))
@@ -35,10 +37,15 @@ class PlatformError(OmniError):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as an operator names it (``cpu``, ``cuda:0``). ``memory`` in bytes, ``None`` if it cannot be known.
+    """A device by the name that operators use (``cpu``, ``cuda:0``).
 
-    ``id`` is the vendor's own name for it (a UUID, a MIG slice, a PCI address): compared and shown, never parsed.
-    ``trouble`` is a sentence about what is wrong with it, empty while it is healthy.
+    Args:
+        name: The device's name.
+        memory: Bytes of memory; ``None`` if unknown.
+        description: The model, for operators.
+        id: The vendor's name for the device (a UUID, a MIG slice, a PCI address), which is compared and shown, never
+            parsed.
+        trouble: A sentence about the device's fault; empty for a healthy device.
     """
 
     name: str
@@ -50,10 +57,17 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What a platform finds on this machine. It is true when a stage can run on it.
+    """The result of a platform's detection. A detection is true when a stage can run on the platform.
 
-    ``present`` says that there is such hardware, whether or not it can be used: what is present and not usable is told
-    to the operator, never passed over. ``reason`` is one line: what was found, or what is missing and how to get it.
+    Args:
+        usable: Whether a stage can run.
+        present: Whether the hardware exists, usable or not. Operators are told of hardware that exists and cannot be
+            used.
+        reason: One line: the devices found, or what is missing and how to get it.
+
+    Example:
+        >>> bool(Detection(usable=False, present=True, reason="the driver is not loaded"))
+        False
     """
 
     usable: bool
@@ -65,7 +79,7 @@ class Detection:
 
 
 class Verdict(Enum):
-    """How good a :class:`Finding` is."""
+    """The severity of a :class:`Finding`."""
 
     OK = "ok"
     WARNING = "warning"
@@ -74,7 +88,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a diagnosis: what was looked at, what was found, and what to do about it (empty when nothing)."""
+    """One line of a diagnosis: the subject, what was found, and the remedy (empty when none is needed)."""
 
     subject: str
     verdict: Verdict
@@ -83,19 +97,22 @@ class Finding:
 
 
 class Fault(Enum):
-    """What an exception says that a worker's computation raised."""
+    """The kind of fault behind an exception of a worker's computation."""
 
     MEMORY = "memory"
-    """There was not enough memory for it: less at once may fit, and what was there before is unharmed."""
+    """Memory was short: a smaller batch may fit, and earlier results are unharmed."""
     DEVICE = "device"
-    """The device does no more for this process, whatever it is asked: only a new process helps."""
+    """The device no longer works for this process: only a new process helps."""
     OTHER = "other"
-    """Anything else: this input, or the model's code."""
+    """Any other fault, of the input or of the model's code."""
 
 
 class _OldOptions:
-    """A dict that platforms stated beside ``options`` before there was :class:`Option`: still read from a class, with a
-    :class:`DeprecationWarning`, and still stated by a plug-in's class, where it replaces this."""
+    """A dict that platforms stated beside ``options`` before :class:`Option` existed.
+
+    The dict can still be read from a class, with a :class:`DeprecationWarning`. A plug-in's class that states the dict
+    replaces this descriptor.
+    """
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -110,17 +127,17 @@ class _OldOptions:
 class OmniPlatform(ABC):
     """One kind of hardware. Subclasses are made without arguments and hold no state that changes.
 
-    A subclass that can be made says which version of this contract it was written against: ``contract = 1``. It is not
-    inherited by accident: the base class has none.
+    A concrete subclass states the version of the contract that it was written against: ``contract = 1``. The base class
+    has no version, so that none is inherited by accident.
 
-    ``options`` are what a deploy file may set under ``platforms.<name>``, by name. ``dtypes`` are the dtypes that the
-    platform's engines compute in, ``default_dtype`` among them.
+    ``options`` are the options that a deploy file may set under ``platforms.<name>``, by name. ``dtypes`` are the
+    dtypes that the platform's engines compute in, ``default_dtype`` among them.
     """
 
     contract: ClassVar[int]
     name: ClassVar[str]
     runtime: ClassVar[str] = "omni_actors.platforms.runtime:DeviceRuntime"
-    """Dotted name of the :class:`~omni_actors.platforms.runtime.DeviceRuntime` that its workers make."""
+    """Dotted name of the :class:`~omni_actors.platforms.runtime.DeviceRuntime` that the platform's workers make."""
     default_dtype: ClassVar[str] = "float32"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
     engines: ClassVar[Mapping[str, str]] = {
@@ -132,26 +149,27 @@ class OmniPlatform(ABC):
     options_type: ClassVar[Any] = _OldOptions("type")
     options_choices: ClassVar[Any] = _OldOptions("choices")
     plannable: ClassVar[bool] = False
-    """Whether a deployment may be planned, by naming this platform, on a machine where :meth:`detect` is false."""
+    """Whether a deployment may name this platform on a machine where :meth:`detect` is false."""
 
     distributions: ClassVar[Mapping[str, str]] = {}
-    """Packages that its workers import: name → what asks for it (an extra of this package, or what a remedy says)."""
+    """Packages that workers import: name → the extra of this package that installs them, or a remedy in words."""
     visibility: ClassVar[tuple[str, ...]] = ()
     """Environment variables that hide devices from a process."""
     collectives: ClassVar[str] = "gloo"
-    """torch.distributed's backend between a replica's ranks; empty if there is none: then it is one rank."""
+    """torch.distributed's backend between the ranks of a replica; empty for a platform without one, whose replicas have
+    one rank."""
     shared: ClassVar[bool] = False
-    """Whether the ranks of a replica compute on one device together, as they do on a processor: then there may be as
-    many as :meth:`cores`. Otherwise each has a device of its own."""
+    """Whether the ranks of a replica share one device, as on a processor: there may be as many ranks as :meth:`cores`.
+    Otherwise each rank has a device of its own."""
     vllm_builds: ClassVar[tuple[str, ...]] = ()
-    """Which builds of vLLM run on it, where :attr:`engines` has a ``vllm``: patterns that the local part of the
-    installed version matches as a whole (``cpu`` of ``0.32.0+cpu``; it is empty for most)."""
+    """Builds of vLLM that run on the platform, if :attr:`engines` has a ``vllm``: patterns for the whole local part of
+    the installed version (``cpu`` in ``0.32.0+cpu``; empty in most versions)."""
     transports: ClassVar[tuple[str, ...]] = ()
-    """Ways to hand a tensor to another process without a copy to the host, best first. Two stages whose platforms share
-    one may be joined by it."""
+    """Transports that hand a tensor to another process without a copy to the host, best first. Two stages whose
+    platforms share a transport may be joined by it."""
     quantization: ClassVar[Mapping[str, str]] = {}
-    """``quant_method`` of a checkpoint → why it cannot be run here; an empty text for one that can. One that is not
-    named is refused as unknown."""
+    """``quant_method`` of a checkpoint → why the platform cannot run the checkpoint; an empty text if it can. Other
+    methods are refused as unknown."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -165,28 +183,43 @@ class OmniPlatform(ABC):
 
     @abstractmethod
     def detect(self) -> Detection:
-        """Whether this machine has such a device that can be used. Cheap, without torch, without opening a device; it
-        does not raise because a vendor's library is missing or broken: that is what it finds."""
+        """Detect the platform's devices.
+
+        The detection is quick, imports no torch and opens no device. A missing or broken library of the vendor is part
+        of the result, and raises nothing.
+
+        Returns:
+            Whether a stage can run on this machine, and why.
+        """
 
     @abstractmethod
     def devices(self) -> tuple[Device, ...]:
-        """The devices that this process may use, in a stable order; never empty when :meth:`detect` is true."""
+        """Return the devices that this process may use, in a stable order. There is at least one when :meth:`detect` is
+        true."""
 
     @abstractmethod
     def cores(self) -> int:
-        """CPU cores that the deployment's workers may keep busy together."""
+        """Return the number of CPU cores that the deployment's workers may keep busy together."""
 
     @abstractmethod
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
-        """What a worker on ``device`` gets on top of its parent's environment: thread counts and device visibility.
-        ``options`` has a value for every key of :attr:`options`."""
+        """Return the environment of a worker: thread counts and device visibility.
+
+        Args:
+            device: The worker's device.
+            threads: The worker's CPU threads.
+            options: A value for every option of the platform.
+
+        Returns:
+            Variables that are added to those of the worker's parent.
+        """
 
     def worker_device(self, device: str) -> str:
-        """What ``device`` is called inside a worker that has :meth:`worker_environment`."""
+        """Return the name of a device inside a worker that has :meth:`worker_environment`."""
         return device
 
     def diagnose(self) -> tuple[Finding, ...]:
-        """What an operator should know when it does not work. No device is opened here, either."""
+        """Return the findings for ``doctor``. No device is opened."""
         found = self.detect()
         verdict = Verdict.OK if found else Verdict.PROBLEM if found.present else Verdict.WARNING
         about = [Finding(self.name, verdict, found.reason)]
@@ -200,15 +233,29 @@ class OmniPlatform(ABC):
         return tuple(about)
 
     def usual_dtype(self, options: Mapping[str, Any]) -> str:
-        """What a stage computes in that names no dtype, if the stage can."""
+        """Return the dtype of stages that name none, if the stage supports it. ``options`` has a value for every
+        option."""
         return self.default_dtype
 
     def usual_devices(self, stage: int, threads: int, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Where the replicas of the ``stage``-th stage, of so many threads each, take turns if nobody says."""
+        """Return the devices over which a stage's replicas are spread when nobody sets them.
+
+        Args:
+            stage: The stage's place in the plan.
+            threads: The CPU threads of each replica.
+            options: A value for every option of the platform.
+        """
         return (self.devices()[0].name,)
 
     def engine_for(self, kind: str) -> str:
-        """The dotted name of this platform's engine of a kind; :class:`PlatformError` if it has none."""
+        """Return the dotted name of the platform's engine of a kind.
+
+        Args:
+            kind: The engine's kind, such as ``autoregressive``.
+
+        Raises:
+            PlatformError: The platform has no engine of that kind.
+        """
         try:
             return self.engines[kind]
         except KeyError:
@@ -216,7 +263,14 @@ class OmniPlatform(ABC):
             raise PlatformError(f"platform '{self.name}' has no engine of kind '{kind}'; it has: {known}") from None
 
     def check_device(self, device: str) -> None:
-        """Raises :class:`PlatformError` if there is no such device."""
+        """Check that a device exists.
+
+        Args:
+            device: The device's name, as an operator writes it.
+
+        Raises:
+            PlatformError: The platform has no such device; the message names its devices.
+        """
         known = [d.name for d in self.devices()]
         if device not in known:
             raise PlatformError(f"platform '{self.name}' has no device '{device}'; it has: {', '.join(known)}")
@@ -234,6 +288,13 @@ def platform_options(platform: OmniPlatform | type[OmniPlatform]) -> dict[str, O
 
     Returns:
         Option name → :class:`Option`.
+
+    Example:
+        >>> from omni_actors.platforms.cpu import CpuPlatform
+        >>> platform_options(CpuPlatform)["dtype"].choices
+        ('float32', 'bfloat16', 'auto')
+        >>> default_options(CpuPlatform)
+        {'dtype': 'float32', 'numa': True}
     """
     kind = platform if isinstance(platform, type) else type(platform)
     if all(isinstance(option, Option) for option in platform.options.values()) and not any(

@@ -1,4 +1,4 @@
-"""What a platform's plugin is and finds, asked in a process of its own: see :mod:`omni_actors.platforms.probe`."""
+"""The check of a platform plug-in, run as a subprocess probe: see :mod:`omni_actors.platforms.probe`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ FACTS: dict[str, Any] = {
     "transports": tuple[str, ...],
     "quantization": dict[str, str],
 }
-"""What a platform's class states beside its name and contract, and of which type that is."""
+"""Attributes of a platform's class, beside its name, contract and options → the type of each."""
 
 
 def answer(argument: dict[str, str]) -> dict[str, Any]:
-    """``{"broken": sentence}``, or what the platform detects: ``usable``, ``present`` and ``reason``."""
+    """Examine a platform plug-in. Return ``{"broken": sentence}``, or ``usable``, ``present`` and ``reason`` of its
+    detection."""
     name, value = argument["name"], argument["value"]
     try:
         found = _look(name, value)
@@ -97,7 +98,7 @@ def _check_devices(devices: Any) -> None:
 
 
 def _check_plan(platform: Any, devices: Iterable[str]) -> None:
-    """What is asked of it when a stage is placed."""
+    """Check the methods that place a stage on the platform."""
     from omni_actors.platforms.platform import default_options
 
     cores = attempt("cannot count its cores", platform.cores)

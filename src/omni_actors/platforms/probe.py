@@ -1,5 +1,8 @@
-"""Installed platform plugins, looked at before the serving process imports one: see :mod:`omni_actors.plugins.probe`.
-What is found of them is not kept: a device may be there now."""
+"""The probing of installed platform plug-ins before the serving process imports one: see
+:mod:`omni_actors.plugins.probe`.
+
+Reports are not kept on disk, since devices come and go.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from omni_actors.protocol.errors import OmniError
 __all__ = ["DEADLINE_S", "DEADLINE_VARIABLE", "NAME", "PluginReport", "State", "deadline_s", "probe_plugins"]
 
 GROUP = "omni_actors.platforms"
-"""Entry points ``name = package.module:PlatformClass``."""
+"""The group of entry points ``name = package.module:PlatformClass``."""
 
 BUILTINS: dict[str, str] = {
     "cuda": "omni_actors.platforms.cuda:CudaPlatform",
@@ -29,11 +32,11 @@ BUILTINS: dict[str, str] = {
     "xpu": "omni_actors.platforms.xpu:XpuPlatform",
     "musa": "omni_actors.platforms.musa:MusaPlatform",
 }
-"""Accelerators of this package in order of detection: name → dotted name. The cpu is what is left when none answers."""
+"""Built-in accelerators in the order of detection: name → dotted name. Without any of them, the platform is cpu."""
 
 
 class _Found(msgspec.Struct, forbid_unknown_fields=True):
-    """What :func:`plugin_check.answer` says."""
+    """The answer of :func:`plugin_check.answer`."""
 
     broken: str = ""
     usable: bool = False
@@ -48,17 +51,20 @@ def installed_plugins() -> list[EntryPoint]:
 def probe_plugins(
     plugins: Iterable[EntryPoint] | None = None, *, only: str | None = None, within_s: float | None = None
 ) -> tuple[PluginReport, ...]:
-    """A report on each of ``plugins`` (default: the installed ones), in their order; on those called ``only`` alone
-    where that is given. Blocks for as long as they take to answer, at most ``within_s`` seconds (default:
-    :func:`deadline_s`). Without plugins it costs nothing; it never raises because of one.
+    """Return a report on each platform plug-in, in order. A plug-in's fault raises nothing.
+
+    Args:
+        plugins: The plug-ins; ``None`` for the installed ones.
+        only: The name of the plug-ins to report on; ``None`` for all.
+        within_s: Seconds for all answers together, which the call waits for at most; ``None`` for :func:`deadline_s`.
     """
     found = installed_plugins() if plugins is None else list(plugins)
     return probe(PLATFORMS, found, only=only, within_s=deadline_s() if within_s is None and found else within_s)
 
 
 def deadline_s() -> float:
-    """What plugins get to answer. Raises :class:`PlatformError` when :data:`DEADLINE_VARIABLE` has no number of
-    seconds."""
+    """Return the seconds for plug-ins' answers. Raises :class:`PlatformError` if :data:`DEADLINE_VARIABLE` is no number
+    of seconds."""
     try:
         return plugins_probe.deadline_s()
     except OmniError as error:

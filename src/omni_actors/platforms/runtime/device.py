@@ -1,9 +1,9 @@
-"""The contract between the product and a kind of hardware: the half that a worker asks.
+"""The contract of a platform, one kind of hardware: the half that a worker uses.
 
-A worker makes one :class:`DeviceRuntime` for its device and opens it before its engine is imported. It may import torch
-and the vendor's packages, which no module of the other half does, and only in :meth:`DeviceRuntime.open` and after it.
-Everything that a step executes differently on this hardware is a value of it: the kernels, the graphs, the transport.
-Engines and models ask for them and hold no device's name.
+A worker makes one :class:`DeviceRuntime` for its device and opens the runtime before it imports its engine. A runtime
+may import torch and the vendor's packages, in :meth:`DeviceRuntime.open` and later; no module of the other half does.
+The kernels, graphs and transport of a runtime are all that a step executes differently on this hardware, so engines and
+models contain no device's name.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a device can do. ``name`` is the vendor's own (``sm_90``, ``gfx942``, ``Ascend910B``, ``avx512``);
-    ``features`` are words that kernels are chosen by (``bf16``, ``fp8``, ``amx``)."""
+    """The abilities of a device. ``name`` is the vendor's (``sm_90``, ``gfx942``, ``Ascend910B``, ``avx512``);
+    ``features`` are words by which kernels are chosen (``bf16``, ``fp8``, ``amx``)."""
 
     name: str
     features: frozenset[str] = frozenset()
@@ -37,8 +37,8 @@ class Capability:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A device's memory in bytes: ``total``; ``free`` for anyone; ``used`` by this process, and its ``peak`` since it
-    started. ``None`` where it cannot be known."""
+    """A device's memory in bytes: ``total``; ``free`` for any process; ``used`` by this process, and its ``peak`` since
+    the process started. ``None`` stands for an unknown number."""
 
     total: int | None
     free: int | None
@@ -48,8 +48,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A change of somebody else's package that this hardware needs. ``apply`` is called once in a worker, when the
-    runtime opens; :attr:`name` and ``why`` are told by ``doctor``."""
+    """A change of another package that this hardware needs. ``apply`` is called once in a worker, when the runtime
+    opens; ``doctor`` shows :attr:`name` and ``why``."""
 
     name: str
     why: str
@@ -57,54 +57,82 @@ class Patch:
 
 
 class Graphs(ABC):
-    """Records what a step launches and launches it again as one."""
+    """Captures the device operations of a step as a graph, and replays the graph as one operation."""
 
     sizes: tuple[int, ...]
-    """Rows that steps are padded to, ascending: one recording for each."""
+    """Numbers of rows to which steps are padded, ascending; there is one graph per number."""
 
     @abstractmethod
     def capture(self, run: Callable[[], T]) -> Callable[[], T]:
-        """Run ``run`` as often as it takes to warm up, record it, and return what replays it: on the same memory, with
-        the same result tensors, which hold what it gave until this or another recording is called: they share memory.
-        ``run`` waits for no result of the device. Raises what ``run`` raises, and RuntimeError when it does what cannot
-        be recorded."""
+        """Capture a function as a graph.
+
+        ``run`` is called as often as a warm-up takes, and once more for the capture. ``run`` must not wait for results
+        of the device.
+
+        Args:
+            run: The function.
+
+        Returns:
+            A function that replays the graph on the same memory. It returns the same result tensors each time; the
+            tensors are valid until this or another graph is replayed, because graphs share memory.
+
+        Raises:
+            RuntimeError: ``run`` does what cannot be captured. Exceptions of ``run`` are raised as they are.
+        """
 
 
 class DeviceTransport(ABC):
-    """Hands tensors of the device to another process without a copy through the host. One thread calls it."""
+    """A transport that hands tensors of the device to another process without a copy through the host. One thread calls
+    it."""
 
     kind: str
-    """One of the platform's :attr:`~omni_actors.platforms.platform.OmniPlatform.transports`."""
+    """The transport's name among the platform's :attr:`~omni_actors.platforms.platform.OmniPlatform.transports`."""
 
     @abstractmethod
     def export(self, tensor: torch.Tensor) -> bytes:
-        """A handle by which another process opens what ``tensor`` (contiguous, on this device) holds now: a copy in
-        memory of the transport's own, complete for whoever opens it, until the handle is released. The tensor itself is
-        the caller's again on return. Raises :class:`TransportError`, also for lack of memory: it goes through the host
-        then."""
+        """Export the content of a tensor to another process.
+
+        Args:
+            tensor: A contiguous tensor on this device. The caller may change it once the call returns.
+
+        Returns:
+            A handle, by which the other process opens a complete copy in the transport's own memory, until the handle
+            is released.
+
+        Raises:
+            TransportError: The tensor cannot be exported, also for lack of memory; the tensor then goes through the
+                host.
+        """
 
     @abstractmethod
     def open(self, handle: bytes) -> torch.Tensor:
-        """The tensor behind another process's handle, on this device: a view of its memory, valid until :meth:`close`,
-        or a copy. Raises :class:`TransportError` when that process is gone or this one cannot reach its device."""
+        """Open the tensor behind another process's handle, on this device.
+
+        Returns:
+            A view of the other process's memory, valid until :meth:`close`, or a copy.
+
+        Raises:
+            TransportError: The other process is gone, or this process cannot reach its device.
+        """
 
     def release(self, handle: bytes) -> None:
-        """Nobody reads it any more: the exporting side forgets what it keeps of it. Unknown ones are ignored."""
+        """Forget a handle that nobody reads any more, on the exporting side. Unknown handles are ignored."""
 
     def close(self, handle: bytes) -> None:
-        """This process is done with an opened handle, once for each time that it was opened. What was read of it is
-        complete when this returns."""
+        """Close an opened handle, once for each time that it was opened. All reads are complete when the call
+        returns."""
 
 
 class TransportError(RuntimeError):
-    """A device's memory cannot be handed over (any more)."""
+    """The memory of a device cannot be handed over, or no longer."""
 
 
 class DeviceRuntime(ABC):
-    """One worker's hold on its device.
+    """One worker's access to its device. Making a runtime touches nothing; :meth:`open` does.
 
-    ``device`` is what the platform calls it in the worker (:meth:`OmniPlatform.worker_device`), ``options`` the
-    platform's (a value for every key). Making one touches nothing; :meth:`open` does.
+    Args:
+        device: The device's name in the worker (:meth:`OmniPlatform.worker_device`).
+        options: A value for every option of the platform.
     """
 
     patches: ClassVar[tuple[Patch, ...]] = ()
@@ -114,14 +142,18 @@ class DeviceRuntime(ABC):
         self.options = options
 
     def open(self) -> None:
-        """Import what the vendor brings, apply :attr:`patches`, and make the device this process's own. Called once,
-        first. Raises :class:`~omni_actors.platforms.platform.PlatformError` with the remedy."""
+        """Import the vendor's packages, apply :attr:`patches`, and make the device this process's own. Called once,
+        before anything else.
+
+        Raises:
+            PlatformError: The device cannot be opened; the message has the remedy.
+        """
         for patch in self.patches:
             patch.apply()
 
     @property
     def torch_device(self) -> torch.device:
-        """The device as torch names it."""
+        """The device as a ``torch.device``."""
         import torch
 
         return torch.device(self.device)
@@ -129,7 +161,7 @@ class DeviceRuntime(ABC):
     @property
     @abstractmethod
     def kernels(self) -> Kernels:
-        """What executes where hardware makes a difference. The same value at every call."""
+        """The platform's kernels. Every call returns the same value."""
 
     @abstractmethod
     def capability(self) -> Capability: ...
@@ -138,10 +170,10 @@ class DeviceRuntime(ABC):
     def memory(self) -> Memory: ...
 
     def synchronize(self) -> None:
-        """Return when the device has done all that was asked of it. Raises what went wrong there."""
+        """Wait until the device has done all its work. Raises the device's errors."""
 
     def fault(self, error: BaseException) -> Fault:
-        """What an exception says that computing raised; here, what is true of host memory."""
+        """Return the kind of fault behind an exception of a computation; in this class, by the rules of host memory."""
         if isinstance(error, MemoryError):
             return Fault.MEMORY
         # By name and message: frameworks have types of their own, and none of them is imported here.
@@ -150,16 +182,17 @@ class DeviceRuntime(ABC):
         return Fault.MEMORY if isinstance(error, RuntimeError) and "allocate memory" in str(error) else Fault.OTHER
 
     def free_memory(self) -> None:
-        """Give back what an allocator keeps for later. Called after :attr:`Fault.MEMORY`."""
+        """Give unused memory of the allocator back. Called after :attr:`Fault.MEMORY`."""
 
     def graphs(self) -> Graphs | None:
-        """How steps are recorded; ``None`` where they run as they are written."""
+        """Return the capture of graphs; ``None`` for a device whose steps run as they are written."""
         return None
 
     def transport(self) -> DeviceTransport | None:
-        """How tensors leave without the host; ``None`` where they do not."""
+        """Return the transport that bypasses the host; ``None`` without one."""
         return None
 
     def profiler(self, folder: Path) -> AbstractContextManager[Any]:
-        """What is computed inside is recorded into a trace in ``folder``, where this hardware can."""
+        """Return a context in which computation is recorded as a trace in ``folder``, if the hardware supports
+        traces."""
         return contextlib.nullcontext()

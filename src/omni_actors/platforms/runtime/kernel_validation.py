@@ -1,7 +1,7 @@
-"""Attention that a vendor's package, or a compiler, brings is tried before it is chosen: once, on a few tokens, against
-the same written out in plain torch. What raises or disagrees is left out, and that is said.
+"""The validation of attention kernels from vendors' packages and compilers.
 
-Only workers import this: it imports torch.
+Each kernel is tried once, before it is chosen, on a few tokens against the same attention in plain torch. A kernel that
+raises or disagrees is left out, with a log line. This module imports torch, so only workers import it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from omni_actors.platforms.runtime.kernels import CacheLayout, PagedDecode, Prom
 log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.bfloat16: 4e-2, torch.float16: 1e-2, torch.float32: 1e-3}
-"""What results on standard normal numbers may differ by from plain float32's. A wrong mask differs by tenths."""
+"""Largest difference from plain float32 on standard normal numbers, by dtype. A wrong mask differs by tenths."""
 
 A = TypeVar("A", PagedDecode, PromptAttention)
 
 Candidates = Sequence[tuple[str, Callable[[], A]]]
-"""Names, and what makes (and imports) the function."""
+"""Kernels to try: a name, and a function that imports and makes the kernel."""
 
 
 def choose_decode(layout: CacheLayout, device: torch.device, candidates: Candidates[PagedDecode]) -> PagedDecode | None:
-    """The first of the candidates that computes one new token per sequence right; ``None`` if none does."""
+    """Return the first candidate that computes one new token per sequence correctly; ``None`` if none does."""
     return _first_that_agrees("decode", candidates, partial(decode_error, layout, device))
 
 
 def choose_prompt(
     layout: CacheLayout, device: torch.device, candidates: Candidates[PromptAttention]
 ) -> PromptAttention | None:
-    """The first of the candidates that computes prompts right; ``None`` if none does."""
+    """Return the first candidate that computes prompts correctly; ``None`` if none does."""
     return _first_that_agrees("prompt", candidates, partial(prompt_error, layout, device))
 
 
 def decode_error(layout: CacheLayout, device: torch.device, attend: PagedDecode) -> float:
-    """How far ``attend`` is from plain float32, in tolerances: two sequences, of one block and a bit, and of one token,
-    with and without a window."""
+    """Return the error of ``attend`` against plain float32, in tolerances. The inputs are two sequences, one of a block
+    and a bit and one of a single token, with and without a window."""
     size, heads = layout.block_size, 2 * layout.kv_heads
     draw = _draws(device, layout.dtype)
     pool = draw(4, 2 * layout.kv_heads, size, layout.head_dim)
@@ -59,8 +59,8 @@ def decode_error(layout: CacheLayout, device: torch.device, attend: PagedDecode)
 
 
 def prompt_error(layout: CacheLayout, device: torch.device, attend: PromptAttention) -> float:
-    """How far ``attend`` is from plain float32, in tolerances: a whole prompt, and the end of a longer one, with and
-    without a window."""
+    """Return the error of ``attend`` against plain float32, in tolerances. The inputs are a whole prompt and the end of
+    a longer one, with and without a window."""
     draw = _draws(device, layout.dtype)
     both = draw(2 * layout.kv_heads, 19, layout.head_dim)
     keys, values = both[: layout.kv_heads], both[layout.kv_heads :]
@@ -75,7 +75,8 @@ def prompt_error(layout: CacheLayout, device: torch.device, attend: PromptAttent
 
 
 def _first_that_agrees(kind: str, candidates: Candidates[A], check: Callable[[A], float]) -> A | None:
-    """The first candidate whose largest error, as ``check`` finds it, is small. Says which, and why others are not."""
+    """Return the first candidate whose largest error, by ``check``, is within tolerance. The log says which candidate
+    that is, and why others are not used."""
     for name, make in candidates:
         try:
             made = make()

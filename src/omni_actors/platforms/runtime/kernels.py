@@ -1,6 +1,7 @@
-"""What executes where hardware makes a difference, in plain torch. A platform replaces what it does better.
+"""The operations that hardware does differently, in plain torch. A platform replaces those that it does better.
 
-Only workers import this: it imports torch. Whatever is chosen here computes the same: results differ by rounding only.
+This module imports torch, so only workers import it. All implementations of an operation compute the same result up to
+rounding.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import torch
 import torch.nn.functional as F
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
-"""[rows, in] → [rows, out]."""
+"""A linear layer: [rows, in] → [rows, out]."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """What attention over a paged cache is chosen by."""
+    """The properties of a paged cache by which its attention is chosen."""
 
     kv_heads: int
     head_dim: int
@@ -40,11 +41,23 @@ class PagedDecode(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """``query`` [n, heads, head_dim]; ``keys`` and ``values`` are views [blocks, kv_heads, block_size, head_dim],
-        not contiguous; ``table`` int32 [n, blocks of the longest, or more] names each sequence's blocks in order (what
-        is behind its end is any block of finite numbers); ``lengths`` int32 [n] counts its tokens, the new one among
-        them, whose key is in the cache already. A token sees the last ``window`` of them; scores are squeezed into
-        ±``softcap``. Waits for no result of the device, so that it can be recorded. Returns [n, heads, head_dim]."""
+        """Compute the attention of one new token per sequence. The call does not wait for results of the device, so it
+        can be captured.
+
+        Args:
+            query: [n, heads, head_dim].
+            keys: A view [blocks, kv_heads, block_size, head_dim], not contiguous.
+            values: A view like ``keys``.
+            table: int32 [n, blocks of the longest sequence, or more]: each sequence's blocks in order. Entries behind a
+                sequence's end name any block of finite numbers.
+            lengths: int32 [n]: the tokens of each sequence with the new token, whose key is in the cache already.
+            scale: The factor of the scores.
+            window: A token sees only this many last tokens; ``None`` for all.
+            softcap: Scores are squeezed into ± this value; ``None`` for no cap.
+
+        Returns:
+            [n, heads, head_dim].
+        """
         ...
 
 
@@ -54,22 +67,37 @@ class PromptAttention(Protocol):
     def __call__(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """``query`` [tokens, heads, head_dim] are the last of the ``length`` positions of ``keys`` and ``values``
-        [kv_heads, length, head_dim], views. A token sees the last ``window`` positions up to its own. Returns
-        [tokens, heads, head_dim]."""
+        """Compute the attention of a sequence's last tokens.
+
+        Args:
+            query: [tokens, heads, head_dim], for the last of ``length`` positions.
+            keys: A view [kv_heads, length, head_dim].
+            values: A view like ``keys``.
+            scale: The factor of the scores.
+            window: A token sees only this many last positions up to its own; ``None`` for all.
+
+        Returns:
+            [tokens, heads, head_dim].
+        """
         ...
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """``x → x · weightᵀ + bias`` for a ``weight`` [out, in] that is given away."""
+    """Return ``x → x · weightᵀ + bias``. The caller gives ``weight`` [out, in] away."""
     return lambda x: F.linear(x, weight, bias)
 
 
 def experts(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """Each row through its expert: ``down · (silu(gate) * up)``.
+    """Put each row through its expert: ``down · (silu(gate) * up)``.
 
-    ``rows`` [n, width] lie in the order of their experts, ``counts`` int64 [experts] of them for each; ``gate_up`` is
-    [experts, 2 * inner, width], ``down`` [experts, width, inner]. Returns [n, width].
+    Args:
+        rows: [n, width], in the order of their experts.
+        counts: int64 [experts]: the rows of each expert.
+        gate_up: [experts, 2 * inner, width].
+        down: [experts, width, inner].
+
+    Returns:
+        [n, width].
     """
     outputs = torch.empty_like(rows)
     start = 0
@@ -85,8 +113,9 @@ def experts(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, dow
 def grouped_experts(
     rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """The same in two grouped products, for bfloat16 on devices that have them: nothing waits for ``counts``. They take
-    rows of multiples of 16 bytes; others go through one expert after the other."""
+    """Compute :func:`experts` in two grouped products, for bfloat16 on devices that have such products; nothing waits
+    for ``counts``. The products take rows of multiples of 16 bytes; other rows go through one expert after the other.
+    """
     if any(it.shape[2] * it.dtype.itemsize % 16 for it in (gate_up, down)):
         return experts(rows, counts, gate_up, down)
     ends = counts.cumsum(0).to(torch.int32)
@@ -97,25 +126,25 @@ def grouped_experts(
 def experts_in_groups(
     rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """:func:`grouped_experts` of what those products take: bfloat16, in rows that are whole multiples of 16 bytes. One
-    expert after the other for anything else."""
+    """Compute :func:`grouped_experts` for the inputs of grouped products (bfloat16, rows of whole multiples of 16
+    bytes), and :func:`experts` for other inputs."""
     whole = gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
     chosen = grouped_experts if rows.dtype == torch.bfloat16 and whole else experts
     return chosen(rows, counts, gate_up, down)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A cache's memory."""
+    """Return zeros for a cache."""
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def greatest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` greatest of each row of float32 [rows, n], in descending order."""
+    """Return the ``count`` greatest values of each row of float32 [rows, n], in descending order."""
     return values.topk(count, dim=-1).values
 
 
 def sine_(x: torch.Tensor) -> torch.Tensor:
-    """In place."""
+    """Compute the sine in place."""
     return x.sin_()
 
 
@@ -129,7 +158,7 @@ def paged_decode(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """:class:`PagedDecode` for any layout: every sequence's blocks are gathered, whatever its length."""
+    """Compute :class:`PagedDecode` for any layout, by gathering the blocks of every sequence."""
     count, heads, head_dim = query.shape
     kv_heads, size = keys.shape[1:3]
     width = table.shape[1] * size
@@ -149,7 +178,7 @@ def paged_decode(
 def prompt_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
 ) -> torch.Tensor:
-    """:class:`PromptAttention` written out: what others are held to."""
+    """Compute :class:`PromptAttention` in plain torch, the reference for other implementations."""
     tokens, heads, _ = query.shape
     kv_heads, length = keys.shape[:2]
     place = torch.arange(length, device=query.device)
@@ -165,15 +194,16 @@ def prompt_attention(
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One platform's choice.
+    """The kernels of one platform.
 
-    ``unfolds`` says of a dilated convolution, by its input channels, whether one product over gathered taps is faster
-    than the library's own. ``fused_decode_limit`` is the length up to which a group of decodes in a 16-bit dtype is one
-    call of scaled_dot_product_attention, which beyond it is slower than two products; 0 where it never pays.
-    ``block_size`` is what a block of the cache holds in tokens where a deploy file does not say: what attention reads
-    best. ``paged_decode`` and ``prompt_attention`` take the place of gathering and masks where they give something: for
-    layouts whose attention the platform has a kernel for. ``draw_rows`` are drawn from at once, 0 for all of a step's;
-    ``draws_on_host`` says that the device has no float64, in which drawing sums, so that it is done on the host.
+    ``unfolds`` takes the input channels of a dilated convolution and says whether one product over gathered taps is
+    faster than the library's convolution. ``fused_decode_limit`` is the length up to which a group of decodes in a
+    16-bit dtype runs as one call of scaled_dot_product_attention, which is slower than two products beyond it; 0 where
+    the call never pays. ``block_size`` gives the tokens per block of the cache that the platform's attention reads
+    best, for deploy files that set none. ``paged_decode`` and ``prompt_attention`` return an attention that replaces
+    gathering and masks, for layouts that the platform has a kernel for. ``draw_rows`` is the number of rows to draw
+    from at once, 0 for all rows of a step; ``draws_on_host`` says that the device has no float64, which the sums of
+    drawing need, so that tokens are drawn on the host.
     """
 
     linear: Callable[[torch.Tensor, torch.Tensor | None], Linear] = linear

@@ -1,4 +1,4 @@
-"""The torch modules that a family's adapter computes with, for platforms that prepare them once they are loaded."""
+"""The torch modules of a family's adapter, for platforms that prepare modules once they are loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def modules_of(adapter: Any) -> list[torch.nn.Module]:
-    """The modules that a family's adapter holds, directly or in objects of this package."""
+    """Return the modules that a family's adapter holds, directly or in objects of this package."""
     found: list[torch.nn.Module] = []
     waiting, seen = [adapter], set[int]()
     while waiting:

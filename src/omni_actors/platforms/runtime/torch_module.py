@@ -1,7 +1,7 @@
-"""What the vendors' devices have in common: torch knows each by a module of the same shape as its first one.
+"""The common part of the vendors' runtimes: torch has a module for each vendor, all of the same shape.
 
-``torch.<vendor>`` has ``set_device``, ``synchronize``, ``mem_get_info``, ``empty_cache``, streams and graphs, under the
-same names. A runtime says which module that is, how its failures read, and what it executes instead of plain torch.
+``torch.<vendor>`` has ``set_device``, ``synchronize``, ``mem_get_info``, ``empty_cache``, streams and graphs under the
+same names. A runtime names its module, the texts of its failures, and the kernels that replace plain torch.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
     from omni_actors.platforms.runtime.kernels import Kernels
 
 WARM_UP = 3
-"""Runs before a recording: what is made on first use (workspaces, compiled kernels) must not be made in it."""
+"""Runs before a capture, so that workspaces and compiled kernels are not made during the capture."""
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""Rows that recorded steps are padded to."""
+"""Numbers of rows to which captured steps are padded."""
 
 
 class ModuleRuntime(DeviceRuntime):
-    """A device by its vendor's module of torch. Made by :meth:`open`, which makes it this thread's device.
+    """A device that is used through its vendor's module of torch. :meth:`open` makes it the device of this thread.
 
-    A failure is about memory if its text has :attr:`short` in it. One that has :attr:`failed` in it came from the
-    device: then the device is asked whether it still does anything, since after some failures every later call fails.
-    One that has :attr:`lost` in it is not asked about.
+    A failure whose text matches :attr:`short` is a lack of memory. A failure whose text matches :attr:`failed` came
+    from the device, which is then asked for a sign of life, since after some failures every later call fails. A failure
+    whose text matches :attr:`lost` needs no such question.
     """
 
     device_type: ClassVar[str]
-    """What torch calls devices of this kind."""
+    """torch's name for devices of this kind."""
     graph_class: ClassVar[str] = ""
-    """Name of the recording's class in the vendor's module; empty if there is none."""
+    """Name of the class of graphs in the vendor's module; empty without one."""
     short: ClassVar[re.Pattern[str]]
     failed: ClassVar[re.Pattern[str]]
     lost: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     module: Any
-    """The vendor's module, once open."""
+    """The vendor's module of torch, once the runtime is open."""
     _kernels: Kernels
 
     @abstractmethod
     def bring(self) -> Any:
-        """Import what the vendor brings; its module of torch. Raises :class:`PlatformError` with the remedy when the
-        package is missing or finds no device."""
+        """Import the vendor's packages and return the vendor's module of torch. Raises :class:`PlatformError`, with the
+        remedy, if a package is missing or finds no device."""
 
     @abstractmethod
     def choose(self) -> Kernels:
-        """What this device executes. Called once, when it is open."""
+        """Return the device's kernels. Called once, when the device is open."""
 
     def open(self) -> None:
         self.module = self.bring()
@@ -75,7 +75,7 @@ class ModuleRuntime(DeviceRuntime):
 
     @property
     def index(self) -> int:
-        """The device's number among those that this process sees."""
+        """The device's number among the devices that this process sees."""
         _, _, number = self.device.rpartition(":")
         return int(number) if number.isdecimal() else 0
 
@@ -93,7 +93,7 @@ class ModuleRuntime(DeviceRuntime):
         self.module.synchronize()
 
     def free_memory(self) -> None:
-        """torch's allocator keeps what was freed in blocks of the sizes that were asked for."""
+        """Empty the cache of torch's allocator, which keeps freed memory in blocks of the sizes that were asked for."""
         self.module.empty_cache()
 
     def fault(self, error: BaseException) -> Fault:
@@ -109,7 +109,7 @@ class ModuleRuntime(DeviceRuntime):
         return super().fault(error)
 
     def _answers(self) -> bool:
-        """Whether the device still does what this process asks."""
+        """Return whether the device still works for this process."""
         try:
             self.synchronize()
         except Exception:
@@ -117,13 +117,13 @@ class ModuleRuntime(DeviceRuntime):
         return True
 
     def recorded(self) -> Graphs | None:
-        """Recordings by the vendor's module, where it has them."""
+        """Return the capture of graphs by the vendor's module; ``None`` without one."""
         if not self.graph_class or not hasattr(self.module, self.graph_class):
             return None
         return ModuleGraphs(self.module, self.graph_class)
 
     def profiler(self, folder: Path) -> AbstractContextManager[Any]:
-        """A trace that TensorBoard and Perfetto read."""
+        """Return a profiler whose trace TensorBoard and Perfetto read."""
         from torch import profiler
 
         wanted = {profiler.ProfilerActivity.CPU}
@@ -137,11 +137,11 @@ class ModuleRuntime(DeviceRuntime):
 
 
 class ModuleGraphs(Graphs):
-    """Recordings by a vendor's module: a graph for each, a pool of memory that all share, a stream to record on.
+    """Graphs of a vendor's module of torch: all share one pool of memory and one stream for captures.
 
-    Warming up and recording are on the same stream: libraries keep handles and workspaces by stream, and what they make
-    on first use (hipBLASLt's handle, say) must not be made in a recording. It is one stream for all, as sharing a pool
-    asks for.
+    Warm-up and capture use the same stream: libraries keep handles and workspaces by stream, and objects made on first
+    use (such as hipBLASLt's handle) must not be made during a capture. All graphs use one stream because sharing a pool
+    requires that.
     """
 
     sizes = SIZES
@@ -177,7 +177,7 @@ class ModuleGraphs(Graphs):
 
 
 def bring(name: str, remedy: str) -> Any:
-    """Import a vendor's package. Raises :class:`PlatformError` when it is missing or broken."""
+    """Import a vendor's package. Raises :class:`PlatformError`, with the remedy, for a missing or broken package."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -185,7 +185,7 @@ def bring(name: str, remedy: str) -> Any:
 
 
 def has(name: str) -> bool:
-    """Whether a package is installed, without importing it."""
+    """Return whether a package is installed, without importing it."""
     with contextlib.suppress(ImportError, ValueError):
         return find_spec(name) is not None
     return False

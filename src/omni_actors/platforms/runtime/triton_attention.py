@@ -1,8 +1,8 @@
 """Attention of one new token per sequence over the paged cache, as one Triton kernel.
 
-A program computes one sequence's heads that share a key head: block by block of the cache, with the running maximum and
-sum of an online softmax (Milakov and Gimelshein, 2018), so that nothing of a sequence's length is ever materialized.
-Imported where a platform has chosen it, and Triton is installed.
+A program computes one sequence's heads that share a key head, block by block of the cache, with the running maximum and
+sum of an online softmax (Milakov and Gimelshein, 2018), so that no intermediate result has the length of a sequence.
+The module is imported only for a platform that chose it, and needs Triton.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 LEAST = 16
-"""Rows and columns that a matrix product of Triton must have."""
+"""Least number of rows and columns in Triton's matrix product."""
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def paged_decode(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """See :class:`~omni_actors.platforms.runtime.kernels.PagedDecode`."""
+    """Compute :class:`~omni_actors.platforms.runtime.kernels.PagedDecode` as one Triton kernel."""
     count, heads, head_dim = query.shape
     kv_heads, size = keys.shape[1:3]
     group = heads // kv_heads

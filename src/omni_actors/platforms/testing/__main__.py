@@ -1,6 +1,7 @@
-"""``python -m omni_actors.platforms.testing cuda`` (or ``my_platform.platform:MyPlatform``): a line for each check.
+"""The command ``python -m omni_actors.platforms.testing cuda`` (or ``my_platform.platform:MyPlatform``), which prints a
+line for each check.
 
-Exit status: 0 if none failed, 1 if one did, 2 if there is no such platform.
+The exit status is 0 if no check failed, 1 if one did, 2 if there is no such platform.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks by name, run one after the other: what became of each is data."""
+"""Checks with names, run one after the other; their results are data."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 
 
 class Skip(Exception):
-    """This check has nothing to look at here: the message says why."""
+    """A check has nothing to examine on this machine; the message says why."""
 
 
 def expect(true: object, otherwise: str) -> None:
-    """Raises AssertionError with that sentence unless it is true."""
+    """Raise AssertionError with a sentence unless a condition is true."""
     if not true:
         raise AssertionError(otherwise)
 
 
 def run(checks: Mapping[str, Callable[[], None]]) -> dict[str, list[str]]:
-    """Name → ``["passed" | "failed" | "skipped", why]``. The name of each is printed before it runs, so that the last
-    words of a process that dies in one are its name."""
+    """Run the checks. Return name → ``["passed" | "failed" | "skipped", why]``. Each name is printed before its check
+    runs, so that a process that dies in a check has the check's name as its last output."""
     found = {}
     for name, check in checks.items():
         print(f"in {name}", file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""What executes on a device, held to what torch computes on the processor in float64, of the same rounded inputs."""
+"""The kernels of a platform, compared with what torch computes on the processor in float64 from the same rounded
+inputs."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels
 from omni_actors.platforms.testing.checking import Skip, expect
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float64: 1e-9}
-"""Largest error relative to the largest value, by the dtype that is computed in."""
+"""Largest error relative to the largest value, by the dtype of the computation."""
 
 KV_HEADS, HEADS, HEAD_DIM = 2, 6, 64
 
 
 class KernelChecks:
-    """One method for each kernel, for every dtype that the platform computes in."""
+    """The checks of the kernels: one method per kernel, for every dtype of the platform."""
 
     def __init__(self, runtime: Any, dtypes: list[str]) -> None:
         self.runtime = runtime

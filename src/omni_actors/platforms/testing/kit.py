@@ -1,4 +1,4 @@
-"""The order of a platform's examination, and what comes of it."""
+"""The order of a platform's examination, and its results."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from omni_actors.plugins.subprocess_probe import ProbeAnswer, SubprocessProbe, r
 HERE = Path(__file__).parent
 
 DEADLINE_S = 300.0
-"""What each process of a kit may take: an import of torch and a device's first kernels are the most of it."""
+"""Seconds for each process of the kit. The import of torch and a device's first kernels take most of the time."""
 
 EQUAL_BELOW = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
-"""Two tokens are as good as each other where the reference's logarithms of their probabilities are this close."""
+"""Two tokens count as equally good if the reference's log-probabilities differ by no more than this."""
 
 LOGPROB_WITHIN = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
-"""How far the logarithm of a token's probability may be from the reference's."""
+"""Largest difference between a token's log-probability and the reference's."""
 
 State = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one check: ``why`` it failed or was skipped."""
+    """The result of one check, and why the check failed or was skipped."""
 
     name: str
     state: State
@@ -41,11 +41,16 @@ class Result:
 def check_platform(
     kind: type[OmniPlatform], *, device: str | None = None, deadline_s: float = DEADLINE_S
 ) -> tuple[Result, ...]:
-    """Hold a platform against the contract: its class, what it says in the serving process, and, where it can be used
-    here, its worker's half on ``device`` (default: its first) and a tiny language model there.
+    """Check a platform against the whole contract: its class, its half in the serving process, and, if the platform is
+    usable here, its runtime on a device with a tiny language model.
 
-    ``kind`` must be importable by its module's name: it is examined in other processes, which have this one's
-    ``sys.path`` and environment. Blocks for at most twice ``deadline_s``. Never raises because of the platform.
+    The call blocks for at most twice ``deadline_s``. A platform's fault raises nothing.
+
+    Args:
+        kind: The platform's class. Other processes import the class by its module's name, with this process's
+            ``sys.path`` and environment.
+        device: The device to check; ``None`` for the platform's first device.
+        deadline_s: Seconds for each process of the kit.
     """
     results, facts = serving_half(kind, deadline_s=deadline_s)
     if not facts.get("usable"):
@@ -81,7 +86,8 @@ def check_platform(
 def serving_half(
     kind: type[OmniPlatform], *, deadline_s: float = DEADLINE_S
 ) -> tuple[tuple[Result, ...], dict[str, Any]]:
-    """Its results alone, and what it says for the other half; nothing where it does not even answer."""
+    """Return the results of the serving half, and the facts for the worker half; empty facts for a platform that does
+    not answer."""
     (said,) = run_probes([SubprocessProbe(HERE / "parent_half.py", {"platform": _dotted(kind)})], deadline_s)
     if said.trouble:
         return (Result("first_half", "failed", said.trouble),), {}
@@ -94,7 +100,7 @@ def _dotted(kind: type[OmniPlatform]) -> str:
 
 
 def failures(results: Iterable[Result]) -> list[str]:
-    """Those that failed, a line each."""
+    """Return the failed checks, a line each."""
     return [str(result) for result in results if result.state == "failed"]
 
 
@@ -103,7 +109,7 @@ def _results(said: dict[str, list[Any]]) -> tuple[Result, ...]:
 
 
 def _reference(dtype: str) -> dict[str, Any]:
-    """The processor, told to say the same."""
+    """Return the argument by which the processor computes the reference."""
     cpu = CpuPlatform()
     return {
         "platform": f"{CpuPlatform.__module__}:{CpuPlatform.__qualname__}",

@@ -1,6 +1,7 @@
-"""The serving process' half of a platform, in a process where what it must not do is noticed.
+"""The checks of a platform's half in the serving process, run in a process that notices forbidden imports and opened
+devices.
 
-Run by :func:`omni_actors.plugins.subprocess_probe.run_probes`: see :mod:`omni_actors.platforms.testing.kit`.
+:mod:`omni_actors.platforms.testing.kit` runs this file as a subprocess probe.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from omni_actors.platforms.testing.checking import Skip, expect, run
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 SETTABLE = (bool, int, float, str, tuple, list, dict)
-"""What a deploy file can say of an option."""
+"""Types of values that a deploy file can write."""
 
 LIBRARIES = ("libc.", "libm.", "libdl.", "libpthread.", "librt.")
-"""Shared libraries that are the system's."""
+"""Beginnings of the names of the system's shared libraries."""
 
 
 @dataclass(slots=True)
 class Watch(MetaPathFinder):
-    """What the process does that is the workers' to do: imports that it tries, whether or not they succeed, and files
-    of devices and shared libraries that it opens."""
+    """A record of actions that only workers may do: attempted imports, successful or not, and opened files of devices
+    and shared libraries."""
 
     heavy: frozenset[str]
     imported: list[str] = field(default_factory=list)
@@ -65,8 +66,15 @@ class Watch(MetaPathFinder):
 
 
 def answer(argument: dict[str, Any]) -> dict[str, Any]:
-    """``argument``: ``platform``, the class's dotted name. Gives ``results``, and for the other halves ``usable``,
-    ``reason``, ``devices`` (each with what a worker on it gets) and ``dtypes``."""
+    """Examine a platform.
+
+    Args:
+        argument: ``platform``, the class's dotted name.
+
+    Returns:
+        ``results``, and for the other halves ``usable``, ``reason``, ``devices`` (each with the environment of its
+        worker) and ``dtypes``.
+    """
     own = argument["platform"].partition(":")[0].partition(".")[0]
     watch = Watch(frozenset(HEAVY) - {own})
     sys.meta_path.insert(0, watch)
@@ -78,7 +86,7 @@ def answer(argument: dict[str, Any]) -> dict[str, Any]:
 
 
 class ParentHalf:
-    """A method for each check of a class. ``watch`` has been looking since before it was imported."""
+    """The checks of a class, one method each. ``watch`` records since before the class was imported."""
 
     def __init__(self, kind: Any, watch: Watch) -> None:
         self.kind = kind
@@ -93,7 +101,7 @@ class ParentHalf:
         return {name: partial(getattr(self, name)) for name in names}
 
     def facts(self) -> dict[str, Any]:
-        """What workers are started with; nothing where the platform cannot even say that."""
+        """Return the facts by which workers are started; nothing for a platform that cannot state them."""
         try:
             platform: OmniPlatform = self.kind()
             detection = platform.detect()
@@ -260,7 +268,7 @@ class ParentHalf:
 
 
 def _looked_up() -> bool:
-    """Whether somebody asks only if there is such a module (``importlib.util.find_spec``)."""
+    """Return whether the caller only asks if a module exists (``importlib.util.find_spec``)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
         "importlib._bootstrap" in frame.f_code.co_filename or frame.f_code.co_filename == __file__

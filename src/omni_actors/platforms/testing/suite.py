@@ -1,4 +1,4 @@
-"""The kit as tests."""
+"""The conformance kit as a class of tests."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from omni_actors.platforms.testing.kit import DEADLINE_S, Result, check_platform
 
 
 class PlatformConformance:
-    """Subclass it in a test file with the class of the :attr:`platform`; every method is a test. All of them look at
-    one examination, which the first of them waits for: give them ``deadline_s`` twice over.
+    """The conformance tests of a platform. Subclass this class with the :attr:`platform`; every method is a test.
 
-    A check whose thing the platform does not have, or of a worker's half on a machine without the device, is skipped.
+    All tests look at one examination, which the first test waits for: allow the tests twice ``deadline_s``. A check of
+    a feature that the platform lacks is skipped, and so is a check of the worker half on a machine without the device.
     """
 
     platform: ClassVar[type[OmniPlatform]]
     device: ClassVar[str | None] = None
-    """The device to examine, as an operator names it; the platform's first where nothing is said."""
+    """The device to examine, by the operator's name; ``None`` for the platform's first device."""
     deadline_s: ClassVar[float] = DEADLINE_S
 
     def test_serving_process_half(self) -> None:
-        """Class attributes, detection, devices, environments, refusals; nothing done that is a worker's to do."""
+        """Check class attributes, detection, devices, environments and refusals, and that nothing reserved to workers
+        is done."""
         self._held(self._until("opens"))
 
     def test_worker_half(self) -> None:
-        """The runtime on the device: memory, faults, graphs, transport, profiler, engines."""
+        """Check the runtime on the device: memory, faults, graphs, transport, profiler, engines."""
         self._held([it for it in self._from("opens") if not it.name.startswith(("kernels_", "tokens"))])
 
     def test_kernels(self) -> None:
-        """What executes gives torch's numbers within the dtype's tolerance."""
+        """Check that kernels give torch's numbers within the dtype's tolerance."""
         self._held([it for it in self._from("opens") if it.name.startswith("kernels_")])
 
     def test_tokens_of_a_tiny_model(self) -> None:
-        """A language model by the real engine says what it says on the processor."""
+        """Check that a language model in the real engine chooses the same tokens as on the processor."""
         self._held([it for it in self._from("opens") if it.name == "tokens"])
 
     def _results(self) -> tuple[Result, ...]:

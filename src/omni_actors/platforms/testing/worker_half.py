@@ -1,4 +1,4 @@
-"""The worker's half of a platform, on its device, as a worker has it.
+"""The checks of a platform's half in a worker, on the platform's device.
 
 :mod:`omni_actors.platforms.testing.kit` runs this file as a subprocess probe
 (:func:`omni_actors.plugins.subprocess_probe.run_probes`). As a program (``worker_half.py open``) the file is the other
@@ -25,15 +25,21 @@ from omni_actors.platforms.testing.checking import Skip, expect, run
 from omni_actors.telemetry.opt_out import quiet_environment
 
 TOO_MUCH = 1 << 50
-"""Bytes that no device has, and no process can address."""
+"""Bytes: more than any device has or a process can address."""
 
 HAND_OVER_S = 120.0
 
 
 def answer(argument: dict[str, Any]) -> dict[str, Any]:
-    """``results``, and what a tiny model says: ``said``, or ``trouble`` where it says nothing.
+    """Examine a runtime.
 
-    ``argument``: what :func:`~omni_actors.platforms.testing.workload.hello_of` takes, ``dtypes`` and ``transports``."""
+    Args:
+        argument: The argument of :func:`~omni_actors.platforms.testing.workload.hello_of`, with ``dtypes`` and
+            ``transports``.
+
+    Returns:
+        ``results``, and ``said``, the tokens of a tiny model, or ``trouble`` without tokens.
+    """
     half = WorkerHalf(argument)
     found = run({"opens": half.opens})
     if found["opens"][0] != "passed":
@@ -59,7 +65,7 @@ def open_runtime(argument: Mapping[str, Any]) -> DeviceRuntime:
 
 
 class WorkerHalf:
-    """A method for each check of a runtime, which :meth:`opens` makes."""
+    """The checks of a runtime, which :meth:`opens` makes; one method each."""
 
     runtime: DeviceRuntime
 
@@ -250,7 +256,7 @@ class WorkerHalf:
 
 
 def _opened_elsewhere() -> None:
-    """What another process does with a handle: opens it, tells what it reads, and is done with it."""
+    """Return what another process reads from a handle, which that process opens and closes."""
     told = json.load(sys.stdin)
     sys.path[:] = told["path"]
     transport = open_runtime(told["argument"]).transport()

@@ -1,6 +1,6 @@
-"""A tiny language model by the real engine, on a platform's device: what it says, greedily.
+"""The workload of the kit: a tiny language model in the real engine on a platform's device, with greedy sampling.
 
-Run by :func:`omni_actors.plugins.subprocess_probe.run_probes`: see :mod:`omni_actors.platforms.testing.kit`.
+:mod:`omni_actors.platforms.testing.kit` runs this file as a subprocess probe.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ PROMPTS = ("The water of the sea", "A robot and a bird", "one", "Why is the sky 
 TOKENS = 24
 
 STEPS = 5000
-"""Many times what the requests take."""
+"""Most steps for all requests together: many times as many as the requests take."""
 
 CHOICES = 2
-"""Logarithms of probabilities that are told of each token: of the best and the next."""
+"""Log-probabilities reported per token: of the best token and the next."""
 
 
 def answer(argument: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """What a worker of :func:`hello_of` would say."""
+    """Return the tokens that a worker of :func:`hello_of` would report."""
     return say(argument)
 
 
 def hello_of(argument: Mapping[str, Any]) -> Hello:
-    """What a worker would be told, but for the model. ``argument``: ``platform`` and ``engine`` (dotted names),
-    ``device`` (as the worker calls it), ``options`` (the platform's) and ``dtype``."""
+    """Return the configuration of a worker, without the model. ``argument`` has ``platform`` and ``engine`` (dotted
+    names), ``device`` (the worker's name for it), ``options`` (of the platform) and ``dtype``."""
     return Hello(
         version=PROTOCOL_VERSION,
         stage="llm",
@@ -47,8 +47,8 @@ def hello_of(argument: Mapping[str, Any]) -> Hello:
 
 
 def say(argument: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
-    """What each of :data:`PROMPTS` is answered with, all computed together: its tokens, each ``{"token": id, "top":
-    [[id, logprob], …]}``. The model is the same wherever the same versions are installed."""
+    """Return the answer to each of :data:`PROMPTS`, all computed together: tokens as ``{"token": id, "top": [[id,
+    logprob], …]}``. The model is the same wherever the same versions are installed."""
     from omni_actors.protocol.params import Prompt, Sampling
 
     hello = hello_of(argument)
@@ -76,7 +76,7 @@ def say(argument: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 class _Out:
-    """An :class:`~omni_actors.worker.engine.Outbox` that keeps what is said."""
+    """An :class:`~omni_actors.worker.engine.Outbox` that keeps the outputs."""
 
     def __init__(self) -> None:
         self.said: dict[int, list[dict[str, Any]]] = defaultdict(list)
