@@ -30,16 +30,27 @@ OPTIONS: dict[str, Option] = {
         type=int,
         least=1,
     ),
-    "kv_blocks": Option(None, "Blocks of the KV cache; by default as many as kv_memory_mib holds.", type=int, least=1),
+    "kv_blocks": Option(
+        None,
+        "Blocks of the KV cache; by default as many as kv_memory_mib holds.",
+        type=int,
+        least=1,
+        aliases=("num_gpu_blocks_override",),
+    ),
     "kv_memory_mib": Option(1024, "Memory for the KV cache in MiB; it is allocated as it is used.", least=1),
-    "max_batch": Option(64, "Most sequences that are computed at the same time.", least=1),
+    "max_batch": Option(64, "Most sequences that are computed at the same time.", least=1, aliases=("max_num_seqs",)),
     "step_tokens": Option(
         512,
         "Most tokens that one step computes; a long prompt is computed in pieces, between which other "
         "requests continue.",
         least=1,
+        aliases=("max_num_batched_tokens",),
     ),
-    "prefix_cache": Option(True, "Whether a prompt reuses the KV cache of an earlier prompt with the same beginning."),
+    "prefix_cache": Option(
+        True,
+        "Whether a prompt reuses the KV cache of an earlier prompt with the same beginning.",
+        aliases=("enable_prefix_caching",),
+    ),
     "sampling": Option({}, "Defaults for temperature, top_p, top_k, min_p and repetition_penalty."),
     "fused": Option(
         True, "Whether a known architecture runs by this project's own layers; otherwise transformers' modules run."

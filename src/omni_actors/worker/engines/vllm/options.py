@@ -27,15 +27,29 @@ OPTIONS: dict[str, Option] = {
     "block_size": Option(
         None, "Tokens per block of the KV cache; by default what vLLM chooses on this platform.", type=int, least=1
     ),
-    "kv_blocks": Option(None, "Blocks of the KV cache; by default as many as kv_memory_mib holds.", type=int, least=1),
+    "kv_blocks": Option(
+        None,
+        "Blocks of the KV cache; by default as many as kv_memory_mib holds.",
+        type=int,
+        least=1,
+        aliases=("num_gpu_blocks_override",),
+    ),
     "kv_memory_mib": Option(
         1024, "Memory for the KV cache in MiB; null for the free memory that vLLM measures.", type=int, least=1
     ),
-    "max_batch": Option(128, "Most sequences that are computed at the same time.", least=1),
+    "max_batch": Option(128, "Most sequences that are computed at the same time.", least=1, aliases=("max_num_seqs",)),
     "step_tokens": Option(
-        None, "Most tokens that one step computes; by default what vLLM chooses on this platform.", type=int, least=1
+        None,
+        "Most tokens that one step computes; by default what vLLM chooses on this platform.",
+        type=int,
+        least=1,
+        aliases=("max_num_batched_tokens",),
     ),
-    "prefix_cache": Option(True, "Whether a prompt reuses the KV cache of an earlier prompt with the same beginning."),
+    "prefix_cache": Option(
+        True,
+        "Whether a prompt reuses the KV cache of an earlier prompt with the same beginning.",
+        aliases=("enable_prefix_caching",),
+    ),
     "sampling": Option({}, "Defaults for temperature, top_p, top_k, min_p and repetition_penalty."),
     "loras": Option({}, "LoRA adapters, as name: folder. A request uses an adapter by naming it as its model."),
     "kv_events": Option(
