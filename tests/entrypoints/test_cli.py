@@ -102,7 +102,7 @@ def test_explain_lists_what_can_be_set(capsys: pytest.CaptureFixture[str]) -> No
     assert code == 0
     assert "stages.a.replicas" in out
     code, out, _ = call(capsys, "explain", "stub", "--platform", "cpu", "--keys", "--json")
-    assert json.loads(out)["limits.max_inflight"].startswith("Requests admitted")
+    assert json.loads(out)["limits.max_inflight"].startswith("Most requests that are admitted")
 
 
 def test_explain_says_that_serve_would_refuse_here(

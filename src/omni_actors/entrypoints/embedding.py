@@ -19,13 +19,8 @@ def http_app(omni: AsyncOmni, options: ServerOptions | None = None) -> Applicati
     """Return the application that answers HTTP requests with a deployment.
 
     The application speaks ASGI too, for a server of the program's choice that runs on trio. Further routes are
-    registered on ``app.quart``, a Quart application, and stand behind the same checks of keys and origins::
-
-        app = http_app(omni)
-
-        @app.quart.get("/hello")
-        async def hello() -> str:
-            return "hello"
+    registered on ``app.quart``, a Quart application, and stand behind the same checks of keys and origins; see
+    :func:`serve_http` for an example.
 
     Args:
         omni: The deployment, which goes on serving the program itself.
@@ -48,6 +43,21 @@ async def serve_http(
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a deployment over HTTP until ``shutdown`` returns, or until this function is cancelled.
+
+    >>> from functools import partial
+    >>> import trio
+    >>> from omni_actors import ServerOptions, http_app, open_omni, serve_http
+    >>> async def main() -> None:
+    ...     async with open_omni("stub-voice") as omni, trio.open_nursery() as nursery:
+    ...         app = http_app(omni, ServerOptions(port=0, api_keys=("a-long-random-text",)))
+    ...         @app.quart.get("/hello")
+    ...         async def hello() -> str:
+    ...             return "hello"
+    ...         (url,) = await nursery.start(partial(serve_http, omni, app=app))
+    ...         print(url.startswith("http://127.0.0.1:"))
+    ...         nursery.cancel_scope.cancel()
+    >>> trio.run(main)
+    True
 
     Args:
         omni: The deployment, which goes on serving the program itself.

@@ -1,6 +1,6 @@
 """The library without a server: the same verbs under trio, under asyncio, and in code that blocks.
 
-All run the same worker processes as ``serve``.
+All three run the same worker processes as ``serve``.
 """
 
 from omni_actors.entrypoints.offline.asyncio_bridge import AsyncioOmni, open_omni_asyncio

@@ -1,4 +1,4 @@
-"""Checks of what a program hands to the Python API: types, ranges, and names of sections."""
+"""Checks of the Python API's arguments: types, ranges, and names of sections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from omni_actors.protocol.request import MAX_PRIORITY, MediaRef, Request
 S = TypeVar("S", bound=msgspec.Struct)
 
 _SHARED = tuple(name for name in Sampling.__struct_fields__ if name in SamplingFields.__struct_fields__)
-"""Fields that the section has in common with HTTP's bodies: the same ranges hold for both."""
+"""Fields that the section ``sampling`` shares with HTTP bodies; the same ranges apply to both."""
 
 
 def check_open_arguments(
@@ -65,7 +65,7 @@ def _expected(name: str, expected: str, given: object) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is an int or a float (a bool is not, and neither is NaN)."""
+    """Return whether a value is an int or a float (a bool is not, and neither is NaN)."""
     return type(value) in (int, float) and value == value
 
 

@@ -1,6 +1,6 @@
 """A deployment in an asyncio program: :func:`open_omni_asyncio` and :class:`AsyncioOmni`.
 
-The deployment runs in a trio loop of a thread of its own; calls cross over as futures, and so do cancellations.
+The deployment runs in a trio loop in a thread of its own; calls and cancellations cross over as futures.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ NOT_ENTERED = "enter the stream first: 'async with omni.stream.chat(…) as stre
 class AsyncioOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, list[Output]]]):
     """A deployment for an asyncio program, made by :func:`open_omni_asyncio`. Its verbs are awaited.
 
-    Cancelling a task that awaits one of them ends the work in every worker.
+    The verbs are those of :class:`~omni_actors.entrypoints.offline.verbs.Verbs` and ``generate``. Cancelling a task
+    that awaits a verb ends the work in every worker.
     """
 
     def __init__(self, portal: Portal[AsyncOmni], omni: AsyncOmni) -> None:
         self._portal = portal
         self._omni = omni
         self.stream = AsyncioStreams(portal, omni)
-        """The same verbs for requests whose events are received as they come:
-        ``async with omni.stream.chat(…) as stream``."""
+        """The same verbs for requests whose events are received as they arrive: ``async with omni.stream.chat(…) as
+        stream``."""
 
     @property
     def plan(self) -> Plan:
@@ -57,7 +58,7 @@ class AsyncioOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any
 
 
 class AsyncioStreams(Verbs["AsyncioStream"]):
-    """``AsyncioOmni.stream``: each verb gives a block to enter, in which the request's events are received."""
+    """``AsyncioOmni.stream``: each verb returns a block to enter, in which the request's events are received."""
 
     def __init__(self, portal: Portal[AsyncOmni], omni: AsyncOmni) -> None:
         self._portal = portal
@@ -68,7 +69,8 @@ class AsyncioStreams(Verbs["AsyncioStream"]):
 
 
 class AsyncioStream:
-    """A request's events, to be iterated inside an ``async with`` block; leaving the block cancels what is left."""
+    """A request's events, to be iterated inside an ``async with`` block; leaving the block cancels the rest of the
+    request."""
 
     def __init__(self, portal: Portal[AsyncOmni], inner: PortalStream) -> None:
         self._portal = portal
@@ -76,7 +78,7 @@ class AsyncioStream:
         self._entered = False
         self._events: deque[Event] = deque()
         self._next: Future[list[Event]] | None = None
-        """A receive that is under way. One whose waiter was cancelled goes on, so that no event is lost."""
+        """A pending receive. It continues if its waiter is cancelled, so that no event is lost."""
         self._over = False
 
     async def __aenter__(self) -> Self:
@@ -112,12 +114,13 @@ class AsyncioStream:
         return self
 
     async def __anext__(self) -> Event:
-        """The next event; the last one is :class:`~omni_actors.protocol.request.Completed`. If cancelled, no event is
-        lost.
+        """Return the next event; the last one is :class:`~omni_actors.protocol.request.Completed`.
 
         Raises:
             OmniError: The request failed.
             RuntimeError: The stream has not been entered.
+
+        Cancellation loses no event: the next call returns it.
         """
         if not self._entered:
             raise RuntimeError(NOT_ENTERED)
@@ -133,8 +136,18 @@ class AsyncioStream:
         return self._events.popleft()
 
     async def feed(self, modality: str, kind: str, meta: dict[str, Any] | None = None, *, end: bool = False) -> None:
-        """Give the request more input of a modality that streams; waits while the worker has enough. The arguments are
-        those of :meth:`~omni_actors.entrypoints.offline.blocking.BlockingStream.feed`."""
+        """Give the request more input of a modality that streams; wait while the worker has enough.
+
+        Args:
+            modality: An input whose entry is a port.
+            kind: The payload's kind, as the port declares it.
+            meta: The payload's metadata.
+            end: Whether this is the last piece.
+
+        Raises:
+            OmniError: The request failed, or does not take such input.
+            RuntimeError: The stream has not been entered.
+        """
         if not self._entered:
             raise RuntimeError(NOT_ENTERED)
         await _crossed(self._portal.submit(self._inner.feed, modality, kind, meta, end))
@@ -154,8 +167,29 @@ async def open_omni_asyncio(
     """Start a model's stages and give the deployment to an asyncio program when all are ready; leaving the block ends
     every process and the deployment's thread.
 
-    The arguments are those of :func:`~omni_actors.open_omni`, and so are the exceptions. Cancelling ends the start, or
-    what runs; it waits until every process is gone.
+    >>> import asyncio
+    >>> from omni_actors import Sampling, open_omni_asyncio
+    >>> async def main() -> None:
+    ...     async with open_omni_asyncio("stub-voice") as omni:
+    ...         one, two = await asyncio.gather(omni.chat("Hello", Sampling(max_tokens=3)), omni.speak("Good morning."))
+    ...         print(one.text, two.sample_rate)
+    >>> asyncio.run(main())
+    sea small sea 24000
+
+    Args:
+        model: As for :func:`~omni_actors.open_omni`, like the other arguments.
+        overlay: Path of a deploy file.
+        overrides: Settings as ``path=value``.
+        platform: Name of the platform.
+        revision: Branch, tag or commit of a public checkpoint.
+        offline: Fetch no weights.
+        log_level: Level of the workers' logs.
+
+    Raises:
+        TypeError: An argument has a wrong type.
+        OmniError: The deployment cannot be resolved, or a stage cannot start.
+
+    Cancellation ends the start, or the deployment; it waits until every process is gone.
     """
     opening = partial(
         open_omni,
@@ -175,12 +209,12 @@ async def open_omni_asyncio(
 
 
 async def _crossed(future: Future[T]) -> T:
-    """Await a future of another thread; cancelling cancels the future."""
+    """Await a future of another thread; cancellation cancels the future."""
     return await asyncio.wrap_future(future)
 
 
 async def _to_the_end(work: Awaitable[Any]) -> None:
-    """Await work that must not be cut short; a cancellation is raised behind it."""
+    """Await work that must not be interrupted; a cancellation is raised afterwards."""
     inner = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not inner.done():

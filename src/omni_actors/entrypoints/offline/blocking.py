@@ -30,18 +30,37 @@ NOT_ENTERED = "enter the stream first: 'with omni.stream.chat(…) as stream:' (
 class Omni(Verbs[Output], Batches[list[Output]]):
     """A deployment for code that blocks. Use it as a context manager, or call :meth:`close`.
 
-    It owns one thread that runs a trio loop; the worker processes end with it. Methods may be called from any thread,
-    several at once. Ctrl-C in one that waits cancels what it waits for.
-
-    The arguments are those of :func:`~omni_actors.open_omni`, and so are the exceptions.
-
-    >>> with Omni("demo") as omni:  # doctest: +SKIP
-    ...     print(omni.chat("What is the capital of France?").text)
-    ...     future = omni.submit.speak("Hello there.", deadline_s=30)
-    ...     with omni.stream.chat("Tell me a story.") as stream:
+    >>> from omni_actors import Omni, Sampling
+    >>> with Omni("stub-voice") as omni:
+    ...     print(omni.chat("Hello", Sampling(max_tokens=3)).text)
+    ...     print([it.text for it in omni.generate(["One", "Two"], Sampling(max_tokens=2))])
+    ...     spoken = omni.submit.speak("Hi there.", deadline_s=30)
+    ...     with omni.stream.chat("Hello", Sampling(max_tokens=2)) as stream:
     ...         for event in stream:
-    ...             print(event)
-    ...     open("hello.wav", "wb").write(future.result().wav())
+    ...             print(type(event).__name__)
+    ...     print(len(spoken.result().wav()), "bytes")
+    sea small sea
+    ['and song', 'quiet its']
+    TextDelta
+    TextDelta
+    Completed
+    4844 bytes
+
+    Args:
+        model: As for :func:`~omni_actors.open_omni`, like the other arguments.
+        overlay: Path of a deploy file.
+        overrides: Settings as ``path=value``.
+        platform: Name of the platform.
+        revision: Branch, tag or commit of a public checkpoint.
+        offline: Fetch no weights.
+        log_level: Level of the workers' logs.
+
+    Raises:
+        TypeError: An argument has a wrong type.
+        OmniError: The deployment cannot be resolved, or a stage cannot start.
+
+    The deployment owns one thread that runs a trio loop; the worker processes end with the thread. Methods may be
+    called from any thread, several at once. Ctrl-C during a call cancels the call.
     """
 
     def __init__(
@@ -74,8 +93,8 @@ class Omni(Verbs[Output], Batches[list[Output]]):
         self.submit = Futures(self._portal, self._omni)
         """The same verbs for requests that run beside the caller: each returns a future at once."""
         self.stream = BlockingStreams(self._portal, self._omni)
-        """The same verbs for requests whose events are received as they come:
-        ``with omni.stream.chat(…) as stream``."""
+        """The same verbs for requests whose events are received as they arrive: ``with
+        omni.stream.chat(…) as stream``."""
 
     @property
     def plan(self) -> Plan:
@@ -89,7 +108,7 @@ class Omni(Verbs[Output], Batches[list[Output]]):
         return self._portal.call(self._omni._ask_all, batch)
 
     def close(self) -> None:
-        """Cancel what still runs, end every process and the thread. Idempotent."""
+        """Cancel all running requests, end every process and the thread. Idempotent; blocks until all have ended."""
         self._portal.close()
 
     def __enter__(self) -> Self:
@@ -121,7 +140,7 @@ class Futures(Verbs[Future[Output]]):
 
 
 class BlockingStreams(Verbs["BlockingStream"]):
-    """``Omni.stream``: each verb gives a block to enter, in which the request's events are received."""
+    """``Omni.stream``: each verb returns a block to enter, in which the request's events are received."""
 
     def __init__(self, portal: Portal[AsyncOmni], omni: AsyncOmni) -> None:
         self._portal = portal
@@ -132,7 +151,7 @@ class BlockingStreams(Verbs["BlockingStream"]):
 
 
 class PortalStream:
-    """The half of a stream that runs in the portal's loop. Each method is called there, one at a time."""
+    """The part of a stream in the portal's loop. Its methods are called there, one at a time."""
 
     def __init__(self, opening: AbstractAsyncContextManager[RequestStream]) -> None:
         self._opening = opening
@@ -141,14 +160,16 @@ class PortalStream:
         """Set when entering has succeeded or failed."""
 
     async def enter(self) -> None:
-        """Wait for admission. If this is cancelled it may have succeeded all the same: call :meth:`leave` then too."""
+        """Wait for admission. A cancelled call may have succeeded all the same: call :meth:`leave` afterwards in any
+        case."""
         try:
             self._stream = await self._opening.__aenter__()
         finally:
             self._settled.set()
 
     async def receive(self) -> list[Event]:
-        """Wait for the next event, and give it with those that are there already; empty at the end."""
+        """Wait for the next event, and return it with all further events that are there already; an empty list marks
+        the end."""
         assert self._stream is not None
         try:
             events = [await self._stream.receive()]
@@ -163,19 +184,19 @@ class PortalStream:
         return events
 
     async def feed(self, modality: str, kind: str, meta: dict[str, Any] | None, end: bool) -> None:
-        """More input: see :meth:`RequestStream.feed`."""
+        """Give the request more input: see :meth:`RequestStream.feed`."""
         assert self._stream is not None
         await self._stream.feed(modality, kind, meta, end=end)
 
     async def leave(self) -> None:
-        """End the request if it was admitted and is not over."""
+        """End the request, if it was admitted and has not ended."""
         await self._settled.wait()
         if self._stream is not None:
             await self._opening.__aexit__(None, None, None)
 
 
 class BlockingStream:
-    """A request's events, to be iterated inside a ``with`` block; leaving the block cancels what is left."""
+    """A request's events, to be iterated inside a ``with`` block; leaving the block cancels the rest of the request."""
 
     def __init__(self, portal: Portal[AsyncOmni], inner: PortalStream) -> None:
         self._portal = portal
@@ -215,7 +236,7 @@ class BlockingStream:
         return self
 
     def __next__(self) -> Event:
-        """The next event; the last one is :class:`~omni_actors.protocol.request.Completed`.
+        """Return the next event; the last one is :class:`~omni_actors.protocol.request.Completed`.
 
         Raises:
             OmniError: The request failed.
@@ -231,13 +252,17 @@ class BlockingStream:
         return self._events.popleft()
 
     def feed(self, modality: str, kind: str, meta: dict[str, Any] | None = None, *, end: bool = False) -> None:
-        """Give the request more input of a modality that streams; waits while the worker has enough.
+        """Give the request more input of a modality that streams; wait while the worker has enough.
 
         Args:
             modality: An input whose entry is a port.
             kind: The payload's kind, as the port declares it.
             meta: The payload's metadata.
             end: Whether this is the last piece.
+
+        Raises:
+            OmniError: The request failed, or does not take such input.
+            RuntimeError: The stream has not been entered.
         """
         if not self._entered:
             raise RuntimeError(NOT_ENTERED)

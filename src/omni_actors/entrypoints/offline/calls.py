@@ -1,4 +1,4 @@
-"""One call of the Python API each: what the program gave, and how a request is made of it."""
+"""Calls of the Python API: a verb's arguments, and the request made from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Terms:
     id: str | None = None
 
     def check(self) -> None:
-        """Raise 400 for a value that cannot be."""
+        """Raise 400 for an impossible value."""
         if self.deadline_s is not None and not (is_number(self.deadline_s) and self.deadline_s > 0):
             raise invalid_request("'deadline_s' is a number of seconds above 0.", "deadline_s", "invalid_value")
         if type(self.priority) is not int or abs(self.priority) > MAX_PRIORITY:
@@ -61,14 +61,14 @@ class Call(ABC):
     async def request(self, plan: Plan, media: MediaService, kept: list[MediaRef]) -> Request:
         """Check the arguments, decode the media, and make the request, without its terms.
 
-        Media that were decoded are added to ``kept``. Whatever can be known without them is checked before.
+        Decoded media are added to ``kept``. All checks that need no media come before decoding.
         """
 
 
 @asynccontextmanager
 async def prepared(call: Call, plan: Plan, media: MediaService) -> AsyncIterator[Request]:
-    """Make the request of a call; the time this takes counts towards its deadline. When the block is left, media that
-    no stage has taken are freed."""
+    """Make the request of a call; the time for that counts towards the call's deadline. At the end of the block, media
+    that no stage has taken are freed."""
     terms = call.terms
     terms.check()
     kept: list[MediaRef] = []
@@ -89,7 +89,7 @@ async def prepared(call: Call, plan: Plan, media: MediaService) -> AsyncIterator
 
 @dataclass(frozen=True, slots=True)
 class RequestCall(Call):
-    """``run``: the request is there already, with terms of its own."""
+    """A call of ``run``: the request exists already, with terms of its own."""
 
     given: Request
 
@@ -100,7 +100,7 @@ class RequestCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class ChatCall(Call):
-    """``chat``."""
+    """A call of ``chat``."""
 
     messages: Messages
     sampling: Sampling | None
@@ -162,7 +162,7 @@ class Batch:
 
 
 def _chats(prompts: Any) -> list[Messages]:
-    """The chats of a batch: one alone is a text or a list of messages."""
+    """Return the chats of a batch; a single chat is a text or a list of messages."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
@@ -177,7 +177,7 @@ def _chats(prompts: Any) -> list[Messages]:
 
 @dataclass(frozen=True, slots=True)
 class CompletionCall(Call):
-    """``complete``."""
+    """A call of ``complete``."""
 
     prompt: str | Sequence[int]
     sampling: Sampling | None
@@ -198,7 +198,7 @@ class CompletionCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class SpeechCall(Call):
-    """``speak``."""
+    """A call of ``speak``."""
 
     text: str
     voice: str
@@ -227,7 +227,7 @@ class SpeechCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionCall(Call):
-    """``transcribe``."""
+    """A call of ``transcribe``."""
 
     audio: bytes | Path
     language: str | None
@@ -263,7 +263,7 @@ class TranscriptionCall(Call):
 
 
 def _speech(plan: Plan, speech: Speech) -> Speech:
-    """Check the section ``speech``: its types, and that the model honours each field that is set."""
+    """Check the section ``speech``: the types of its fields, and that the model honours each field that is set."""
     speech = section(speech, Speech)
     for name, value in msgspec.structs.asdict(speech).items():
         if value != getattr(_NEUTRAL, name) and not plan.pipeline.honours(name):
@@ -274,7 +274,7 @@ def _speech(plan: Plan, speech: Speech) -> Speech:
 async def _decoded(
     media: MediaService, source: bytes | Path, param: str, how: How, longest_s: float | None
 ) -> MediaRef:
-    """Decode an audio file that was given as bytes or as a path, of at most ``longest_s`` seconds."""
+    """Decode an audio file, given as bytes or as a path, of at most ``longest_s`` seconds."""
     filename = source.name if isinstance(source, Path) else None
     if isinstance(source, Path):
         source = await trio.Path(source).read_bytes()

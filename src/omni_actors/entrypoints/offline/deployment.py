@@ -31,19 +31,16 @@ from omni_actors.protocol.request import MediaRef, Request
 class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, list[Output]]]):
     """A deployment in this program's trio loop, made by :func:`open_omni`. Its verbs are awaited.
 
-    >>> async with open_omni("demo") as omni:  # doctest: +SKIP
-    ...     print((await omni.chat("What is the capital of France?")).text)
-    ...     async with omni.stream.chat("Tell me a story.", deadline_s=30) as stream:
-    ...         async for event in stream:
-    ...             print(event)
+    The verbs are those of :class:`~omni_actors.entrypoints.offline.verbs.Verbs` and ``generate``. Requests are streamed
+    by ``async with omni.stream.chat(…) as stream``. Cancelling a verb ends the work in every worker.
     """
 
     def __init__(self, orchestrator: Orchestrator, media: MediaService) -> None:
         self.orchestrator = orchestrator
         self.media = media
         self.stream = Streams(self)
-        """The same verbs for requests whose events are received as they come:
-        ``async with omni.stream.chat(…) as stream``."""
+        """The same verbs for requests whose events are received as they arrive: ``async with omni.stream.chat(…) as
+        stream``."""
 
     @property
     def plan(self) -> Plan:
@@ -53,9 +50,16 @@ class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, 
     def open(self, request: Request) -> RequestStream:
         """Return the stream of a request, to be entered: ``async with omni.open(request) as stream``.
 
+        Args:
+            request: The request.
+
+        Returns:
+            A stream of events; leaving its block cancels the rest of the request.
+
         Raises:
-            OmniError: Status 400 for a request with a wrong type or a section that no stage reads. Entering the block
-                raises what admission refuses.
+            OmniError: Status 400 for a field of a wrong type or a section that no stage reads. Entering the block
+                raises
+                the errors of admission (408, 429, 503).
         """
         return self.orchestrator.open(check_request(self.plan, request))
 
@@ -68,7 +72,16 @@ class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, 
             audio: The file's bytes, or its path.
             modality: ``audio``, ``image`` or ``video``.
             rate: Rate in Hz that audio is resampled to; by default 16 kHz.
-            how: Further wishes, in place of ``rate``.
+            how: Further options, in place of ``rate``.
+
+        Returns:
+            A reference to the decoded medium, which is freed once a request has used it.
+
+        Raises:
+            OmniError: The file cannot be decoded, or is too large.
+            OSError: The file cannot be read.
+
+        Cancellation frees the medium.
         """
         data = await trio.Path(audio).read_bytes() if isinstance(audio, Path) else audio
         return await self.media.decode(data, modality=modality, how=how or How(rate=rate))
@@ -105,7 +118,7 @@ class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, 
         return [output for output in outputs if output is not None]
 
     async def _when_there_is_room(self, call: Call) -> Output:
-        """The output of a call that waits, where the deployment is full, for another request's release."""
+        """Run a call; if the deployment is full, wait for the release of another request and try again."""
         while True:
             try:
                 return await self._ask(call)
@@ -116,7 +129,7 @@ class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, 
 
 
 class Streams(Verbs[AbstractAsyncContextManager[RequestStream]]):
-    """``AsyncOmni.stream``: each verb gives a block to enter, in which the request's events are received."""
+    """``AsyncOmni.stream``: each verb returns a block to enter, in which the request's events are received."""
 
     def __init__(self, omni: AsyncOmni) -> None:
         self._omni = omni
@@ -142,24 +155,38 @@ async def open_omni(
     """Start a model's stages under trio and give the deployment when all are ready; leaving the block ends every
     process.
 
+    >>> import trio
+    >>> from omni_actors import Sampling, open_omni
+    >>> async def main() -> None:
+    ...     async with open_omni("stub-voice") as omni:
+    ...         print((await omni.chat("Hello", Sampling(max_tokens=3))).text)
+    ...         async with omni.stream.complete("Once upon a time", Sampling(max_tokens=2)) as stream:
+    ...             async for event in stream:
+    ...                 print(type(event).__name__)
+    >>> trio.run(main)
+    sea small sea
+    TextDelta
+    TextDelta
+    Completed
+
     Args:
         model: A pipeline's name, a model's folder, the public name of a checkpoint, a resolved plan, or ``None`` for
-            the demo. Weights of the demo and of public checkpoints are fetched if they are missing, which the log
-            tells; a plan's must be there.
+            the demo. Missing weights of the demo and of public checkpoints are fetched, with messages in the log; a
+            plan's weights must be present.
         overlay: Path of a deploy file.
-        overrides: Settings as ``path=value``, which overrule the deploy file.
-        platform: Name of the platform; by default the one that is detected.
+        overrides: Settings as ``path=value``, with priority over the deploy file.
+        platform: Name of the platform; by default the detected one.
         revision: Branch, tag or commit of a public checkpoint; by default its main branch.
-        offline: Fetch no weights. For those of the hub, the variable ``HF_HUB_OFFLINE`` says the same.
-        log_level: Of the workers' logs, which go to standard error. Nothing is written to standard output.
+        offline: Fetch no weights. For weights of the hub, the variable ``HF_HUB_OFFLINE`` has the same effect.
+        log_level: Level of the workers' logs, which go to standard error. Nothing is written to standard output.
 
     Raises:
-        TypeError: An argument is of another type.
+        TypeError: An argument has a wrong type.
         OmniError: The deployment cannot be resolved, or a stage cannot start.
         RuntimeError: The program does not run under trio.
 
-    Cancellation: the machine is looked at in a thread, as a driver or a plug-in may take its time; cancelling waits for
-    that, and for pip, where that fetches the demo's weights. Everything else is cancelled at once.
+    Cancellation: the machine is examined in a thread, because a driver or a plug-in may be slow. Cancelling waits for
+    that thread, and for pip while it fetches the demo's weights. Everything else is cancelled at once.
     """
     model, overlay = check_open_arguments(model, overlay, overrides, platform, revision, offline, log_level)
     if not trio.lowlevel.in_trio_run():

@@ -1,4 +1,4 @@
-"""The output of a request: :class:`Output`, and how it is collected from a request's events."""
+"""The output of a request: :class:`Output`, and its collection from the request's events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_actors.protocol.request import Completed, Event, MediaChunk, TextDelta
 
 @dataclass(slots=True)
 class Choice:
-    """One completion of a prompt. ``logprobs`` has one entry per token where the sampling parameters ask for them."""
+    """One completion of a prompt. ``logprobs`` has one entry per token if the sampling parameters ask for them."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -22,12 +22,19 @@ class Choice:
 
 @dataclass(slots=True)
 class Output:
-    """Everything that one request made.
+    """Everything that one request produced.
 
-    ``choices`` are the texts, one for each of ``n``. ``pcm`` is little-endian signed 16-bit audio at ``sample_rate``
-    Hz with ``channels`` interleaved channels. ``segments`` and ``words`` are the timed parts of a transcription that
-    asks for timestamps (dictionaries with ``text`` or ``word``, ``start`` and ``end`` in seconds), ``language`` the
-    language that the recogniser found. ``usage`` maps a stage's name to what the stage consumed and produced.
+    >>> from omni_actors import Choice, Output
+    >>> Output([Choice(text="Paris.", finish_reason="stop")]).text
+    'Paris.'
+    >>> spoken = Output([], pcm=bytes(4800), sample_rate=24_000)
+    >>> len(spoken.wav())
+    4844
+
+    ``choices`` are the texts, one for each of ``n``. ``pcm`` is little-endian signed 16-bit audio at ``sample_rate`` Hz
+    with ``channels`` interleaved channels. ``segments`` and ``words`` are the timed parts of a transcription with
+    timestamps (dictionaries with ``text`` or ``word``, ``start`` and ``end`` in seconds); ``language`` is the language
+    that the recogniser found. ``usage`` maps a stage's name to the stage's consumption and production.
     """
 
     choices: list[Choice]
@@ -45,15 +52,31 @@ class Output:
         return self.choices[0].text if self.choices else ""
 
     def wav(self) -> bytes:
-        """Return the audio as the bytes of a WAV file."""
+        """Return the audio as the bytes of a WAV file with 16-bit samples."""
         return wav_header(self.sample_rate, self.channels, len(self.pcm)) + self.pcm
 
 
 async def collect(events: AsyncIterable[Event]) -> Output:
     """Receive a request's events up to the last one and return the whole output.
 
+    >>> import trio
+    >>> from omni_actors.entrypoints.offline import collect
+    >>> from omni_actors.protocol.request import Completed, TextDelta
+    >>> async def events():
+    ...     yield TextDelta(1, 0, "Par", [7])
+    ...     yield TextDelta(1, 0, "is.", [8], "stop")
+    ...     yield Completed(usage={})
+    >>> trio.run(collect, events()).choices[0]
+    Choice(text='Paris.', token_ids=[7, 8], finish_reason='stop', logprobs=[])
+
+    Args:
+        events: The events, such as a request's stream.
+
+    Returns:
+        The whole output.
+
     Raises:
-        OmniError: The request failed; what came before is dropped.
+        OmniError: The request failed; earlier events are dropped.
     """
     output = Output([])
     pcm = bytearray()

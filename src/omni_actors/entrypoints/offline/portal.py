@@ -1,4 +1,4 @@
-"""A thread that runs a trio loop, and calls into it from other threads."""
+"""A thread that runs a trio loop, with calls into the loop from other threads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Portal(Generic[T]):
-    """Opens an async context in a trio loop of its own thread, and runs functions there until it is closed.
+    """Opens an async context in a trio loop in a thread of its own, and runs functions there until it is closed.
 
-    ``opening`` makes the context; :attr:`opened` is the future of what entering it gives. All methods may be called
-    from any thread but the portal's own.
+    ``opening`` makes the context; :attr:`opened` is the future of the context's value. All methods may be called from
+    any thread but the portal's own.
     """
 
     def __init__(self, opening: Callable[[], AbstractAsyncContextManager[T]], name: str) -> None:
@@ -36,7 +36,7 @@ class Portal(Generic[T]):
         self._is_open = False
         self._token: trio.lowlevel.TrioToken | None = None
         self._all = trio.CancelScope()
-        """Everything, the opening included."""
+        """The scope of everything, the opening included."""
         self._tasks: trio.Nursery
         self._stop: trio.Event
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -50,8 +50,8 @@ class Portal(Generic[T]):
     def submit(self, function: Callable[..., Awaitable[V]], *args: Any) -> Future[V]:
         """Run an async function in the loop and return its future.
 
-        Cancelling the future cancels the function, also while it runs. Closing the portal cancels the futures that are
-        left.
+        Cancelling the future cancels the function, even while it runs. Closing the portal cancels all remaining
+        futures.
 
         Raises:
             OmniError: The portal is closed (status 400).
@@ -71,7 +71,7 @@ class Portal(Generic[T]):
         return future
 
     def call(self, function: Callable[..., Awaitable[V]], *args: Any) -> V:
-        """Run an async function in the loop and wait for its result. Ctrl-C meanwhile cancels the function."""
+        """Run an async function in the loop and wait for its result. Ctrl-C during the wait cancels the function."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("this is the deployment's own thread: a call that waits would wait for itself")
         future = self.submit(function, *args)
@@ -84,8 +84,8 @@ class Portal(Generic[T]):
             raise
 
     def close(self) -> None:
-        """Cancel what still runs, leave the context, and end the thread. Idempotent; waits until it is done. While the
-        context is still being opened, that is cancelled."""
+        """Cancel all running functions, leave the context, and end the thread. Idempotent; waits for the end. A context
+        that is still being opened is cancelled."""
         with self._lock:
             self._closing = True
         self._soon(self._end)
@@ -98,7 +98,7 @@ class Portal(Generic[T]):
             self._all.cancel()
 
     def _soon(self, function: Callable[..., object], *args: Any) -> bool:
-        """Have a function called in the loop; ``False`` if the loop is over."""
+        """Schedule a function in the loop; return ``False`` if the loop has ended."""
         if self._token is None:
             return False
         try:
@@ -143,7 +143,7 @@ class Portal(Generic[T]):
                 await self._stop.wait()
 
     def _wanted(self) -> bool:
-        """Whether somebody still waits for :attr:`opened`, which gets its result or exception now."""
+        """Return whether anybody still waits for :attr:`opened`, which gets its result or exception now."""
         return not self.opened.cancelled() and self.opened.set_running_or_notify_cancel()
 
     def _start(
@@ -183,7 +183,7 @@ class Portal(Generic[T]):
 
 
 def _cancelled(future: Future[Any]) -> None:
-    """Make a future cancelled, and let whoever waits for it know."""
+    """Cancel a future and notify its waiters."""
     future.cancel()
     future.set_running_or_notify_cancel()
 

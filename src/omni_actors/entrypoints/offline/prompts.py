@@ -1,4 +1,4 @@
-"""Chat messages of a program: media in them become parts of OpenAI's format, which the media process decodes."""
+"""Chat messages of a program: their media become parts in OpenAI's format, which the media process decodes."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ _OPENAI = {"input_audio": "audio", "audio_url": "audio", "image_url": "image", "
 _OWN = frozenset({"audio", "image", "video"})
 
 _SCHEMES = ("http://", "https://", "data:")
-"""A text is a URL and never the name of a file, so that messages of strangers cannot have this machine's files read."""
+"""Prefixes of URLs. A text is a URL and never the name of a file, so that messages from strangers cannot read files of
+this machine."""
 
 _IN_A_THREAD = 1 << 20
-"""Files from so many bytes on are encoded in a thread: that holds nobody up."""
+"""Size in bytes from which files are encoded in a thread, so that the loop is not blocked."""
 
 
 class ChatPrompt:
-    """The messages of one chat, checked as far as they can be before their media are decoded.
+    """The messages of one chat, checked as far as possible before their media are decoded.
 
-    ``modalities`` are those of the media, in the order in which the media stand in the messages.
+    ``modalities`` are the media's, in the order of the messages.
 
     Raises:
-        OmniError: Status 400, ``param`` is the path of what is wrong, such as ``messages[0].content[1].image``.
+        OmniError: Status 400, ``param`` is the path of the mistake, such as ``messages[0].content[1].image``.
     """
 
     def __init__(self, messages: object) -> None:
         self.modalities: list[str] = []
         self._sources: list[tuple[dict[str, Any], bytes | Path | str]] = []
-        """Parts that are still to get their URL, and the program's source of each."""
+        """Parts that still need a URL, each with the program's source."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if isinstance(messages, bytes | Mapping) or not isinstance(messages, Sequence):
@@ -64,10 +65,10 @@ class ChatPrompt:
     async def decoded(
         self, media: MediaService, use_audio_in_video: bool = False, longest_s: float | None = None
     ) -> tuple[list[dict[str, Any]], list[MediaRef]]:
-        """Decode the media, and return the messages as the section ``prompt`` has them, and the media in order.
+        """Decode the media, and return the messages in the form of the section ``prompt``, and the media in order.
 
-        Files are read and URLs are fetched here. No clip may have more than ``longest_s`` seconds. If cancelled, what
-        is decoded already is freed.
+        Files are read and URLs are fetched here. No clip may be longer than ``longest_s`` seconds. Cancellation frees
+        media that are decoded already.
         """
         for part, source in self._sources:
             part[part["type"]] = {"url": await _url(source)}
@@ -82,7 +83,7 @@ class ChatPrompt:
             return prompt, await parsed.decode(longest_s=longest_s)
 
     def _part(self, part: Any, at: str) -> tuple[Any, Any]:
-        """A part in OpenAI's format, and what the media process will leave in its place."""
+        """Return a part in OpenAI's format, and the media process' later replacement of the part."""
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in _OPENAI:
             modality = _OPENAI[kind]
@@ -109,8 +110,8 @@ class ChatPrompt:
 
 
 def _checked(body: bytes, media: tuple[str, ...]) -> list[dict[str, Any]]:
-    """A body's messages under the rules of ``POST /v1/chat/completions``, as the section ``prompt`` has them; ``media``
-    are the modalities of the media in them, in order."""
+    """Return a body's messages in the form of the section ``prompt``, under the rules of ``POST /v1/chat/completions``;
+    ``media`` are the modalities of the media, in order."""
     return prompt_messages(decode(body, ChatRequest).messages, media, SpokenHistory(0))
 
 
@@ -122,7 +123,7 @@ def _encode(body: dict[str, Any]) -> bytes:
 
 
 async def _url(source: bytes | Path | str) -> str:
-    """The URL of a source."""
+    """Return the URL of a source."""
     if isinstance(source, str):
         return source
     data = await trio.Path(source).read_bytes() if isinstance(source, Path) else source

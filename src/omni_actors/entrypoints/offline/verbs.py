@@ -1,7 +1,7 @@
 """The verbs of the Python API, written once for every way of calling them.
 
-:class:`Verbs` has the signatures. Its type parameter is what a call gives: the output itself
-(:class:`~omni_actors.Omni`), something to await (:class:`~omni_actors.AsyncOmni` under trio,
+:class:`Verbs` has the signatures. Its type parameter is the result of a call: the output itself
+(:class:`~omni_actors.Omni`), an awaitable (:class:`~omni_actors.AsyncOmni` under trio,
 :class:`~omni_actors.AsyncioOmni` under asyncio), a future (``omni.submit``), or a stream of events (``omni.stream``).
 """
 
@@ -33,19 +33,24 @@ L = TypeVar("L", covariant=True)
 
 
 class Verbs(ABC, Generic[R]):
-    """The verbs by which a program asks a deployment. Each is one request.
+    """The verbs by which a program asks a deployment. Each call is one request.
 
     Every verb takes ``deadline_s`` (seconds for the whole request, decoding of media included; by default the
-    deployment's ``limits.deadline_s``), ``priority`` (a whole number, the lower the earlier) and ``id`` (a label for
-    the logs). Every verb raises :class:`~omni_actors.OmniError`: with status 400 and the argument's name in
-    ``error.info.param`` for a wrong argument and for what the model cannot do, 408 when the deadline has passed, 429
-    when the deployment is full, 503 naming the stage when it has no live worker. A file that cannot be read raises
-    ``OSError``. Cancelling a call (or its future, or leaving a stream's block) ends its work in every worker.
+    deployment's ``limits.deadline_s``), ``priority`` (a whole number, lower is more urgent) and ``id`` (a label for the
+    logs).
+
+    Raises:
+        OmniError: 400 for a wrong argument or a task that the model cannot do, with the argument's name in
+            ``error.info.param``; 408 after the deadline; 429 if the deployment is full; 503, naming the stage, if a
+            stage has no live worker.
+        OSError: A file cannot be read.
+
+    Cancelling a call (or its future, or leaving a stream's block) ends its work in every worker.
     """
 
     @abstractmethod
     def _ask(self, call: Call) -> R:
-        """Make the request and give what this class's verbs give."""
+        """Make the request and return the result of this class's verbs."""
 
     def chat(
         self,
@@ -70,15 +75,21 @@ class Verbs(ABC, Generic[R]):
                 ``{"type": "image", "image": SOURCE}`` and likewise ``audio`` and ``video``, where the source is a
                 :class:`pathlib.Path`, the file's ``bytes``, or a text with a URL (http, https or data).
             sampling: Sampling parameters; by default the model's own.
-            modalities: What to answer in: ``("text",)``, or ``("text", "audio")`` for a spoken answer as well.
+            modalities: The answer's modalities: ``("text",)``, or ``("text", "audio")`` for a spoken answer as well.
             voice: Voice of a spoken answer.
             language: Language of a spoken answer, for models that take one.
-            instructions: How a spoken answer is to sound, for models that take instructions.
+            instructions: Description of the sound of a spoken answer, for models that take instructions.
             use_audio_in_video: Whether the sound of videos belongs to the prompt.
             chat_template_kwargs: Variables for the model's chat template.
             deadline_s: Seconds for the whole request.
             priority: The lower, the earlier the request is admitted.
             id: A label for the logs.
+
+        Returns:
+            The output with its text and, for a spoken answer, its audio.
+
+        Raises:
+            OmniError: See :class:`Verbs`, also for cancellation.
         """
         terms = Terms(deadline_s, priority, id)
         return self._ask(
@@ -112,6 +123,12 @@ class Verbs(ABC, Generic[R]):
             deadline_s: Seconds for the whole request.
             priority: The lower, the earlier the request is admitted.
             id: A label for the logs.
+
+        Returns:
+            The output with one choice for each of ``sampling.n``.
+
+        Raises:
+            OmniError: See :class:`Verbs`, also for cancellation.
         """
         return self._ask(CompletionCall(Terms(deadline_s, priority, id), prompt, sampling))
 
@@ -127,18 +144,24 @@ class Verbs(ABC, Generic[R]):
         id: str | None = None,
         **fields: Any,
     ) -> R:
-        """Say a text.
+        """Speak a text.
 
         Args:
-            text: What to say; it needs a letter or a digit.
+            text: The text to speak; it needs a letter or a digit.
             voice: One of the model's voices.
-            speed: Speed of the speech, 1.0 is the model's own.
-            reference: An audio file (its bytes, or its path) whose voice is cloned, where the model can.
+            speed: Speed of the speech; 1.0 is the model's own.
+            reference: An audio file (its bytes, or its path) whose voice is cloned, for models that can.
             deadline_s: Seconds for the whole request.
             priority: The lower, the earlier the request is admitted.
             id: A label for the logs.
             fields: Further fields of :class:`~omni_actors.protocol.params.Speech`, such as ``language``,
                 ``instructions``, ``seed`` or ``ref_text``. A field that the model does not honour is refused by name.
+
+        Returns:
+            The output with ``pcm``, ``sample_rate`` (Hz) and ``channels``.
+
+        Raises:
+            OmniError: See :class:`Verbs`, also for cancellation.
         """
         return self._ask(SpeechCall(Terms(deadline_s, priority, id), text, voice, speed, reference, fields))
 
@@ -156,19 +179,25 @@ class Verbs(ABC, Generic[R]):
         priority: int = 0,
         id: str | None = None,
     ) -> R:
-        """Write down what is said in a recording.
+        """Transcribe a recording.
 
         Args:
             audio: An audio file: its bytes, or its path.
-            language: Language of the recording, as a code or an English name; by default the model finds out.
-            prompt: Text that comes before, for names and spelling.
-            temperature: Sampling temperature; 0 takes the likeliest token.
+            language: Language of the recording, as a code or an English name; by default the model detects it.
+            prompt: Preceding text, for names and spelling.
+            temperature: Sampling temperature; 0 takes the most likely token.
             timestamps: ``segment`` or ``word`` gives times in ``Output.segments`` and ``Output.words``.
-            translate: Write English, whatever is spoken.
+            translate: Write English for speech in any language.
             max_tokens: Most tokens of the transcript, at least 1; by default the model's own bound.
             deadline_s: Seconds for the whole request.
             priority: The lower, the earlier the request is admitted.
             id: A label for the logs.
+
+        Returns:
+            The output with the transcript in ``text``.
+
+        Raises:
+            OmniError: See :class:`Verbs`, also for cancellation.
         """
         terms = Terms(deadline_s, priority, id)
         return self._ask(
@@ -176,16 +205,26 @@ class Verbs(ABC, Generic[R]):
         )
 
     def run(self, request: Request) -> R:
-        """Make a request that was put together by hand, for tasks and sections that the other verbs do not know."""
+        """Make a request that was put together by hand, for tasks and sections that the other verbs do not know.
+
+        Args:
+            request: The request, with terms of its own.
+
+        Returns:
+            The output, whatever its task produces.
+
+        Raises:
+            OmniError: See :class:`Verbs`, also for cancellation.
+        """
         return self._ask(RequestCall(Terms(), request))
 
 
 class Batches(ABC, Generic[L]):
-    """The verb that asks for many chats at once. The type parameter is what a call gives, as in :class:`Verbs`."""
+    """The verb that asks for many chats at once. The type parameter is the result of a call, as in :class:`Verbs`."""
 
     @abstractmethod
     def _ask_all(self, batch: Batch) -> L:
-        """Make the requests of a batch and give what this class's ``generate`` gives."""
+        """Make the requests of a batch and return the result of this class's ``generate``."""
 
     def generate(
         self,
@@ -199,19 +238,27 @@ class Batches(ABC, Generic[L]):
         progress: bool = False,
         on_done: Callable[[int, Output], None] | None = None,
     ) -> L:
-        """Answer several chats and give their outputs in the order of the prompts.
+        """Answer several chats and return their outputs in the order of the prompts.
 
-        As many run at once as the deployment admits; the others wait. The first failure cancels the rest and is raised.
+        As many requests run at once as the deployment admits; the others wait.
 
         Args:
-            prompts: A list of chats, each as :meth:`Verbs.chat` takes it. One chat alone need not be in a list.
-            sampling: Sampling parameters of all of them.
-            modalities: What to answer in.
+            prompts: A list of chats, each as :meth:`Verbs.chat` takes it. A single chat need not be in a list.
+            sampling: Sampling parameters of all chats.
+            modalities: The answers' modalities.
             voice: Voice of spoken answers.
-            deadline_s: Seconds for each request, from when it is made.
+            deadline_s: Seconds for each request, from its start.
             priority: The lower, the earlier the requests are admitted.
             progress: Show a progress bar on standard error, if that is a terminal.
             on_done: Called in the deployment's thread with the prompt's place and its output as each finishes.
+
+        Returns:
+            The outputs, in the order of the prompts.
+
+        Raises:
+            OmniError: The first failure, which cancels the other requests.
+
+        Cancellation ends all requests.
         """
         terms = Terms(deadline_s, priority)
         return self._ask_all(Batch(terms, prompts, sampling, modalities, voice, progress, on_done))
