@@ -39,7 +39,7 @@ class Ceiling:
 CEILINGS = {
     "actors": Ceiling(pronouns=5.0),
     "connectors": Ceiling(pronouns=5.0, riddles=0),
-    "entrypoints": Ceiling(pronouns=9.5, riddles=54),
+    "entrypoints": Ceiling(pronouns=6.0, riddles=0),
     "media": Ceiling(pronouns=9.0, riddles=7),
     "models": Ceiling(pronouns=9.0, riddles=65),
     "omni_actors": Ceiling(pronouns=5.0, riddles=0),
