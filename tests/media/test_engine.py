@@ -472,33 +472,38 @@ def test_an_encode_never_waits_for_a_long_decode() -> None:
 def test_a_25_mib_upload_holds_nobody_up() -> None:
     """Every question of its way through the process, and every step, takes about one slice (10 ms) at most.
 
-    Three times that is allowed on a machine that others use, and one step with a collection of garbage.
+    Three times that is allowed, and one longer step with a collection of garbage, in the best of three tries: work of
+    others on the machine makes single tries slower. A call that is not sliced is too long in every try.
     """
     sound = wav(np.random.default_rng(1).integers(-9000, 9000, (25 << 20) // 2 - 22, dtype="<i2").tobytes(), 48_000)
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode()}}
     body = json.dumps({"messages": [{"content": [part]}]}).encode()
-    harness = MediaHarness()
     for question, data in ((q.Decode, sound), (q.ParseChat, body)):
-        durations: list[float] = []
-        watch = Watch(harness)
-        blob = harness.ask(q.BlobOpen(owner="o"))
-        for at in range(0, len(data), PIECE):
-            begin = time.thread_time()
-            harness.ask(q.BlobAppend(blob=blob, data=data[at : at + PIECE]))
-            durations.append(time.thread_time() - begin)
-        job = harness.put(question(owner="o", blob=blob))
+        assert any(longest_of_an_upload(question, data) < 0.030 for _ in range(3))
+
+
+def longest_of_an_upload(question: type[q.Decode] | type[q.ParseChat], data: bytes) -> float:
+    """CPU seconds of the longest question or step but one, of its kind, while the process takes in and decodes."""
+    harness = MediaHarness()
+    durations: list[float] = []
+    watch = Watch(harness)
+    blob = harness.ask(q.BlobOpen(owner="o"))
+    for at in range(0, len(data), PIECE):
+        begin = time.thread_time()
+        harness.ask(q.BlobAppend(blob=blob, data=data[at : at + PIECE]))
+        durations.append(time.thread_time() - begin)
+    job = harness.put(question(owner="o", blob=blob))
+    while job not in harness.replies:
+        watch.step()
+    answer = harness.take(job)
+    if question is q.ParseChat:
+        job = harness.put(q.DecodeParts(owner="o", body=answer["held"]))
         while job not in harness.replies:
             watch.step()
-        answer = harness.take(job)
-        if question is q.ParseChat:
-            job = harness.put(q.DecodeParts(owner="o", body=answer["held"]))
-            while job not in harness.replies:
-                watch.step()
-            harness.take(job)
-        assert sorted(durations)[-2] < 0.030
-        assert sorted(watch.steps)[-2] < 0.030
-        harness.ask(q.Discard(owners=("o",)))
+        harness.take(job)
+    harness.ask(q.Discard(owners=("o",)))
     harness.assert_empty()
+    return max(sorted(durations)[-2], sorted(watch.steps)[-2])
 
 
 def test_many_jobs_take_turns() -> None:

@@ -291,7 +291,11 @@ def test_what_a_template_does_with_a_text_keeps_whose_each_character_is(name: st
 
 @pytest.mark.parametrize("name", ["unigram", "words"])
 def test_the_cost_of_forged_tokens_grows_with_the_text_alone(name: str) -> None:
-    """Also where the tokenizer's model knows control tokens as words, and each has to be cut."""
+    """The tokenizer's model may know control tokens as words, each of which has to be cut: that takes linear time, too.
+
+    Eight times the text may cost 15 times the CPU time, in the best of three tries: work of others on the machine
+    disturbs single tries. Quadratic work would cost 64 times as much in every one.
+    """
     family = Family(FAMILIES[name]())
     control = max(family.controls.values(), key=len)
 
@@ -301,4 +305,4 @@ def test_the_cost_of_forged_tokens_grows_with_the_text_alone(name: str) -> None:
         return time.thread_time() - began
 
     cost(100)
-    assert cost(32_000) < 15 * cost(4_000)
+    assert any(cost(32_000) < 15 * cost(4_000) for _ in range(3))
