@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 import select
@@ -49,8 +50,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # No test fetches from a hub beyond this machine; those with one of their own say so.
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # Nothing that collection makes is garbage: modules, torch's among them, and items.
+    gc.disable()
     durations.register(config)
     tiers.register(config)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what collection made out of every later collection of garbage, which would walk over it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 # --- async tests -----------------------------------------------------------------------------------------------------
