@@ -13,22 +13,22 @@ from omni_actors.platforms.runtime import kernels as plain
 from omni_actors.platforms.runtime.kernels import CacheLayout
 
 BLOCK = 128
-"""Tokens of a block that CANN recommends."""
+"""Tokens per block, as CANN recommends."""
 
 _MASK = 2048
-"""Rows and columns of the triangle that the operator wants as its mask when it is causal, whatever the lengths."""
+"""Rows and columns of the triangular mask of a causal operator, for any lengths."""
 
 _CAUSAL = 3
-"""``sparse_mode``: the last query sees all keys, the one before it all but the last, and so on."""
+"""``sparse_mode``: the last query sees all keys, the query before it all but the last key, and so on."""
 
 
 def decodes(layout: CacheLayout) -> bool:
-    """Whether the operator takes such a cache."""
+    """Return whether the operator takes a cache of this layout."""
     return _sixteen(layout) and layout.block_size % 16 == 0 and layout.block_size <= 512
 
 
 def prompts(layout: CacheLayout) -> bool:
-    """Whether the operator takes prompts of such heads."""
+    """Return whether the operator takes prompts of this layout."""
     return _sixteen(layout) and layout.head_dim % 16 == 0
 
 
@@ -84,7 +84,7 @@ class FusedDecode:
         return result
 
     def _on_host(self, lengths: torch.Tensor) -> list[int]:
-        """All layers of a step ask for the same."""
+        """Return the lengths on the host. All layers of a step share one copy."""
         if lengths is not self._lengths:
             self._lengths, self._counts = lengths, lengths.tolist()
         return self._counts
@@ -124,7 +124,7 @@ class FusedPrompt:
 
 
 def masked(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int) -> torch.Tensor:
-    """A prompt with a window, in plain torch."""
+    """Compute a prompt with a window, in plain torch."""
     count, length = query.shape[0], keys.shape[1]
     last = torch.arange(length - count, length, device=query.device)[:, None]
     place = torch.arange(length, device=query.device)[None]

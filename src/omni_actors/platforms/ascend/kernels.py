@@ -14,17 +14,18 @@ from omni_actors.platforms.runtime import kernels as plain
 from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels, Linear, PagedDecode, PromptAttention
 
 _LIST_OF_COUNTS = 1
-"""``group_list_type``: how many rows each expert has, not where they end."""
+"""``group_list_type``: the number of rows of each expert, instead of the end of its rows."""
 
 _ONE_OUTPUT = 2
-"""``split_item``: what the groups give, behind one another in one tensor."""
+"""``split_item``: the results of the groups, one after the other in one tensor."""
 
 _BY_ROWS = 0
 """``group_type``: the rows of the left side are divided among the groups."""
 
 
 def kernels(device: torch.device, nz_weights: bool) -> Kernels:
-    """One device's choice. ``nz_weights`` says whether products' weights are laid out anew when they are loaded."""
+    """Return the kernels of one device. ``nz_weights`` says whether the weights of products get the NZ layout on
+    loading."""
 
     @functools.cache
     def paged_decode(layout: CacheLayout) -> PagedDecode | None:

@@ -30,11 +30,11 @@ MODELS = {
     "0xd802": "Ascend 910B",
     "0xd803": "Ascend 910C",
 }
-"""By PCI device id."""
+"""Names of models by PCI device id."""
 
 TOOLKITS = tuple(f"usr/local/Ascend/{name}" for name in ("ascend-toolkit", "cann", "nnae", "latest"))
 HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
-"""What CANN's ``set_env.sh`` sets."""
+"""Environment variables that CANN's ``set_env.sh`` sets."""
 
 DEVICES = "give the container its devices (--device /dev/davinci0 --device /dev/davinci_manager …)"
 

@@ -25,7 +25,7 @@ _GENERATIONS = (
     (range(250, 256), "A3", ("bf16",)),
     (range(260, 261), "A5", ("bf16", "fp8")),
 )
-"""What ``torch_npu.npu.get_soc_version`` counts: numbers of chips of one generation."""
+"""Numbers of ``torch_npu.npu.get_soc_version`` by generation of chips."""
 
 
 class AscendRuntime(ModuleRuntime):
@@ -36,12 +36,13 @@ class AscendRuntime(ModuleRuntime):
     device_type: ClassVar[str] = "npu"
     graph_class: ClassVar[str] = "NPUGraph"
     short: ClassVar[re.Pattern[str]] = re.compile(r"NPU out of memory|error code is 20(7001|7018|0000)\b")
-    """207001 and 207018 are the runtime's allocation failures, 200000 is acl's."""
+    """Texts of a lack of memory: 207001 and 207018 are the runtime's allocation failures, 200000 is acl's."""
     failed: ClassVar[re.Pattern[str]] = re.compile(
         r"NPU (function )?error|error code is [1-5]\d{5}\b|call aclnn?\w* failed|ERR\d{5}|E[A-Z]\d{4}: |HCCL"
     )
     lost: ClassVar[re.Pattern[str]] = re.compile(r"error code is 5070(10|53|54)\b|UCE ERROR|HBM MULTI BIT ECC ERROR")
-    """The host has lost the device's heartbeat, or its memory has errors that cannot be corrected."""
+    """Texts of a lost device: the host has lost the device's heartbeat, or the device's memory has uncorrectable
+    errors."""
 
     def bring(self) -> Any:
         torch_npu = torch_module.bring(
@@ -74,6 +75,6 @@ class AscendRuntime(ModuleRuntime):
         return f"soc {version}", ()
 
     def profiler(self, folder: Path) -> Any:
-        """torch_npu's own profiler: torch's does not see the device."""
+        """Return torch_npu's profiler, since torch's profiler does not see the device."""
         profiler = torch_module.bring("torch_npu.profiler", "install torch-npu")
         return profiler.profile(on_trace_ready=profiler.tensorboard_trace_handler(str(folder)))

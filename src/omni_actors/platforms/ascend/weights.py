@@ -13,7 +13,7 @@ FRACTAL_Z = 4
 FRACTAL_NZ = 29
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-"""Dtypes that have these layouts: float32 has none."""
+"""Dtypes with these layouts; float32 has none."""
 
 
 def nz(weight: torch.Tensor) -> torch.Tensor:

@@ -11,24 +11,25 @@ from omni_actors.platforms.runtime import kernels
 from omni_actors.platforms.runtime.kernels import Kernels, Linear
 
 _PACK_FROM = 1 << 16
-"""A smaller weight stays as it is: it is in the cache anyway, and a call by the packed product costs ten microseconds
-more. Measured at 48 x 144: 1.7 µs against 11 for a row, 4 against 20 for sixteen; at 256 x 512 sixteen rows take half
-the time packed."""
+"""Least number of elements of a weight that is reordered. A smaller weight stays in the processor's cache anyway, and a
+call of the packed product costs ten microseconds more. Measured at 48 x 144: 1.7 µs against 11 for a row, 4 against 20
+for sixteen; at 256 x 512 sixteen rows take half the time packed."""
 
 _PACK_ROWS = 256
-"""The batch for which the layout is chosen. Measured: this one is as fast as any from 1 to 256 rows; one chosen for few
-rows is several times slower with others."""
+"""Rows for which the layout is chosen. Measured: a layout for this number is as fast as any from 1 to 256 rows; a
+layout for few rows is several times slower with other numbers."""
 
 _FUSED_LIMIT = 512
-"""Keys up to which a group of decodes in a 16-bit dtype runs as one fused call. Measured: below it the products' fixed
-cost is more than twice the fused call's, far above it they are twice as fast; in float32 they always are."""
+"""Keys up to which a group of decodes in a 16-bit dtype runs as one fused call. Measured: below this number the fixed
+cost of the products is more than twice that of the fused call; far above it the products are twice as fast, and in
+float32 they always are."""
 
 _NARROW = 64
 """Channels up to which a dilated convolution is done as one product over its unfolded input. Measured for 2 to 16
 channels: 2 to 4 times as fast as torch's own for one row, 1.3 to 1.8 times for four."""
 
 _DRAW_ROWS = 8
-"""Rows drawn from at once: so few stay in the cache."""
+"""Rows to draw from at once: as few as stay in the processor's cache."""
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -53,14 +54,15 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def greatest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """numpy selects and sorts with vector instructions, many times faster than torch."""
+    """Select by numpy, whose vector instructions select and sort many times faster than torch."""
     start = values.shape[1] - count
     top = np.partition(values.numpy(), start, axis=-1)[:, start:]
     return torch.from_numpy(np.sort(top, axis=-1)).flip(-1)
 
 
 def sine_(x: torch.Tensor) -> torch.Tensor:
-    """In place. numpy's costs a third of what torch's (MKL's) does, and is as exact but for the last digit."""
+    """Compute the sine in place by numpy, at a third of the cost of torch's (MKL's) and as exact except for the last
+    digit."""
     values = x.numpy()
     np.sin(values, out=values)
     return x

@@ -15,10 +15,10 @@ from omni_actors.platforms.quantization import TORCH
 from omni_actors.protocol.options import Option
 
 KEPT_BYTES = 1 << 30
-"""Freed memory up to this size stays with the process (glibc)."""
+"""Bytes. Freed memory up to this size stays with the process (glibc)."""
 
 NODE = "OMNI_ACTORS_NUMA_NODE"
-"""Environment variable of a worker: the NUMA node that it keeps to."""
+"""Environment variable of a worker with the number of its NUMA node."""
 
 DTYPES = ("float32", "bfloat16", "auto")
 """The values of option ``dtype``."""
@@ -65,7 +65,8 @@ class CpuPlatform(OmniPlatform):
         return str(wanted)
 
     def usual_devices(self, stage: int, threads: int, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """The nodes in turn, another one first for each stage: so stages, and a stage's replicas, are spread."""
+        """Return the NUMA nodes in turn, beginning at another node for each stage, so that stages and replicas are
+        spread."""
         several = nodes(self.root)
         narrow = any(threads > len(it.processors) for it in several)
         if not options.get("numa", True) or len(several) < 2 or narrow:
@@ -74,7 +75,7 @@ class CpuPlatform(OmniPlatform):
         return tuple(f"cpu:{it.number}" for it in several[first:] + several[:first])
 
     def worker_device(self, device: str) -> str:
-        """``cpu``: the node is for the worker's threads and memory, torch knows none."""
+        """Return ``cpu``: a node holds the worker's threads and memory, and torch has no devices for nodes."""
         return "cpu"
 
     def worker_environment(self, device: str, threads: int, options: Mapping[str, Any]) -> dict[str, str]:
@@ -125,7 +126,7 @@ def usable_memory(root: Path = Path("/")) -> int | None:
 
 
 def _cpu_quotas(root: Path) -> list[float]:
-    """CPU quotas in cores, of both cgroup versions; nothing where there is no limit."""
+    """Return the CPU quotas in cores, of both cgroup versions; an empty list without a limit."""
     pairs = [line.split() for group in groups(root) for line in lines(group / "cpu.max")]
     version1 = root / "sys/fs/cgroup/cpu"
     pairs += [

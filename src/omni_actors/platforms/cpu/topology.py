@@ -14,10 +14,10 @@ _FEATURES = {
     "amx": {"amx_tile", "amx_bf16"},
     "sve": {"sve"},
 }
-"""Feature → the kernel's flags that must all be there."""
+"""Feature → the kernel's flags, all of which the feature needs."""
 
 _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
-"""Flags, each of which says that products of bfloat16 are computed as such (``bf16`` is Arm's)."""
+"""Flags of processors with products of bfloat16 in hardware (``bf16`` is Arm's)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ FLASH_BLOCK = 256
 """FlashAttention 2 reads pages of a multiple of so many tokens."""
 
 FLASH_HEAD = 256
-"""The most channels of a head that it computes, in steps of 8."""
+"""Most channels of a head, in steps of 8."""
 
 
 def flashes(capability: tuple[int, int], dtype: torch.dtype, head_dim: int) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from omni_actors.platforms.runtime.kernels import Kernels
 
 _FEATURES = {"bf16": (8, 0), "tf32": (8, 0), "flash": (8, 0), "fp8": (8, 9), "grouped": (9, 0), "fp4": (10, 0)}
-"""Since which compute capability there is what."""
+"""Feature → the first compute capability with the feature."""
 
 
 class CudaRuntime(ModuleRuntime):

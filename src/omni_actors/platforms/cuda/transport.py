@@ -40,7 +40,7 @@ _TOKEN = 8
 
 
 class Sharing(Protocol):
-    """How a storage is handed to another process, and taken there."""
+    """The functions that share a storage with another process and attach it there."""
 
     def share(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
         """Return the key by which another process attaches, of plain builtins. Raises RuntimeError."""

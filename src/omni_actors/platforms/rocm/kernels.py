@@ -16,10 +16,10 @@ from omni_actors.platforms.runtime import kernels as plain
 from omni_actors.platforms.runtime.kernels import CacheLayout, Kernels, PagedDecode
 
 _MATRIX = ("gfx90a", "gfx940", "gfx941", "gfx942", "gfx950", "gfx11", "gfx12")
-"""Architectures with matrix instructions that Triton compiles its products to."""
+"""Architectures whose matrix instructions Triton's products are compiled to."""
 
 _GROUPED = ("gfx942", "gfx950")
-"""Architectures that torch's grouped products are built for."""
+"""Architectures for which torch's grouped products are built."""
 
 
 def kernels(capability: Capability, device: torch.device, triton: bool) -> Kernels:

@@ -12,7 +12,7 @@ _ANY_LENGTH = 1 << 31
 
 
 def kernels(capability: Capability) -> Kernels:
-    """This device's choice: without fused attention (the Max series) a decode is two products."""
+    """Return the kernels of a device. Without fused attention (the Max series) a decode is two products."""
     return Kernels(
         fused_decode_limit=_ANY_LENGTH if "fused_attention" in capability.features else 0,
         draws_on_host="fp64" not in capability.features,

@@ -25,7 +25,7 @@ HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
 VENDOR = "0x8086"
 DRIVERS = ("i915", "xe")
 ON_CHIP = "0000:00:02.0"
-"""Where the GPU on Intel's processors is."""
+"""PCI address of the GPU on Intel's processors."""
 
 
 class XpuPlatform(Accelerator):
@@ -120,7 +120,8 @@ def _cards(root: Path) -> list[Card]:
 
 
 def _tiles(card: Card) -> list[Unit]:
-    """A device of several tiles is one device for each, unless the hierarchy says otherwise."""
+    """Return the units of a device. A device of several tiles counts as a device per tile, unless the hierarchy says
+    otherwise."""
     drm = next(iter(sorted((card.folder / "drm").glob("card*"))), card.folder)
     count = len(nodes(card.folder, "tile")) or len(nodes(drm / "gt", "gt")) or 1
     sizes = [number(line(card.folder / f"tile{index}" / "physical_vram_size_bytes")) for index in range(count)]

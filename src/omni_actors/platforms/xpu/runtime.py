@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 EXTENSION = "intel_extension_for_pytorch"
 
 MAX_SERIES = 13136561920
-"""The architecture of Max 1100 and 1550: they have no fused attention."""
+"""The architecture of Max 1100 and 1550, which have no fused attention."""
 
 _EXHAUSTED = re.compile(r"(UR_RESULT|PI|ZE_RESULT)_ERROR_OUT_OF_RESOURCES")
-"""Level Zero says so both when memory is short and when a kernel asks for what the device does not have."""
+"""A text of Level Zero for a lack of memory, and also for a kernel that needs a feature the device lacks."""
 
 
 class XpuRuntime(ModuleRuntime):
@@ -41,7 +41,7 @@ class XpuRuntime(ModuleRuntime):
     lost: ClassVar[re.Pattern[str]] = re.compile(r"(UR_RESULT|PI|ZE_RESULT)_ERROR_DEVICE_(LOST|NOT_FOUND)")
 
     extension: Any = None
-    """intel_extension_for_pytorch, where it is installed and could be imported."""
+    """The module intel_extension_for_pytorch; ``None`` if it is missing or cannot be imported."""
 
     def bring(self) -> Any:
         import torch
@@ -65,7 +65,7 @@ class XpuRuntime(ModuleRuntime):
         return kernels(self.capability())
 
     def capability(self) -> Capability:
-        """The device's name; features ``bf16``, ``fp64``, and ``fused_attention`` where there is one."""
+        """Return the device's name, with the features ``bf16``, ``fp64`` and, if it exists, ``fused_attention``."""
         properties = self.module.get_device_properties(self.torch_device)
         features = {"bf16"} if self.module.is_bf16_supported() else set()
         features |= {"fp64"} if getattr(properties, "has_fp64", False) else set()

@@ -54,7 +54,7 @@ class Selector:
 
     @classmethod
     def read(cls, setting: str) -> Selector:
-        """Raises :class:`SelectorError`."""
+        """Parse a selector. Raises :class:`SelectorError` for an invalid one."""
         if not setting.strip():
             return cls(None, ())
         accepted: list[str] = []
