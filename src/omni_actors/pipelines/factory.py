@@ -117,7 +117,7 @@ def resolve(
         platforms.get(MEDIA_PLATFORM, "the media process")
     schema = settings_schema(_settable(family), platforms.all(), media, platforms.overruled)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]
-    # A deploy file is for a family, whichever of its checkpoints it is used with, and wherever that runs for once.
+    # A deploy file is for a family: it may have settings of stages or platforms that this deployment lacks.
     if platforms.overruled:
         listed = _within(listed, settings_schema(_settable(family), platforms.all(), media), "nothing runs there")
     if said.lacks:

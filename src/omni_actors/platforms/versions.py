@@ -59,7 +59,7 @@ class Installed:
         if name not in self.read:
             spoken = (name, ALIASES.get(name, name))
             found = [_package(it) for one in spoken for it in distributions(name=one, path=list(self.path))]
-            # The first on the path, but for what is left of one that was not removed whole.
+            # The first distribution on the path that is not the remains of an incomplete removal.
             self.read[name] = next((it for it in found if it.version is not None), found[0] if found else None)
         return self.read[name]
 
@@ -93,7 +93,7 @@ class Declared:
         """Return the remedy for a missing or unfit package: the extra that ``asks`` names, or the words of ``asks``."""
         if name in self.extras.get(asks, ()):
             return f"pip install --upgrade '{PACKAGE}[{asks}]'"
-        if asks in self.extras and name not in self.ranges:  # the vendor hands it out
+        if asks in self.extras and name not in self.ranges:  # the vendor distributes the package
             return f"{platform_page(asks)} says where it comes from"
         if asks and asks not in self.extras:
             return asks
@@ -205,7 +205,7 @@ def _quarrels(name: str, version: Version, installed: Installed, said: Declared)
         other = canonicalize_name(requirement.name)
         if other not in others or not _asked_by(requirement, "") or (there := installed.version(other)) is None:
             continue
-        # A vendor's build counts as the release that it is of, and as itself (vLLM names torch's: ==2.13.0+cpu).
+        # A vendor's build counts as its release, and as itself (vLLM requires torch's build: ==2.13.0+cpu).
         if not any(requirement.specifier.contains(it, prereleases=True) for it in (there, there.base_version)):
             wanted = str(requirement.specifier)
             yield f"{version} needs {other}{wanted}, {there} is installed", _reconciled(name, other, wanted, said)

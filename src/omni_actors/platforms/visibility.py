@@ -50,7 +50,7 @@ def choose(
                 return [], hidden(units, variable, setting, entry)
             break
         found.append((entry, unit))
-    # By the device, which goes by many names; one that nothing is known of goes by its own.
+    # Devices are compared as such, since a device has many names; an unknown device is compared by name.
     if len({unit.id or entry.lstrip("0") for entry, unit in found}) < len(found):
         return [], f"{variable}={setting!r} names a device twice, so no device is visible"
     return found, ""

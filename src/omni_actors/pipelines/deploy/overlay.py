@@ -235,7 +235,7 @@ def _construct(node: yaml.Node, where: str) -> Any:
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         raise PlanError(f"{where}: {_problem(error)}") from None
-    except ValueError as error:  # it looks like a date, and there is no such day
+    except ValueError as error:  # the text looks like a date, and there is no such day
         raise PlanError(f"{where}: {error}; put quotes around a text") from None
     except (LookupError, AttributeError, TypeError):  # "!!int ''", "!!bool x": PyYAML trusts a tag that is written
         raise PlanError(f"{where}: the value is not of the type that its tag says") from None

@@ -191,7 +191,7 @@ def _stage(stage: Stage) -> Group:
         ),
     }
     if stage.name == MEDIA_STAGE:
-        del keys["model"]  # it has no weights
+        del keys["model"]  # the media stage has no weights
     if stage.options:
         own: dict[str, Leaf | Group] = {name: option_leaf(name, option) for name, option in stage.options.items()}
         keys["options"] = Group(own, "The stage's own options.")

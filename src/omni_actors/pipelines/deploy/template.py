@@ -26,5 +26,5 @@ def template_override(family: Pipeline, path: Path) -> Override:
     stages = [stage.name for stage in family.stages if OPTION in stage.options]
     if len(stages) != 1:
         raise PlanError(f"--chat-template {path}: no stage of pipeline '{family.name}' reads chats by a template")
-    value = json.dumps(str(path.expanduser().absolute()))  # YAML too, whatever the path is made of
+    value = json.dumps(str(path.expanduser().absolute()))  # JSON is YAML, so any path can be written
     return Override(f"{stage_path(stages[0])}.options.{OPTION}={value}", f"--chat-template {path}")

@@ -97,7 +97,7 @@ def choose(
     folder = Path(name).expanduser()
     if folder.exists():
         chosen = registry.load(forced) if forced else pipeline_of_folder(folder, registry)
-        if placed and chosen.architectures:  # it serves certain folders
+        if placed and chosen.architectures:  # the pipeline serves certain folders only
             _check_claim(name, chosen, _claimant(folder, registry), overlay)
         return Choice(chosen, str(folder.absolute()), origin)
     if PUBLIC_NAME.fullmatch(name):

@@ -14,7 +14,7 @@ from omni_actors.platforms.platform import OmniPlatform
 RANKS_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it wants a NUMA node for each of its ranks otherwise
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise vLLM wants a NUMA node for each rank
 }
 """Environment of the ranks of a replica. All ranks run on one machine, so they meet on an interface that only this
 machine reaches."""
@@ -44,7 +44,7 @@ def devices_of(
     one, many = settings.given.get(f"{at}.device"), settings.given.get(f"{at}.devices")
     if one and many and one.origin.kind == many.origin.kind:
         raise PlanError(f"{many.origin}: '{at}' has both device ({one.origin}) and devices; give one")
-    # The command line's word stands over the deploy file's, whichever of the two keys it uses.
+    # The command line overrules the deploy file, with either of the two keys.
     setting = next((s for s in (one, many) if s and s.origin.kind == "command line"), one or many)
     if setting is None:
         settings.provenance[f"{at}.devices"] = Origin("platform", platform.name)
@@ -109,7 +109,7 @@ def environments_of(
     for first in range(0, len(found), ranks):
         own: list[Mapping[str, Any]] = found[first : first + ranks]
         names = [name for name in visibility if all(name in it for it in own)]
-        # What is the same for all of them says of what kind devices are, not which.
+        # A value that all ranks share names the kind of the devices, not single devices.
         shown = {name: ",".join(dict.fromkeys(it[name] for it in own)) for name in names}
         found[first] = {**found[first], **shown}
     return tuple(found)

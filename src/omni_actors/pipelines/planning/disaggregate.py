@@ -91,7 +91,7 @@ def _split(pipeline: Pipeline, name: str) -> Pipeline:
         halves.append(replace(first, name=name + PREFILL, emits=None, doc=f"Computes the prompts of stage {name}."))
         halves.append(replace(second, ports=(PORT,)))
     edges = [replace(e, target=f"{name}{PREFILL}.{e.port}") if e.stage == name else e for e in pipeline.edges]
-    # One payload at a time: the first is a question, and its credit is the answer.
+    # One payload at a time: the first payload is a query, and its credit is the reply.
     edges.append(Edge(name + PREFILL, f"{name}.{PORT.name}", PORT.kind, mode="chunk", capacity=1))
     tasks = [replace(t, entries={m: _entry(where, name) for m, where in t.entries.items()}) for t in pipeline.tasks]
     return replace(pipeline, stages=tuple(halves), edges=tuple(edges), tasks=tuple(tasks))

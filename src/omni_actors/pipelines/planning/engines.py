@@ -171,7 +171,7 @@ def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, setti
         against = _against(stage, model, platform, settings)
         if against and alone:
             against = f"vLLM alone computes it, but {against}"
-            if model is not None:  # else there is nothing to be served yet
+            if model is not None:  # without a model nothing is served yet
                 raise PlanError(f"stage '{stage.name}': {against}")
         why = against or f"vLLM is installed, and computes this architecture on '{platform.name}'"
         settings.provenance[f"{at}.engine"] = Origin("default", f"{AUTO}: {why}")
@@ -179,7 +179,7 @@ def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, setti
             return _checked(_by_vllm(stage), settings), VLLM
     if kind in (AUTO, TORCH):
         kind = stage.engine
-    # An adapter is written for one kind of engine; an engine by dotted name, or a plug-in's, is taken at its word.
+    # An adapter is written for one kind of engine; an engine by dotted name or of a plug-in is used as asked.
     if stage.adapter and kind != stage.engine and ":" not in kind and all(it.name != kind for it in ENGINES.plugins()):
         fitting = sorted({stage.engine, TORCH, *((AUTO, VLLM) if stage.vllm else ())})
         raise PlanError(f"{origin}: stage '{stage.name}' is not written for engine '{kind}'; {nearest(kind, fitting)}")
@@ -188,7 +188,7 @@ def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, setti
 
 def _by_vllm(stage: Stage) -> Stage:
     usual, other = options_of(stage.engine), options_of(VLLM)
-    # What the family has set otherwise than the engine's usual is the family's word for either engine.
+    # A default that the family has changed holds for either engine.
     kept = {
         name: option
         for name, option in stage.options.items()

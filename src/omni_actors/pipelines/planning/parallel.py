@@ -69,7 +69,7 @@ def _refusals(
     there = stage.network and model is not None and Path(model, "config.json").is_file()
     network = _network(stage, Path(model)) if there and model is not None else None
     if kind == VLLM:
-        if network is not None:  # what this project's own code cannot split is nothing to vLLM
+        if network is not None:  # limits of this project's own code do not hold for vLLM
             yield from network_refusals(strategy, replace(network, why_not=()))
         return
     axis, degree = widest(strategy)

@@ -49,7 +49,7 @@ BASE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "TRANSFORMERS_VERBOSITY": "error",  # it warns of what the omni families' own configs say, dozens of times
+    "TRANSFORMERS_VERBOSITY": "error",  # transformers warns of the omni families' own configs, dozens of times
 }
 """Environment of every worker: packages report to nobody, models are local folders, progress goes by frames, and a
 worker has one busy thread."""

@@ -92,4 +92,6 @@ def missing_shards(folder: Path) -> Iterator[Path]:
         except (OSError, ValueError):
             yield index
             continue
-        yield from (shard for shard in shards if not os.path.exists(shard))  # also for what no file can be called
+        yield from (
+            shard for shard in shards if not os.path.exists(shard)
+        )  # os.path.exists, since a shard's name may be no valid file name

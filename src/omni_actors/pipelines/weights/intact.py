@@ -142,7 +142,7 @@ def _recorded(folder: Path, whole: bool) -> Iterator[Damage]:
             yield Damage(path, "it is missing")
         except OSError as error:
             yield Damage(path, f"it cannot be read ({error.strerror or error})")
-    if moved:  # the folder was copied: it need not be read again
+    if moved:  # the folder was copied and need not be read again
         try:
             _write(folder, files)
         except OSError:

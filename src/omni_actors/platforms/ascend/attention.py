@@ -65,8 +65,8 @@ class FusedDecode:
         if softcap is not None or (window is not None and window < max(counts)):
             return plain.paged_decode(query, keys, values, table, lengths, scale, window, softcap)
         blocks, kv_heads, size, head_dim = keys.shape
-        # A block holds its keys, then its values. Seen as blocks of half the size, keys are the even ones of the same
-        # contiguous memory in which values, looked at from one such block further on, are the even ones too.
+        # A block holds its keys, then its values. Viewed as blocks of half the size, the keys are the even blocks of
+        # the memory; viewed from one such block further on, the values are the even blocks.
         shape, stride = (2 * blocks - 1, kv_heads, size, head_dim), (kv_heads * size * head_dim, *keys.stride()[1:])
         out, _ = torch_npu.npu_fused_infer_attention_score(
             query.unsqueeze(2).contiguous(),

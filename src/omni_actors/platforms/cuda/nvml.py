@@ -67,7 +67,7 @@ def _facts(nvml: Any, handle: Any) -> dict[str, Any]:
         return {**facts, "memory": int(nvml.nvmlDeviceGetMemoryInfo(handle).total)}
     except Exception as error:
         if "NotSupported" in type(error).__name__ or getattr(error, "value", None) == 3:
-            return facts  # it has none of its own, as devices on a chip with the processor
+            return facts  # no memory of its own, as for devices on the processor's chip
         return {**facts, "trouble": f"{type(error).__name__}: {error}"}
 
 
@@ -84,7 +84,7 @@ def _slices(nvml: Any, handle: Any) -> list[dict[str, Any]] | None:
     for index in range(min(int(most), MOST_DEVICES)):
         try:
             found.append(_facts(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
-        except Exception:  # that place is empty
+        except Exception:  # an empty place
             continue
     return found
 

@@ -129,7 +129,7 @@ def visible(inventory: Inventory, setting: str | None) -> tuple[Chosen, str]:
         return [pair for index, unit in enumerate(units) for pair in _whole(index, unit)], ""
     slices = [part for unit in units for part in unit.parts]
     gpu = by_id(units, inventory.complete)
-    # A slice's older name has the device's UUID in it and is not the one that NVML says.
+    # The older name of a slice contains the device's UUID and differs from NVML's name.
     new = by_id(slices or [Unit("MIG slice")], bool(slices))
 
     def named(entry: str) -> Unit | None:

@@ -139,7 +139,7 @@ class CudaTransport(DeviceTransport):
             slot = self._slot(nbytes)
             if nbytes:
                 slot.slab.memory[slot.place : slot.place + nbytes].copy_(tensor.reshape(-1).view(torch.uint8))
-            # The reader is told by a socket, which no stream waits for.
+            # A socket tells the reader of the copy, and no stream waits for a socket: so wait here.
             self._sharing.synchronize()
         except RuntimeError as error:  # no memory, or an allocator that does not share its own
             raise TransportError(f"{nbytes} bytes cannot be lent on {self._device}: {error}") from error

@@ -36,7 +36,7 @@ class RocmPlatform(Accelerator):
     runtime = "omni_actors.platforms.rocm.runtime:RocmRuntime"
     maker = "AMD"
     device_type = "cuda"
-    collectives = "nccl"  # RCCL, which torch calls so
+    collectives = "nccl"  # torch's name for RCCL
     visibility = (DRIVER_VISIBLE, VISIBLE, FALLBACK)
     distributions: ClassVar[Mapping[str, str]] = {"torch": "rocm"}
     engines: ClassVar[Mapping[str, str]] = {**Accelerator.engines, "vllm": VLLM_ENGINE}

@@ -176,7 +176,7 @@ class DeviceRuntime(ABC):
         """Return the kind of fault behind an exception of a computation; in this class, by the rules of host memory."""
         if isinstance(error, MemoryError):
             return Fault.MEMORY
-        # By name and message: frameworks have types of their own, and none of them is imported here.
+        # Errors are recognised by name and message: their types are in frameworks, which are not imported here.
         if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
             return Fault.MEMORY
         return Fault.MEMORY if isinstance(error, RuntimeError) and "allocate memory" in str(error) else Fault.OTHER

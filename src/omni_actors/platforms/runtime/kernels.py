@@ -162,7 +162,7 @@ def paged_decode(
     count, heads, head_dim = query.shape
     kv_heads, size = keys.shape[1:3]
     width = table.shape[1] * size
-    # By head first: the query heads that share a key head are rows of one product.
+    # Heads come first: the query heads that share a key head are the rows of one product.
     q = query.reshape(count, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
     k, v = (it.transpose(0, 1)[:, table].view(kv_heads, count, width, head_dim) for it in (keys, values))
     place = torch.arange(width, device=query.device)

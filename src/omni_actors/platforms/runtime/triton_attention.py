@@ -67,7 +67,7 @@ def _decode(  # type: ignore[no-untyped-def]  # Triton's own types
         k = tl.load(keys + tile, mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if SOFTCAP:
-            # tanh, by what every backend has
+            # tanh, by operations that every backend has
             folded = tl.exp(-2.0 * tl.abs(scores / softcap))
             scores = softcap * tl.where(scores < 0, -1.0, 1.0) * (1.0 - folded) / (1.0 + folded)
         scores = tl.where(seen[None, :], scores, float("-inf"))

@@ -122,7 +122,7 @@ class KernelChecks:
             query, keys, values = self._random(dtype, (len(lengths), HEADS, HEAD_DIM), shape, shape)
             order = torch.randperm(blocks, generator=self.source).to(torch.int32)
             table = order[: len(lengths) * 5].view(len(lengths), 5)
-            # As a cache lies: keys and values side by side in each block.
+            # The layout of a cache: keys and values side by side in each block.
             both = self._there(torch.cat([keys, values], 1))
             halves = both[:, :KV_HEADS], both[:, KV_HEADS:]
             for window, softcap in ((None, None), (20, None), (None, 30.0)):

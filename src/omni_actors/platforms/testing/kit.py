@@ -134,7 +134,7 @@ def _compared(wanted: ProbeAnswer, found: ProbeAnswer, dtype: str) -> Result:
             if own["token"] != right["token"]:
                 if best - second > EQUAL_BELOW[dtype]:
                     return Result("tokens", "failed", f"{at}: {own['token']}, not {right['token']}")
-                break  # as good as each other; what follows is another text
+                break  # equally good tokens; the texts differ from here on
             off = abs(own["top"][0][1] - best)
             if not off <= LOGPROB_WITHIN[dtype]:
                 return Result("tokens", "failed", f"{at}: its log-probability is off by {off:.2g}")

@@ -130,7 +130,7 @@ class ParentHalf:
     def contract(self) -> None:
         expect(isinstance(self.kind, type) and issubclass(self.kind, OmniPlatform), "it is no class of OmniPlatform")
         ours = self.kind.__module__.partition(".")[0] == "omni_actors"
-        # What a builtin states is this version, whichever one a platform that derives from it was written for.
+        # A built-in class states this version, whatever version a derived platform was written for.
         own = (vars(it) for it in self.kind.__mro__ if ours or it.__module__.partition(".")[0] != "omni_actors")
         stated = next((it["contract"] for it in own if "contract" in it), None)
         expect(stated is not None, f"it does not say which contract it was written for (contract = {CONTRACT})")

@@ -85,7 +85,7 @@ class WorkerHalf:
         )
         for patch in kind.patches:
             expect(patch.name and patch.why, "a patch has no name, or says not why it is")
-        # As a worker does, whose rooms are above this one: by name. The engine finds the same one.
+        # By name, since platforms must not import the worker's packages. The engine finds the same runtime.
         self.runtime = resolve_name("omni_actors.worker.device:runtime_of")(workload.hello_of(self.argument))
 
     def checks(self) -> dict[str, Callable[[], None]]:

@@ -52,7 +52,7 @@ def say(argument: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
     from omni_actors.protocol.params import Prompt, Sampling
 
     hello = hello_of(argument)
-    # The worker's rooms, and those of the models, are above this one: by name.
+    # By name, since platforms must not import the packages of workers and models.
     with tempfile.TemporaryDirectory() as folder:
         resolve_name("omni_actors.models.tiny:build")("causal-lm", Path(folder))
         hello.model = folder

@@ -46,10 +46,10 @@ class XpuRuntime(ModuleRuntime):
     def bring(self) -> Any:
         import torch
 
-        if has(EXTENSION):  # before anything is computed: it replaces operators
+        if has(EXTENSION):  # before any computation, since the extension replaces operators
             try:
                 self.extension = import_module(EXTENSION)
-            except Exception as error:  # it is made for one version of torch, and ends
+            except Exception as error:  # the extension ends with an error under another version of torch
                 log.warning("%s cannot be imported and is left out: %r", EXTENSION, error)
         module = getattr(torch, "xpu", None)
         if module is None or not module.is_available():
