@@ -215,3 +215,20 @@ def test_what_is_left_of_another_one_is_passed_over(
     assert planned(model)[0].engine == VLLM
     (tmp_path / "site" / "vllm-0.32.0+cpu.dist-info" / "METADATA").unlink()
     assert installed() is None
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_vllms_names_set_the_options_of_both_engines(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    install(tmp_path, monkeypatch)
+    theirs = {
+        "max_num_seqs": ("max_batch", 3),
+        "max_num_batched_tokens": ("step_tokens", 64),
+        "enable_prefix_caching": ("prefix_cache", False),
+        "num_gpu_blocks_override": ("kv_blocks", 40),
+    }
+    settings = [f"stages.llm.options.{name}={str(value).lower()}" for name, (_, value) in theirs.items()]
+    stage, _ = planned(model, f"stages.llm.engine={engine}", *settings)
+    assert theirs.keys().isdisjoint(stage.options)
+    assert all(stage.options[name] == value for name, value in theirs.values())
