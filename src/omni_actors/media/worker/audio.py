@@ -1,7 +1,7 @@
-"""Decoding: any audio file to mono float32 at 16 kHz, in slices.
+"""Decoding of any audio file to mono float32 at 16 kHz, in slices.
 
-The bytes decide what a file is; its name and declared type do not (browsers send ``audio/webm;codecs=opus``,
-``audio/x-m4a`` or nothing). Only raw PCM, which nothing in the bytes declares, is taken at its word.
+The bytes decide the format of a file; its name and declared type do not (browsers send ``audio/webm;codecs=opus``,
+``audio/x-m4a`` or nothing). Only for raw PCM, whose bytes declare no format, the declared type counts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from omni_actors.media.worker.mixing import Float32, Mixer
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 Slices = Generator[None, None, None]
-"""Work that is done a few milliseconds at a time: each ``yield`` is a place to do something else."""
+"""Work in slices of a few milliseconds: at each ``yield`` the process may do other work."""
 
 _CONTAINERS = (
     "wav,w64,mp3,ogg,flac,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,caf,aiff,au,amr,amrnb,amrwb,asf,avi,flv,mpegts,"
     "mpeg,ac3,eac3,wv,ape,tta,dts,gsm,voc"
 )
 _DECLARED = ("wav", "w64", "flac", "ogg", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "aiff", "caf", "au")
-"""Formats whose header tells the duration. For the others libav guesses it from the first frame's bit rate."""
+"""Formats with the duration in the header. For others libav guesses the duration from the first frame's bit rate."""
 _BATCH = CLIP_RATE // 4
-"""Input samples that are mixed and resampled at once: small frames would spend more on the calls than on the work."""
+"""Input samples that are mixed and resampled at once, because the calls for small frames would cost more than the
+work."""
 
 
 class Source(RawIOBase):
@@ -74,7 +75,7 @@ class Source(RawIOBase):
 
 
 class Samples:
-    """A clip at ``rate`` Hz that grows. ``nbytes`` is what it holds now."""
+    """A growing clip at ``rate`` Hz. ``nbytes`` is its current size."""
 
     def __init__(self, max_seconds: float, param: str | None, rate: int = CLIP_RATE) -> None:
         self.rate = rate
@@ -92,7 +93,7 @@ class Samples:
         return self._count / self.rate
 
     def add(self, samples: Float32) -> None:
-        """Take samples; NaN becomes silence, and what lies outside [-1, 1] is clipped."""
+        """Append samples. NaN becomes silence, and values are clipped to [-1, 1]."""
         if len(samples):
             self._pieces.append(np.clip(np.nan_to_num(samples, copy=False), -1.0, 1.0))
             self._count += len(samples)
@@ -100,7 +101,7 @@ class Samples:
                 raise too_long(self.max_seconds, self._param)
 
     def join(self) -> Generator[None, None, Float32]:
-        """One contiguous array of everything, emptying this."""
+        """Return all samples as one contiguous array, and empty the clip."""
         whole = np.empty(self._count, np.float32)
         at = 0
         for number, piece in enumerate(self._pieces):
@@ -128,9 +129,10 @@ def decode(
     filename: str | None,
     param: str | None,
 ) -> Slices:
-    """Decode ``source`` into ``samples``. Raises :class:`OmniError` (400) for whatever is wrong with it.
+    """Decode ``source`` into ``samples``. Raises :class:`OmniError` (400) for a bad file.
 
-    Damaged packets are skipped, and a file that ends early is what there is of it: it is refused when nothing decodes.
+    Damaged packets are skipped, and a truncated file gives its decodable part. A file without a decodable packet is
+    refused.
     """
     if not source.size:
         raise unreadable("it is empty", param)
@@ -143,7 +145,7 @@ def decode(
 def _raw_pcm(
     source: Source, content_type: str | None, filename: str | None, limits: Limits, param: str | None
 ) -> tuple[str, int, int] | None:
-    """(numpy dtype, rate, channels) when the hints say headerless PCM and the bytes do not say otherwise."""
+    """Return (numpy dtype, rate, channels) if the hints declare headerless PCM and the bytes do not contradict."""
     kind, _, rest = (content_type or "").lower().partition(";")
     kind = kind.strip().removeprefix("audio/").removeprefix("x-")
     suffix = (filename or "").lower().rpartition(".")[2]
@@ -174,7 +176,7 @@ def _decode_raw(source: Source, samples: Samples, dtype: str, rate: int, channel
 
 
 def decode_track(source: Source, samples: Samples, limits: Limits, param: str | None) -> Slices:
-    """The first audio stream of a file that lies at its beginning."""
+    """Decode the first audio stream of a file from its beginning."""
     try:
         container = open_untrusted(cast(IO[bytes], source), _CONTAINERS, AUDIO_CODECS)
     except ERRORS:
@@ -229,7 +231,7 @@ def _audio_codecs() -> tuple[str, ...]:
 
 
 AUDIO_CODECS = _audio_codecs()
-"""Decoders that this build of libav has."""
+"""The decoders in this build of libav."""
 
 
 def _check_shape(rate: int, channels: int, limits: Limits, param: str | None) -> None:
@@ -240,15 +242,18 @@ def _check_shape(rate: int, channels: int, limits: Limits, param: str | None) ->
 
 
 def _check_work(count: int, limits: Limits, param: str | None) -> None:
-    """Raise 400 for a file of more samples, all channels together, than are decoded: what a file claims is refused
-    before anything of it is decoded, and what it turns out to have as soon as it is too much."""
+    """Raise 400 for a file of more samples, all channels together, than the limit.
+
+    A file that declares too many samples is refused before any of them is decoded, another file as soon as the decoded
+    samples are too many.
+    """
     if count > limits.max_samples:
         message = f"The audio has more than {limits.max_samples:,} samples (its seconds × rate × channels)."
         raise invalid_request(message, param, "audio_too_long")
 
 
 def heard(frame: Any) -> Float32:
-    """A frame's channels, float32 in [-1, 1], shape [channels, samples]; of several a bass channel is left out."""
+    """Return a frame's channels, float32 in [-1, 1], [channels, samples]; a bass channel beside others is left out."""
     if frame.format.name in ("s64", "s64p"):  # numpy has it, PyAV's conversion has not
         [frame] = av.AudioResampler("dblp", frame.layout, frame.sample_rate).resample(frame)
     array = _scale(frame.to_ndarray())
@@ -270,7 +275,7 @@ def _scale(array: npt.NDArray[Any]) -> Float32:
 
 
 class Track:
-    """Sound of ``channels`` channels at ``rate`` Hz on its way into a clip: mixed, then resampled."""
+    """The way of sound with ``channels`` channels at ``rate`` Hz into a clip: mixing, then resampling."""
 
     def __init__(self, rate: int, channels: int, into: Samples) -> None:
         self.shape = rate, channels
@@ -278,7 +283,7 @@ class Track:
         self._resampler = Resampler(rate, into)
 
     def add(self, sound: Float32) -> None:
-        """Take samples [channels, n]."""
+        """Mix and resample samples [channels, n]."""
         if len(mixed := self._mixer.add(sound)):
             self._resampler.add(mixed)
 
@@ -288,7 +293,8 @@ class Track:
 
 
 class Resampler:
-    """Mono float32 at ``rate`` into a clip at its own. Stateful: the cutting of the input does not matter."""
+    """A resampler of mono float32 at ``rate`` to the rate of a clip. Its output does not depend on the cutting of
+    input."""
 
     def __init__(self, rate: int, into: Samples) -> None:
         self.rate = rate

@@ -1,8 +1,8 @@
-"""Big JSON bodies: a chat request of tens of megabytes is one huge base64 string with a little JSON around it.
+"""Parsing of large JSON bodies: a chat request of tens of megabytes is one huge base64 string with a little JSON.
 
-A JSON parser would copy and check that string in one call of 50 ms and more. So the long strings are cut out first (a
-search for a quote is fast), the rest is parsed in no time, and the media among the strings are decoded piece by piece.
-A long string that is no medium is put back as it was.
+A JSON parser would copy and check the huge string in one call of 50 ms and more. So the long strings are cut out first
+(a search for a quote is fast), the rest is parsed quickly, and the media among the strings are decoded piece by piece.
+A long string that is not a medium is put back unchanged.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ from omni_actors.protocol.errors import OmniError, invalid_request, too_large
 from omni_actors.protocol.nesting import too_deep
 
 LONG = 64 << 10
-"""Strings from so many bytes on are cut out."""
+"""Bytes of a string from which on the string is cut out."""
 _STEP = 1 << 20
-"""Characters of base64 that are decoded at once (1.5 ms)."""
+"""Characters of base64 that are decoded at once, in 1.5 ms."""
 _ESCAPES = ((b"\\/", b"/"), (b"\\u002B", b"+"), (b"\\u002b", b"+"), (b"\\u002F", b"/"), (b"\\u002f", b"/"))
-"""How JSON writers of PHP and .NET write characters of base64."""
+"""The escapes of base64 characters by the JSON writers of PHP and .NET."""
 _BREAKS = ((b"\\r", b""), (b"\\n", b""), (b"\r", b""), (b"\n", b""))
-"""As long strings have them, and as parsed ones do."""
+"""Line breaks, as in unparsed long strings and as in parsed strings."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
 _URLS = {"audio_url": "audio", "image_url": "image", "video_url": "video"}
-"""Content parts that name a medium by URL → its modality. (vLLM's extensions of OpenAI's ``image_url``.)"""
+"""The modality of each content part that names a medium by URL (vLLM's extensions of OpenAI's ``image_url``)."""
 _LOW_DETAIL = 512
-"""OpenAI's ``"detail": "low"``: the image is looked at in a square of so many pixels a side."""
+"""The side in pixels of the square into which OpenAI's ``"detail": "low"`` shrinks an image."""
 _MAX_URL = 8 << 10
 _MOST = 2**53
-"""Numbers in JSON have no bound; those that are passed on have."""
+"""The bound of numbers that are passed on, since numbers in JSON have no bound."""
 _NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A medium in a chat body. ``param`` is the path of the field that brings it: its base64 (``text``) with its
-    declared type (``hint``), or its ``url``."""
+    """A medium in a chat body: base64 (``text``) with its declared type (``hint``), or a ``url``.
+
+    ``param`` is the path of the medium's field.
+    """
 
     part: dict[str, Any]
     modality: str
@@ -57,7 +59,8 @@ class MediaPart:
 
 
 class ChatBody:
-    """A parsed chat body. ``parts`` are its media in order, not decoded; :meth:`render` is the JSON without them."""
+    """A parsed chat body. ``parts`` are its media in order, not decoded; :meth:`render` returns the JSON without
+    media."""
 
     def __init__(
         self,
@@ -67,8 +70,11 @@ class ChatBody:
         clip: str | None = None,
         reference_rate: int | None = None,
     ) -> None:
-        """Raises :class:`OmniError`: 400 for what is not a JSON object and for a message's medium of a modality that is
-        not among ``modalities``, 413 for too much of it."""
+        """Parse a body.
+
+        Raises :class:`OmniError`: 400 for a body that is not a JSON object, and for a message's medium of a modality
+        outside ``modalities``; 413 for too many or too large media.
+        """
         self._limits = limits
         self._modalities = modalities
         self._clip = clip
@@ -91,7 +97,7 @@ class ChatBody:
             raise invalid_request(f"The request has more than {limits.max_clips_per_body} media parts.", "messages")
 
     def render(self) -> bytes:
-        """The body as small JSON; call it once."""
+        """Return the body as small JSON. Call it once."""
         for index, part in enumerate(self.parts):
             part.part.clear()
             part.part.update(type=part.modality, index=index)
@@ -103,7 +109,7 @@ class ChatBody:
         return mark.sub(lambda found: b'"' + self._long[int(found[1])] + b'"', text)
 
     def _find(self) -> Iterator[MediaPart]:
-        """The one of a transcription's or a speech's JSON body, or chat's parts."""
+        """Find the medium of a transcription's or a speech's JSON body, or the parts of a chat."""
         alone = self._tree.get(self._clip) if self._clip is not None else None
         if self._clip == "input_audio" and isinstance(alone, dict):
             yield self._input_audio(alone, alone, "input_audio")
@@ -141,7 +147,7 @@ class ChatBody:
         return MediaPart(part, "audio", param, How(), text, f"audio/{format}" if format else hint)
 
     def _clip_to_clone(self, value: Any) -> MediaPart:
-        """A speech body's clip: base64 or a URL in one text."""
+        """Find the clip of a speech body, base64 or a URL in one text."""
         param = "ref_audio"
         if not isinstance(value, str):
             raise invalid_request("'ref_audio' must be a string: base64, or a data, https or http URL.", param)
@@ -168,7 +174,7 @@ class ChatBody:
         return _link(part, modality, param, how, value)
 
     def _base64(self, value: str, param: str, url: bool = False) -> tuple[memoryview, str | None]:
-        """The base64 in a field, and the type that a data URL (RFC 2397) declares."""
+        """Return the base64 of a field, and the declared type of a data URL (RFC 2397)."""
         number = self._number(value)
         text = self._long[number] if number is not None else memoryview(value.encode())
         start = bytes(text[:1024])
@@ -194,8 +200,10 @@ class ChatBody:
 
 
 def _only(given: dict[str, Any], known: tuple[str, ...], path: str) -> None:
-    """Refuse unknown fields of a part that is taken out of the body, since the check of the rest does not see them. (A
-    null counts as absent.)"""
+    """Refuse unknown fields of a part. A null counts as absent.
+
+    The part is taken out of the body, so the check of the rest of the body does not see the part's fields.
+    """
     for name, value in given.items():
         if name not in known and value is not None:
             param = f"{path}.{name[:100]}"
@@ -203,7 +211,7 @@ def _only(given: dict[str, Any], known: tuple[str, ...], path: str) -> None:
 
 
 def _link(part: dict[str, Any], modality: str, param: str, how: How, url: str) -> MediaPart:
-    """A medium behind a URL. Raises 400 for one that is not of http or https."""
+    """Return the medium of a URL. Raises 400 for a scheme other than http and https."""
     if len(url) > _MAX_URL:
         raise invalid_request(f"The URL has more than {_MAX_URL} characters.", param, "invalid_url")
     if url.partition(":")[0].lower() not in ("http", "https"):
@@ -219,8 +227,10 @@ def _string(inner: Any, field: str, param: str) -> str:
 
 
 def _video_kwargs(tree: dict[str, Any]) -> How:
-    """How the body wants its videos decoded. What is of no right type or out of all bounds is left to those who check
-    the rest."""
+    """Return how the body wants its videos decoded.
+
+    Values of a wrong type or out of bounds are left to the check of the rest of the body.
+    """
     given = tree.get("mm_processor_kwargs")
     kwargs = given if isinstance(given, dict) else {}
     fps, most = kwargs.get("fps"), kwargs.get("max_frames")
@@ -232,10 +242,10 @@ def _video_kwargs(tree: dict[str, Any]) -> How:
 
 
 def long_strings(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """(start, end) of the long strings' contents in valid JSON.
+    """Find the (start, end) of the contents of long strings in valid JSON.
 
     Every string of at least :data:`LONG` bytes without a quote is found. Each window is searched from its end
-    backwards, so that it is left in big steps however many quotes it has.
+    backwards, so that the search moves in big steps however many quotes a window has.
     """
     at = 0
     while at + LONG <= len(body):
@@ -252,7 +262,7 @@ def long_strings(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
 
 
 def _opens(body: bytes | bytearray, quote: int) -> bool:
-    """Whether the quote there begins a string: behind an escape it is text, and behind an ending quote is structure."""
+    """Whether a quote begins a string. A quote behind an escape is text; an ending quote is followed by structure."""
     if quote < 0 or body[quote - 1 : quote] == b"\\":
         return False
     return body[quote + 1] not in b" \t\r\n:,]}"
@@ -272,11 +282,11 @@ def _cut(body: bytes | bytearray, nonce: str) -> tuple[bytes, dict[int, memoryvi
 
 
 def decode_base64(text: memoryview, into: Callable[[bytes], Any], param: str) -> Generator[None, None, None]:
-    """Strict base64 in slices; line breaks (MIME wraps its lines), missing padding and JSON's escapes of its alphabet
-    are forgiven. A blank is not: where a form was decoded it stands for a ``+``, and to leave it out would make other
-    data of the rest.
+    """Decode strict base64 in slices. Raises :class:`OmniError` (400).
 
-    Raises :class:`OmniError` (400).
+    Line breaks (MIME wraps lines), missing padding and JSON's escapes of base64 characters are accepted. A blank is
+    refused: after the decoding of a form a blank stands for a ``+``, and without the blank the rest would be other
+    data.
     """
     held = b""
     for at in range(0, len(text), _STEP):

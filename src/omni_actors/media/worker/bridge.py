@@ -1,7 +1,7 @@
-"""Media travel in pieces: they are cut in the media process, and the bridge of the edges that leave it joins them.
+"""Media in pieces: the media process cuts them, and the bridge of the outgoing edges joins them.
 
-A clip of half an hour is 115 MB. As one payload it would hold the media process for as long as it takes to write it
-into shared memory, and fill the arena.
+A clip of half an hour is 115 MB. One payload of such a size would occupy the media process while it is written into
+shared memory, and fill the arena.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from omni_actors.connectors.payload import Payload
 from omni_actors.media.limits import PIECE
 
 _PICTURES_PIECE = 4 * PIECE
-"""A common image or a few frames: what comes in one piece is copied once less."""
+"""Bytes of a piece of pictures, enough for a common image or a few frames. A single piece is copied once less."""
 
 _WHOLE = {"pcm": {"samples": "length"}, "image": {"pixels": "length"}, "video": {"frames": "length"}}
 _SOUND = {"samples": "audio_length"}
 
 
 def _lengths(payload: Payload) -> dict[str, int]:
-    """Tensor → how long its first axis is in the whole. A video with sound has two."""
+    """Return the length of the first axis of each tensor in the whole. A video with sound has two tensors."""
     names = _WHOLE[payload.kind] | (_SOUND if "audio_length" in payload.meta else {})
     return {name: payload.meta[item] for name, item in names.items()}
 
 
 def cut(whole: Payload) -> deque[Payload]:
-    """The pieces of a medium's payload: views along the first axis of each tensor in turn, all with its metadata."""
+    """Cut a medium's payload into views along the first axis of each tensor in turn, each with all metadata."""
     most = PIECE if whole.kind == "pcm" else _PICTURES_PIECE
     if whole.nbytes <= most:
         return deque([whole])
@@ -41,9 +41,9 @@ def cut(whole: Payload) -> deque[Payload]:
 
 
 class JoinMedia:
-    """Pieces (see :func:`cut`) into one payload per clip, image or video.
+    """A bridge that joins the pieces of :func:`cut` to one payload for each clip, image or video.
 
-    One that comes in one piece goes through as it is; the tensors of another are this bridge's own copy.
+    A single piece passes unchanged. The joined tensors of several pieces are the bridge's own copy.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a client's file becomes, by modality."""
+"""Decoding of a client's file, by modality."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MODALITIES = ("audio", "image", "video")
 
 
 class Decoding:
-    """One file on its way to a medium. ``nbytes`` is what the work holds now, beside the file.
+    """The decoding of one file. ``nbytes`` is the memory of the work, beside the file.
 
-    ``max_seconds`` bounds its sound; ``afford`` raises when there is no room for so many more bytes;
-    ``decoder_thread`` makes the calls that cannot be sliced. Raises :class:`OmniError` (400) for an unknown modality.
+    ``max_seconds`` bounds the sound; ``afford`` raises when there is no room for more bytes; ``decoder_thread`` makes
+    the calls that cannot be sliced. Raises :class:`OmniError` (400) for an unknown modality.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Decoding:
         return self._samples.nbytes + self._reserve.nbytes
 
     def run(self, blob: Blob, content_type: str | None, filename: str | None) -> Generator[None, None, Medium]:
-        """Raises :class:`OmniError` (400) for whatever is wrong with the file."""
+        """Decode the file. Raises :class:`OmniError` (400) for a bad file."""
         limits, param = self._limits, self._param
         if self._modality == "image":
             within = self._how.within

@@ -18,8 +18,8 @@ class DecoderStuck(Exception):
 
 
 class JobAbandoned(BaseException):
-    """Thrown into a job that no request waits for any more. The job ends at once, or at the end of its call where the
-    job is in :meth:`DecoderThread.run`."""
+    """Thrown into a job whose request is gone. The job ends at once; a job in :meth:`DecoderThread.run` ends with its
+    call."""
 
 
 class DecoderThread:

@@ -1,7 +1,7 @@
-"""Streaming encoders: 16-bit PCM in pieces of any size in, encoded bytes out as soon as the codec has them.
+"""Streaming encoders: they take 16-bit PCM in pieces of any size, and return bytes as soon as the codec has some.
 
 ==========  ===================================  =================================================================
-format      container and codec                  what a decoder gives back
+format      container and codec                  the decoded length
 ==========  ===================================  =================================================================
 mp3         MPEG audio layer III (LAME), CBR     whole: the exact length (its header tells the padding);
                                                  streamed: up to three codec frames longer, as nothing can tell
@@ -11,7 +11,7 @@ flac        FLAC, 16 bit                         the very samples
 wav, pcm    (:mod:`omni_actors.media.wav`)       the very samples
 ==========  ===================================  =================================================================
 
-PCM is regrouped into blocks of 20 ms before the codec sees it, so that the bytes do not depend on how it was cut.
+PCM is regrouped into blocks of 20 ms before the codec, so that the bytes do not depend on the cutting of the input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from omni_actors.media.wav import PcmEncoder
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 MIN_RATE, MAX_RATE = 8_000, 192_000
-"""Hz of the PCM that comes in."""
+"""Hz of the incoming PCM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Codec:
     container: str
     encoder: str
     bit_rate: int = 0
-    """Per channel, bits per second; 0 leaves it to the codec."""
+    """Bits per second and channel; 0 is the codec's default."""
     options: dict[str, str] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
     streamed: dict[str, str] = field(default_factory=dict)
@@ -54,19 +54,20 @@ CODECS = {
 
 
 class Encoder(Protocol):
-    """What the engine drives. ``feed`` and ``finish`` are slices of work; ``take`` gives what they made, in pieces."""
+    """The interface of an encoder. ``feed`` and ``finish`` are slices of work; ``take`` returns the output in
+    pieces."""
 
     @property
     def nbytes(self) -> int: ...
     def feed(self, pcm: bytes) -> Generator[None, None, None]: ...
     def finish(self) -> Generator[None, None, None]: ...
     def take(self) -> tuple[bytes, bool]:
-        """Up to :data:`PIECE` bytes, and whether there is more now."""
+        """Return up to :data:`PIECE` bytes, and whether more bytes are ready."""
         ...
 
 
 def open_encoder(format: str, sample_rate: int, channels: int, streaming: bool) -> Encoder:
-    """An encoder for one of :data:`FORMATS`. Raises :class:`OmniError` (400)."""
+    """Open an encoder for one of :data:`FORMATS`. Raises :class:`OmniError` (400)."""
     check_shape(format, sample_rate, channels)
     if format in ("wav", "pcm"):
         return PlainEncoder(format, sample_rate, channels, streaming)
@@ -90,7 +91,7 @@ def unavailable(format: str) -> OmniError:
 
 
 def working_formats() -> tuple[str, ...]:
-    """The formats whose encoders this build of libav really has: each encodes a moment of silence."""
+    """Return the formats whose encoders work in this build of libav: each encodes a moment of silence."""
     working = []
     for format in FORMATS:
         try:
@@ -106,7 +107,7 @@ def working_formats() -> tuple[str, ...]:
 
 
 class PlainEncoder:
-    """``wav`` and ``pcm`` behind the encoder's interface."""
+    """An encoder of ``wav`` and ``pcm``."""
 
     def __init__(self, format: str, sample_rate: int, channels: int, streaming: bool) -> None:
         self._pcm = PcmEncoder(format, sample_rate, channels, streaming)
@@ -129,7 +130,8 @@ class PlainEncoder:
 
 
 class CodecEncoder:
-    """One of :data:`CODECS`. A whole file is written to a seekable buffer, so that its header can tell its length."""
+    """An encoder of one of :data:`CODECS`. A whole file goes to a seekable buffer, so that its header has the
+    length."""
 
     def __init__(self, codec: Codec, sample_rate: int, channels: int, streaming: bool) -> None:
         self._rate = sample_rate
@@ -164,7 +166,7 @@ class CodecEncoder:
         del self._held[:whole]
 
     def finish(self) -> Generator[None, None, None]:
-        """Encode what is held and flush the codec. An incomplete frame at the end is no sound and is dropped."""
+        """Encode the buffered PCM and flush the codec. An incomplete frame at the end is dropped."""
         rest = bytes(self._held[: len(self._held) - len(self._held) % self._frame])
         self._held.clear()
         if rest:
@@ -193,13 +195,14 @@ class CodecEncoder:
 
 
 def nearest_rate(encoder: str, sample_rate: int) -> int:
-    """``sample_rate`` where the codec has it, else the next higher that it has, else its highest."""
+    """Return ``sample_rate`` if the codec supports it, otherwise the next higher supported rate, or the highest
+    rate."""
     rates: list[int] = sorted(av.Codec(encoder, "w").audio_rates or (sample_rate,))
     return next((rate for rate in rates if rate >= sample_rate), rates[-1])
 
 
 class Pipe:
-    """A sink that cannot be sought: what is written can be taken at once."""
+    """A sink without seeking, whose bytes can be taken at once."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -213,7 +216,7 @@ class Pipe:
         return len(data)
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: a pipe holds no bytes back."""
 
     def take(self) -> tuple[bytes, bool]:
         piece = bytes(self._bytes[:PIECE])
@@ -222,7 +225,7 @@ class Pipe:
 
 
 class Buffer(BytesIO):
-    """A sink that can be sought: nothing can be taken before the end, when the header has been rewritten."""
+    """A sink with seeking, whose bytes can be taken at the end, after the header is rewritten."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The media process's engine: answers questions in slices, and delivers decoded media to the models' stages."""
+"""The engine of the media process, which answers queries in slices and delivers decoded media to the models' stages."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ log = logging.getLogger(__name__)
 
 
 class MediaEngine(Engine):
-    """See :mod:`omni_actors.media.questions` for what can be asked.
+    """The engine of the media process. :mod:`omni_actors.media.questions` lists the queries.
 
-    Whatever takes longer than a moment is a job, a generator that yields every few milliseconds. A step gives each job
-    turns of one slice, round robin, for ``slice_s`` in all: a chunk of speech that waits to be encoded never waits for
-    somebody's half hour to be decoded.
+    Long work is a job, a generator that yields every few milliseconds. A step gives each job turns of one slice, round
+    robin, for ``slice_s`` seconds in all, so that a chunk of speech to be encoded never waits for another request's
+    half hour of sound to be decoded.
 
-    A request (``Submit`` with section ``clips``, ids in order) borrows its media: clips, images and videos. They stay
-    for another attempt of it, until they are discarded, which the orchestrator does when it has released the request;
-    at most until their room is needed for others', or their idle time is over. Each leaves on the request's edges in
+    A request (``Submit`` with section ``clips``, ids in order) borrows its media: clips, images and videos. The media
+    stay for another attempt of the request until the orchestrator discards them after the release of the request, or
+    until other media need the room, or until the idle time is over. Each medium leaves on the request's edges in
     payloads of kind ``pcm``, ``image`` or ``video``, cut into pieces of a few MiB, one per step;
-    :class:`omni_actors.media.worker.bridge.JoinMedia` makes one payload per medium of them.
+    :class:`omni_actors.media.worker.bridge.JoinMedia` joins the pieces to one payload for each medium.
 
     ==========  =======================================  ============================================================
     kind        tensors                                  metadata, beside ``index`` (among all media of the request)
@@ -182,7 +182,7 @@ class MediaEngine(Engine):
     # Questions.
 
     def query(self, query: Query, out: Outbox) -> None:
-        """Answers at once what is only book-keeping; makes a job of the rest."""
+        """Answer a query of bookkeeping at once, and make a job of any other."""
         self._expire()
         kind = q.QUESTIONS.get(query.what)
         if kind is None:
@@ -230,7 +230,7 @@ class MediaEngine(Engine):
         self._jobs.append(Job(question, owner, work, holds))
 
     def _turn(self, job: Job, out: Outbox) -> None:
-        """One slice of a job. One that fails fails alone."""
+        """Run one slice of a job. A failing job fails alone."""
         if job.left:
             self._leave(job, next)
             return
@@ -352,7 +352,7 @@ class MediaEngine(Engine):
         self._leave(job, lambda work: work.throw(JobAbandoned()))
 
     def _leave(self, job: Job, turn: Callable[[Generator[None, None, Any]], object]) -> None:
-        """A turn of a job whose answer nobody waits for."""
+        """Run a slice of a job without an asker."""
         try:
             turn(job.work)
         except (JobAbandoned, StopIteration):

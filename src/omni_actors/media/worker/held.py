@@ -1,4 +1,4 @@
-"""The things that the media process holds: bodies, decoded media, encoders, questions and deliveries under way."""
+"""The things in the media process: bodies, decoded media, encoders, running jobs and deliveries."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ UInt8 = npt.NDArray[np.uint8]
 
 
 class Blob:
-    """A body that comes in pieces; ``param`` names the field that it is. A piece is kept as it came: one buffer that
-    grows would be copied now and then, 20 ms at a time."""
+    """A body in pieces; ``param`` names its field.
+
+    The pieces are kept separate, because one growing buffer would be copied now and then, for 20 ms at a time.
+    """
 
     def __init__(self, param: str | None = None, data: bytes = b"") -> None:
         self.param = param
@@ -36,7 +38,7 @@ class Blob:
         self.pieces.append(data)
 
     def join(self) -> Generator[None, None, bytearray]:
-        """The body in one buffer, emptying this (``nbytes`` stays what it was)."""
+        """Return the body in one buffer, and drop the pieces; ``nbytes`` stays."""
         whole = bytearray(self.nbytes)
         at = 0
         for number, piece in enumerate(self.pieces):
@@ -49,7 +51,7 @@ class Blob:
 
 
 class Parts:
-    """The media of a parsed body, in order, as base64: ``items`` are views of the body, which has ``nbytes``."""
+    """The media of a parsed body, in order, as base64. ``items`` are views of the body of ``nbytes`` bytes."""
 
     def __init__(self, items: list[MediaPart], nbytes: int) -> None:
         self.items = items
@@ -99,8 +101,7 @@ class Picture:
 
 @dataclass(slots=True)
 class Video:
-    """Frames uint8 [count, height, width, 3] RGB, ``fps`` of them a second; its sound as a clip's if it was asked for
-    and there is any."""
+    """A video: frames uint8 [count, height, width, 3] RGB, ``fps`` a second, and the sound if asked for and present."""
 
     frames: UInt8
     fps: float
@@ -128,15 +129,15 @@ Medium = Clip | Picture | Video
 
 
 class Reserve:
-    """What a decoder holds in large pieces: ``nbytes``, by its own word."""
+    """The memory that a decoder reports for its large buffers, ``nbytes``."""
 
     def __init__(self, afford: Callable[[int], None]) -> None:
-        """``afford`` raises :class:`OmniError` when there is no room for so many more bytes."""
+        """Make an empty reserve. ``afford`` raises :class:`OmniError` when there is no room for more bytes."""
         self._afford = afford
         self.nbytes = 0
 
     def hold(self, nbytes: int) -> None:
-        """From now on hold so many bytes in all; ask before they are allocated."""
+        """Set the reserve to ``nbytes`` bytes in all. Call it before the allocation."""
         self._afford(nbytes - self.nbytes)
         self.nbytes = nbytes
 
@@ -155,8 +156,10 @@ class Stream:
 
 @dataclass(slots=True)
 class Job:
-    """A question under way. ``work`` returns its answer; ``holds`` is what it keeps in memory meanwhile. One that is
-    ``left`` has been answered already, and ends as soon as a call that cannot be interrupted does."""
+    """A running query. ``work`` returns the answer; ``holds`` is the memory of the job.
+
+    A job that is ``left`` has been answered already, and ends with its current uninterruptible call.
+    """
 
     question: int
     owner: str
@@ -171,8 +174,7 @@ class Job:
 
 @dataclass(slots=True)
 class Delivery:
-    """A request's media on their way to the stages that its edges lead to. ``pieces`` are those of the first one that
-    are not sent yet."""
+    """The delivery of a request's media to the next stages. ``pieces`` are the unsent pieces of the first medium."""
 
     request_id: str
     media: deque[Medium]
@@ -182,7 +184,7 @@ class Delivery:
 
 
 class Made:
-    """The media that the decoding of a body has made so far, and the one that it is at."""
+    """The decoded media of a body so far, and the medium that is being decoded."""
 
     def __init__(self) -> None:
         self.media: list[Medium] = []

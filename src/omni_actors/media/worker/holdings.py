@@ -1,4 +1,4 @@
-"""The tables of what the media process holds for its clients between two questions."""
+"""The tables of the things that the media process holds for its clients between two queries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from omni_actors.media.worker.tables import Table
 
 
 class Holdings:
-    """``blobs`` are bodies as they come, ``bodies`` the media of parsed ones, ``clips`` decoded media that wait for
-    their request, ``lent`` those of running requests, ``streams`` open encoders.
+    """All tables of the media process.
 
-    ``ids`` numbers them all; ``clock`` gives the time of their idle deadlines in seconds.
+    ``blobs`` are incoming bodies, ``bodies`` the media of parsed bodies, ``clips`` decoded media that wait for their
+    requests, ``lent`` the media of running requests, ``streams`` open encoders. ``ids`` numbers all entries; ``clock``
+    gives the time of idle deadlines in seconds.
     """
 
     def __init__(self, limits: Limits, ids: Iterator[int], clock: Callable[[], float]) -> None:
@@ -29,16 +30,16 @@ class Holdings:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is held for a client that may come back for it. (What is lent is kept for retries alone.)"""
+        """Whether no client can come back for an entry. (Lent media are kept for retries only, and do not count.)"""
         return not any(len(table) for table in self._owned)
 
     @property
     def nbytes(self) -> int:
-        """Without what is lent: a running request may hold that as well."""
+        """The bytes of all entries but lent media, which a running request may hold as well."""
         return sum(table.nbytes for table in self._owned)
 
     def lend(self, number: int) -> Medium:
-        """A medium that a request begins to use. It stays for another attempt of that request."""
+        """Lend a medium to a request. The medium stays for another attempt of the request."""
         held = (self.lent if number in self.lent else self.clips).pop(number)
         self.lent.add(held.owner, held.item, number)
         if len(self.lent) > self._limits.max_clips:
@@ -46,7 +47,7 @@ class Holdings:
         return held.item
 
     def discard(self, owners: frozenset[str], clips: Iterable[int]) -> None:
-        """Free what these owners have, and these media."""
+        """Free all entries of the owners, and the given media."""
         for table in self._owned:
             table.drop_owners(owners)
         for clip in clips:
@@ -54,12 +55,12 @@ class Holdings:
             self.lent.drop(clip)
 
     def expire(self) -> int:
-        """Free what nobody has touched for the idle time; how many of them were not lent."""
+        """Free the entries that were unused for the idle time; return how many of them were not lent."""
         self.lent.expire()
         return sum(table.expire() for table in self._owned)
 
     def due_s(self) -> float | None:
-        """Seconds until the next thing is to be freed; ``None`` when nothing is held."""
+        """Return the seconds until the next entry expires; ``None`` without entries."""
         return min((due for table in (*self._owned, self.lent) if (due := table.due_s()) is not None), default=None)
 
     def counters(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Decoding: any image file to RGB, eight bits a channel.
+"""Decoding of any image file to RGB, eight bits a channel.
 
-The bytes decide what a file is; its declared type does not. What is opened is one of :data:`FORMATS`: readers of rarer
-formats are where the holes in image libraries are. The header's size is checked before a pixel is decoded, so that a
-small file that claims to be huge costs nothing.
+The bytes decide the format of a file; its declared type does not. Only :data:`FORMATS` are opened, because readers of
+rarer formats are where image libraries have their holes. The size in the header is checked before a pixel is decoded,
+so that a small file with a huge declared size costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omni_actors.media.worker.jpeg import MAX_SCANS, is_endless
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""By Pillow's names. Of an animation the first frame is taken."""
+"""The accepted formats, by Pillow's names. The first frame stands for an animation."""
 
 _WORKING_BYTES = 12
 """Bytes per pixel that decoding holds at once: Pillow's own copies (four each) and the array."""
@@ -37,7 +37,7 @@ def unreadable(reason: str, param: str | None) -> OmniError:
 
 
 class _Stoppable(Source):
-    """A file whose reader ends at its next read, once it is stopped."""
+    """A file that, once stopped, ends its reader at the next read."""
 
     stopped = False
 
@@ -58,11 +58,11 @@ def decode_image(
     param: str | None,
     within: int | None,
 ) -> Generator[None, None, UInt8]:
-    """The image as uint8 [height, width, 3] RGB: upright by its EXIF orientation, transparency laid on white.
+    """Decode an image to uint8 [height, width, 3] RGB, upright by its EXIF orientation, transparency on white.
 
-    With ``within`` it is shrunk to fit a square of so many pixels a side. ``reserve`` is what it holds meanwhile.
-    Pillow decodes in long calls, which ``decoder_thread`` makes. Raises :class:`OmniError` (400) for whatever is wrong
-    with the file, an early end included.
+    With ``within`` the image is shrunk to fit a square with ``within`` pixels a side. ``reserve`` accounts for the
+    memory. Pillow decodes in long calls, which ``decoder_thread`` makes. Raises :class:`OmniError` (400) for a bad
+    file, a truncated file included.
     """
     source = _Stoppable(pieces)
     if not source.size:
@@ -87,7 +87,7 @@ def decode_image(
 
 
 def _open(source: Source) -> Image.Image | None:
-    """``None`` for an image that would take for ever."""
+    """Open an image; return ``None`` for an image with an unbounded amount of work."""
     if is_endless(source):
         return None
     with warnings.catch_warnings():

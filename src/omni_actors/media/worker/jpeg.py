@@ -1,5 +1,7 @@
-"""How much work a JPEG is. A progressive one paints its pixels in scans, each a call's work for every pixel, and a scan
-that changes nothing has forty bytes: a file of one megabyte could keep its decoder busy for an hour.
+"""The amount of work in a JPEG.
+
+A progressive JPEG paints its pixels in scans. Each scan is work for every pixel, and a scan without a change has forty
+bytes, so a file of one megabyte could keep its decoder busy for an hour.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ class File(Protocol):
 
 
 def is_endless(file: File) -> bool:
-    """Whether a file is a JPEG of more than :data:`MAX_SCANS` scans in its first image. What it holds of others beside
-    and behind that (previews, a phone's video) is not looked at."""
+    """Whether a file is a JPEG of more than :data:`MAX_SCANS` scans in its first image.
+
+    Other images in the file (previews, a phone's video) are not examined.
+    """
     file.seek(0)
     if file.read(2) != b"\xff\xd8":
         return False

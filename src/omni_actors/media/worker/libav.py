@@ -1,7 +1,7 @@
-"""How untrusted files are opened with libav, for sound and for pictures.
+"""Opening of untrusted files with libav, for sound and for pictures.
 
 Containers that can point at other files or hosts (playlists, concatenations, session descriptions) are on no list of
-formats, and no protocol is allowed, so that an upload is never a way to read something else.
+formats, and no protocol is allowed, so that an upload can never read another file.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ import av
 from omni_actors.media.worker.jpeg import is_endless_frame
 
 MAX_ALLOCATION = 32 << 20
-"""Bytes of one allocation inside libav. A container's header of a kilobyte can announce billions of packets, whose
-index would be built, and would fill the memory, before a byte of them is looked at."""
+"""Bytes of one allocation inside libav, at most.
+
+A container's header of a kilobyte can announce billions of packets. Without a bound, libav would build their index, and
+fill the memory, before it reads a packet."""
 
 MAX_STREAMS = 16
-"""Of one file: each has its own index."""
+"""The number of streams in one file, at most, since each stream has an index."""
 
 ERRORS = (av.FFmpegError, ValueError, OSError, MemoryError)
-"""What a damaged or hostile file can raise."""
+"""The exceptions that a damaged or hostile file can raise."""
 
 log = logging.getLogger(__name__)
 
 
 def bound_allocations() -> None:
-    """From now on hold :data:`MAX_ALLOCATION`, in the whole process. PyAV has no word for it, so the library that it
-    has loaded is asked (``av_max_alloc``); where none is found there is a warning, and the rest of the limits."""
+    """Enforce :data:`MAX_ALLOCATION` in the whole process from now on.
+
+    PyAV has no function for the bound, so ``av_max_alloc`` of the loaded library is called. Without such a library
+    there is a warning, and the other limits still hold.
+    """
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libavutil" in line}
     for path in mapped:
         ctypes.CDLL(path).av_max_alloc(ctypes.c_size_t(MAX_ALLOCATION))
@@ -40,8 +45,10 @@ def bound_allocations() -> None:
 
 
 def open_untrusted(source: IO[bytes], containers: str, codecs: tuple[str, ...], **options: str) -> Any:
-    """A file's container, if it is one of ``containers``; no other decoder than ``codecs`` is opened to look at it.
-    Raises one of :data:`ERRORS`."""
+    """Open a file as one of ``containers``, without opening another decoder than ``codecs``.
+
+    Raises one of :data:`ERRORS`.
+    """
     bounds = {
         "format_whitelist": containers,
         "codec_whitelist": ",".join(codecs),
@@ -54,7 +61,7 @@ def open_untrusted(source: IO[bytes], containers: str, codecs: tuple[str, ...], 
 
 
 def packets_of(container: Any, stream: Any) -> Iterator[Any]:
-    """A stream's packets up to its end, also of a file that was cut short, with ``None`` where others interrupt."""
+    """Yield a stream's packets, also of a truncated file, with ``None`` in place of packets of other streams."""
     packets = container.demux(stream)
     while True:
         try:
@@ -70,8 +77,10 @@ def packets_of(container: Any, stream: Any) -> Iterator[Any]:
 
 
 def frames_of(container: Any, stream: Any) -> Iterator[Any]:
-    """The decodable frames, with a ``None`` after each packet. Damaged packets are skipped, and such as would keep the
-    decoder in one call for minutes."""
+    """Yield the decodable frames, with a ``None`` after each packet.
+
+    Damaged packets are skipped, and so are packets that would keep the decoder in one call for minutes.
+    """
     jpeg = stream.codec_context.name == "mjpeg"
     for packet in packets_of(container, stream):
         try:

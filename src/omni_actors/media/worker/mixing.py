@@ -1,4 +1,4 @@
-"""Mixing: the channels of a recording to one, so that whatever is heard in it stays heard."""
+"""Mixing of a recording's channels to one, without losing sound that cancels out."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import numpy.typing as npt
 Float32 = npt.NDArray[np.float32]
 
 BLOCKS_PER_S = 10
-"""How often it is decided how the channels are added up."""
+"""Decisions per second on how the channels are added up."""
 FADES_PER_S = 100
-"""A changed decision takes effect over one of these, so that it makes no click."""
+"""The reciprocal of the seconds over which a changed decision fades in, so that the change makes no click."""
 _LOST = 0.1
-"""Below this share of the channels' mean energy, their mean has lost what was in them. (Channels that have nothing to
-do with each other leave half of it; below a tenth they are opposed: correlated by less than -0.8.)"""
+"""The share of the channels' mean energy below which their mean has lost their sound.
+
+Unrelated channels leave half of the energy. Below a tenth the channels are opposed: correlated by less than -0.8."""
 _KEPT = 0.3
-"""Above this share they are not opposed, or not any more."""
+"""The share of the mean energy above which channels are not opposed, or not any more."""
 _SILENT = 1e-10
-"""Mean square below which nothing can be told."""
+"""The mean square below which a block is silent and decides nothing."""
 
 
 class Mixer:
-    """The mean of all channels; where that cancels out, the mean of the channels with the opposed ones turned round.
+    """A mixer to the mean of all channels, with opposed channels inverted where the mean cancels out.
 
-    A microphone that is wired the wrong way records the same sound on two channels in opposite phase, and their mean is
-    silence. So for each block of a tenth of a second (counted from the beginning, whatever the pieces are that the
-    sound comes in) the energy of the mean is compared with that of the channels. When less than :data:`_LOST` of it is
-    left, channels that run against the loudest one are subtracted instead of added; that stays until a block whose mean
-    has more than :data:`_KEPT` of it. All other sound, ordinary stereo among it, is the plain mean to the bit.
+    A wrongly wired microphone records the same sound on two channels in opposite phase, and the mean of the channels is
+    silence. So for each block of a tenth of a second (counted from the beginning, however the sound is cut) the energy
+    of the mean is compared with the energy of the channels. When less than :data:`_LOST` is left, channels opposed to
+    the loudest channel are subtracted instead of added, until a block whose mean has more than :data:`_KEPT` of the
+    energy. All other sound, ordinary stereo included, is the plain mean to the bit.
     """
 
     def __init__(self, rate: int, channels: int) -> None:
@@ -40,7 +41,7 @@ class Mixer:
         self._signs = np.ones(channels, np.float32)
 
     def add(self, sound: Float32) -> Float32:
-        """Take samples [channels, n] and give those that are mixed, [m]: at most a block is held back."""
+        """Take samples [channels, n] and return mixed samples [m]. At most a block is held back."""
         if self.channels == 1:
             return np.ascontiguousarray(sound[0])
         self._pieces.append(sound)
@@ -55,7 +56,7 @@ class Mixer:
         return np.concatenate([self._mix(whole[:, at : at + self._block]) for at in range(0, full, self._block)])
 
     def finish(self) -> Float32:
-        """Give the rest."""
+        """Return the remaining mixed samples."""
         return self._mix(self._take()) if self._held else np.empty(0, np.float32)
 
     def _take(self) -> Float32:
@@ -79,7 +80,7 @@ class Mixer:
         return mixed
 
     def _decide(self, block: Float32, mean: Float32) -> Float32:
-        """The sign of each channel in this block: those of the last one, where nothing speaks against them."""
+        """Return the sign of each channel in this block: the signs of the last block, unless the energy contradicts."""
         energies = np.einsum("ij,ij->i", block, block) / block.shape[1]
         loud, left = float(energies.mean()), float(np.vdot(mean, mean)) / block.shape[1]
         opposed = self._signs.min() < 0

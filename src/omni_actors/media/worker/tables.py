@@ -1,4 +1,4 @@
-"""What the media process holds for its clients between two questions: bounded, owned, and freed when forgotten."""
+"""A table of things for clients between two queries: bounded, owned, and freed when forgotten."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def lost(what: str) -> OmniError:
 
 
 class Table(Generic[T]):
-    """Items by id, oldest use first.
+    """Items by id, the least recently used first.
 
-    ``ids`` gives numbers that no earlier incarnation of this process has given, so that a stale one is never taken for
-    another client's. An item that nobody touches until its deadline is freed by the next :meth:`expire`.
+    ``ids`` gives numbers that no earlier incarnation of the process has given, so that a stale number never names
+    another client's item. An item that is unused until its deadline is freed by the next :meth:`expire`.
     """
 
     def __init__(self, what: str, limit: int, idle_s: float, ids: Iterator[int], clock: Callable[[], float]) -> None:
@@ -62,7 +62,7 @@ class Table(Generic[T]):
         return sum(held.item.nbytes for held in self._held.values())
 
     def add(self, owner: str, item: T, number: int | None = None) -> int:
-        """Hold an item; ``number`` puts one back under the id it had, which always has room."""
+        """Add an item. ``number`` puts an item back under its former id, for which there is always room."""
         if number is None:
             if len(self._held) >= self._limit:
                 raise overloaded(
@@ -73,7 +73,7 @@ class Table(Generic[T]):
         return number
 
     def get(self, number: int) -> T:
-        """Look at an item; it is the latest used now."""
+        """Return an item, which becomes the most recently used."""
         held = self._held.get(number)
         if held is None:
             raise lost(self.what)
@@ -89,7 +89,7 @@ class Table(Generic[T]):
         return [held.item for held in self._held.values()]
 
     def evict(self) -> bool:
-        """Free what was used least recently; whether there was anything."""
+        """Free the least recently used item; return whether there was one."""
         if self._held:
             self._held.popitem(last=False)
             return True
@@ -114,7 +114,7 @@ class Table(Generic[T]):
         return None if first is None else max(0.0, first.deadline - self._clock())
 
     def expire(self) -> int:
-        """Free what is past its deadline; how many."""
+        """Free the items past their deadlines; return their number."""
         now = self._clock()
         count = 0
         while self._held:

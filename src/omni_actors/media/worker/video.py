@@ -1,12 +1,12 @@
-"""Decoding: any video file to frames at an even pace, RGB, and its sound.
+"""Decoding of any video file to evenly spaced frames, RGB, and to sound.
 
-The frames are those that a player would show at the times 0, d/n, 2d/n, … of a video of d seconds, which is how Qwen's
-processors choose them (``transformers`` ``Qwen2VLVideoProcessor.sample_frames``), by time instead of by number: what a
-browser's recorder writes has no constant rate.
+The frames are the frames that a player would show at the times 0, d/n, 2d/n, … of a video of d seconds. Qwen's
+processors choose frames in the same way (``transformers`` ``Qwen2VLVideoProcessor.sample_frames``), but by number; the
+choice by time suits the recordings of browsers, which have no constant rate.
 
-The file is read twice: once without decoding, to know when its frames are shown (many files do not say how many there
-are), once to decode. Every frame up to the last that is wanted must be decoded, since each builds on those before it;
-only the wanted ones are converted.
+The file is read twice: once without decoding, to learn the times of its frames (many files do not say how many frames
+there are), and once to decode. Every frame up to the last chosen frame must be decoded, since frames build on earlier
+frames; only the chosen frames are converted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from omni_actors.media.worker.libav import ERRORS, frames_of, open_untrusted, pa
 from omni_actors.protocol.errors import OmniError, invalid_request
 
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg"
-"""Those whose header tells their streams: for the others libav would decode pictures of unbounded size to know them."""
+"""Containers with their streams in the header. For others libav would decode pictures of unbounded size first."""
 CODECS = (
     "h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mpeg1video", "mpeg2video", "mjpeg", "theora", "h263",
     "msmpeg4", "msmpeg4v2",
@@ -45,8 +45,8 @@ _GROUP = 2
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How a video is sampled: ``fps`` frames a second, but at least ``limits.min_video_frames`` and at most
-    ``max_frames``; ``sound`` asks for its audio track."""
+    """The sampling of a video: ``fps`` frames a second, at least ``limits.min_video_frames`` and at most
+    ``max_frames``; ``sound`` asks for the audio track."""
 
     fps: float
     max_frames: int
@@ -71,12 +71,11 @@ def unreadable(reason: str, param: str | None) -> OmniError:
 def decode_video(
     source: Source, wanted: Wanted, reserve: Reserve, samples: Samples, limits: Limits, param: str | None
 ) -> Generator[None, None, Video]:
-    """The sampled frames, and the sound when it is asked for and there is any. ``reserve`` and ``samples`` are what is
-    held meanwhile.
+    """Decode the sampled frames, and the sound if asked for and present. Raises :class:`OmniError` (400).
 
-    A frame of more pixels than its share of ``limits`` is shrunk; a video that is too long or whose pictures are too
-    large is refused. Damaged packets are skipped, and a file that ends early is what there is of it. Raises
-    :class:`OmniError` (400).
+    ``reserve`` and ``samples`` account for the memory. A frame of more pixels than its share of ``limits`` is shrunk; a
+    video that is too long or has too large pictures is refused. Damaged packets are skipped, and a truncated file gives
+    its decodable part.
     """
     if not source.size:
         raise unreadable("it is empty", param)
@@ -93,7 +92,7 @@ def decode_video(
 
 
 def choose_frames(times: list[float], seconds: float, fps: float, least: int, most: int) -> list[int]:
-    """The numbers of the frames that are shown at evenly spaced times from 0 on."""
+    """Return the numbers of the frames shown at evenly spaced times from 0 on."""
     total = len(times)
     count = math.floor(min(max(seconds * fps, least), most, total))
     count = max(1, count // _GROUP * _GROUP)
@@ -128,7 +127,7 @@ def _open(source: Source, limits: Limits, param: str | None) -> Any:
 
 
 def _is_cover(stream: Any) -> bool:
-    """A music file's picture."""
+    """Whether a stream is the cover picture of a music file."""
     return bool(int(stream.disposition) & int(av.stream.Disposition.attached_pic))
 
 
@@ -203,7 +202,7 @@ def _decode(
 
 
 def _fit(width: int, height: int, count: int, limits: Limits) -> tuple[int, int]:
-    """(width, height) of ``count`` frames of that size, shrunk to their share."""
+    """Return (width, height) for ``count`` frames, shrunk to their share of the limit."""
     share = max(1, min(limits.max_sampled_pixels, limits.max_video_pixels // count))
     if width * height <= share:
         return width, height
@@ -212,6 +211,6 @@ def _fit(width: int, height: int, count: int, limits: Limits) -> tuple[int, int]
 
 
 def _picture(frame: Any, size: tuple[int, int]) -> UInt8:
-    """A frame of that size (before it is turned) as RGB [height, width, 3], upright as its file says."""
+    """Convert a frame to ``size`` and RGB [height, width, 3], and turn the frame upright by the file's rotation."""
     picture: UInt8 = frame.reformat(*size, format="rgb24", interpolation="BICUBIC").to_ndarray()
     return np.rot90(picture, round(frame.rotation / 90) % 4)
