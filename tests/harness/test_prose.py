@@ -40,7 +40,7 @@ CEILINGS = {
     "actors": Ceiling(pronouns=5.0),
     "connectors": Ceiling(pronouns=5.0, riddles=0),
     "entrypoints": Ceiling(pronouns=6.0, riddles=0),
-    "media": Ceiling(pronouns=9.0, riddles=7),
+    "media": Ceiling(pronouns=4.5),
     "models": Ceiling(pronouns=9.0, riddles=65),
     "omni_actors": Ceiling(pronouns=5.0, riddles=0),
     "orchestrator": Ceiling(pronouns=11.5, riddles=20),

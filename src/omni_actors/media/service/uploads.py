@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import trio
 
 from omni_actors.media import questions as q
+from omni_actors.media.limits import Limits
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import MediaRef
 
-if TYPE_CHECKING:
-    from omni_actors.media.service.client import MediaService
+A = TypeVar("A")
 
 FETCHES_PER_BODY = 4
 """The number of URLs of one body that are fetched at once."""
@@ -25,10 +25,25 @@ class Sent(NamedTuple):
     content_type: str | None = None
 
 
+class MediaClient(Protocol):
+    """The client of the media process, as far as uploads need it."""
+
+    limits: Limits
+
+    async def answer(self, question: q.Question, kind: type[A]) -> A:
+        """Return the media process's answer to a query."""
+
+    async def download(self, link: q.LinkInfo, owner: str) -> Sent:
+        """Send the file behind a URL to the media process."""
+
+    def leave(self, owner: str) -> None:
+        """Let everything of an operation in the media process be freed."""
+
+
 class Upload:
     """A file in the media process, or a small file that is still in this process."""
 
-    def __init__(self, service: MediaService, owner: str, sent: Sent, param: str | None) -> None:
+    def __init__(self, service: MediaClient, owner: str, sent: Sent, param: str | None) -> None:
         self.held = sent.blob is not None
         """Whether the file is in the media process."""
         self._service = service
@@ -72,7 +87,7 @@ class ParsedBody:
     modalities of the media, in the same order.
     """
 
-    def __init__(self, service: MediaService, owner: str, info: q.ChatInfo) -> None:
+    def __init__(self, service: MediaClient, owner: str, info: q.ChatInfo) -> None:
         self.json = info.body
         self.modalities = tuple([medium.modality for medium in info.media])
         self.held = info.held
@@ -140,7 +155,7 @@ class ParsedBody:
 
 
 async def decode_link(
-    service: MediaService, link: q.LinkInfo, sent: Sent, owner: str, max_seconds: float | None
+    service: MediaClient, link: q.LinkInfo, sent: Sent, owner: str, max_seconds: float | None
 ) -> q.MediumInfo:
     """Decode the file behind a link. Raises :class:`OmniError`."""
     question = q.Decode(
