@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_the_fast_tier_starts_no_process_and_names_slow_tests(tmp_path: Path) ->
     assert done.returncode == 1, done.stdout
     for name in ("test_starts", "test_handles_the_error"):
         assert f"ERROR test_inner.py::{name} - " in done.stdout
-    assert "1 failed, 3 passed, 4 deselected, 2 errors" in done.stdout
+    assert {"1 failed", "3 passed", "4 deselected", "2 errors"} <= set(re.findall(r"\d+ \w+", done.stdout))
     slow = done.stdout.partition("fast tests that took more than 2 s")[2]
     assert "test_inner.py::test_takes_long" in slow.partition("\n")[2].partition("====")[0]
 
