@@ -25,7 +25,7 @@ from omni_actors.pipelines.registry import Registry
 from omni_actors.pipelines.weights.hub import missing_shards
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.liveness import PAGE_BYTES
-from omni_actors.stages.liveness import Page
+from omni_actors.stages.liveness import LivenessPage
 
 RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
@@ -139,7 +139,7 @@ def _address(text: str) -> None:
 
 @contextmanager
 def _liveness() -> Iterator[One]:
-    page = Page()
+    page = LivenessPage()
     theirs = mmap.mmap(page.fd, PAGE_BYTES)
 
     def one(data: bytes) -> None:

@@ -227,7 +227,7 @@ async def test_a_media_process_that_stands_still_fails_who_asks_it_and_is_replac
         with trio.fail_after(8), pytest.raises(OmniError) as failed:
             await media.decode(wav(tone(0.3, 16_000), 16_000))
         assert failed.value.info.code == "stage_died"
-        assert process.lives.ends["stuck"] == 1
+        assert process.history.exits["stuck"] == 1
         with trio.fail_after(10):
             while not process.live:
                 await process.changed.park()

@@ -73,7 +73,11 @@ class Deployment:
         """Whether there is a combination."""
         pools = self.orchestrator.pools
         choices = [
-            [it for it in pool.replicas if fixed.get(name, it.index) == it.index and (it.takes or name in fixed)]
+            [
+                it
+                for it in pool.replicas
+                if fixed.get(name, it.index) == it.index and (it.accepts_requests or name in fixed)
+            ]
             for name, pool in pools.items()
         ]
         for combination in itertools.product(*choices):

@@ -23,9 +23,9 @@ def submits(orchestrator: Orchestrator) -> list[tuple[str, Submit]]:
     def watch(replica: StageReplica) -> None:
         send = replica.submit
 
-        def submit(key: int, participant: Any, data: bytes, *, later: bool) -> None:
+        def submit(key: int, listener: Any, data: bytes, *, later: bool) -> None:
             sent.extend((replica.stage.name, it) for it in down_reader().feed(data) if isinstance(it, Submit))
-            send(key, participant, data, later=later)
+            send(key, listener, data, later=later)
 
         replica.submit = submit  # type: ignore[method-assign]
 

@@ -130,7 +130,7 @@ def _check_refusal(world: World, orchestrator: Orchestrator, outcome: Outcome) -
         case "stage_unavailable":
             world.hit("refused: down")
             assert error.stage is not None
-            takes = any(replica.takes for replica in orchestrator.pools[error.stage].replicas)
+            takes = any(replica.accepts_requests for replica in orchestrator.pools[error.stage].replicas)
             if plan_has_tcp(world.schedule.deployment):
                 takes = takes and _whole(orchestrator, request_of(outcome.load, outcome.id, outcome.seed))
             if takes:
@@ -141,7 +141,7 @@ def _whole(orchestrator: Orchestrator, request: Request) -> bool:
     """Whether some replicas of its stages are all linked."""
     graph = orchestrator.subgraph(request)
     names = [part.stage.name for part in graph.parts]
-    choices = [[it for it in orchestrator.pools[name].replicas if it.takes] for name in names]
+    choices = [[it for it in orchestrator.pools[name].replicas if it.accepts_requests] for name in names]
     for replicas in product(*choices):
         by_name = dict(zip(names, replicas, strict=True))
         if all((edge.target, by_name[edge.target].index) in by_name[edge.source].links for edge in graph.edges):

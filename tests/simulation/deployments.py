@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Recovery, Stage, Task
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
@@ -135,7 +137,7 @@ def plan_of(number: int) -> Plan:
     plan = resolve("simulated", overrides=overrides, platform="cpu", registry=registry)
     stages = [replace(stage, **BUDGETS) for stage in plan.stages if stage.name != MEDIA_STAGE]
     edges = [
-        replace(
+        structs.replace(
             edge,
             capacity=deployment.capacity,
             connector="tcp" if f"{edge.source}-{edge.target}" in deployment.tcp else edge.connector,

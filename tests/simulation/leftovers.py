@@ -11,7 +11,7 @@ import trio
 KEPT = frozenset({"_classes", "_affinities", "_anew", "refused"})
 """Bounded memories of what was asked before, and counters by reason."""
 
-FACTS = frozenset({"Plan", "StagePlan", "Subgraph", "Pipeline", "Supervisor", "Channel", "Lives", "Watch"})
+FACTS = frozenset({"Plan", "StagePlan", "Subgraph", "Pipeline", "Supervisor", "Channel", "ReplicaHistory", "Watch"})
 """Classes that hold nothing of a request, belong to one life of a worker, or are a bounded history."""
 
 

@@ -148,7 +148,7 @@ async def _run(world: World) -> None:
                 world.violate(f"at idle, {what}")
         for stage, count in orchestrator.recovery.resumed.items():
             world.hits[f"resumed:{stage}"] += count
-        stuck = sum(replica.lives.ends["stuck"] for pool in orchestrator.pools.values() for replica in pool.replicas)
+        stuck = sum(replica.history.exits["stuck"] for pool in orchestrator.pools.values() for replica in pool.replicas)
         if stuck and not world.hits["freeze"] and not world.hits["stall"]:
             world.violate(f"{stuck} workers are ended as stuck, and none was")
     for outcome in outcomes:

@@ -59,7 +59,7 @@ async def test_a_drained_replica_keeps_what_it_has_and_gets_nothing_new() -> Non
             assert orchestrator.control.drain("b", replica.index).state == "draining"
             for number in range(4):
                 assert text_of(await collect(orchestrator, stub(text=str(number)))) == str(number)
-            assert replica.lives.served == 1
+            assert replica.history.served == 1
             assert orchestrator.health()["b"].live == 1
         await until(lambda: status_of(orchestrator, "b", replica.index).state == "drained")
         assert orchestrator.control.undrain("b", replica.index).state == "ready"
@@ -85,7 +85,7 @@ async def test_a_replica_is_replaced_when_it_is_empty_without_a_pause_or_a_failu
                 before = replica.pid
                 nursery.start_soon(orchestrator.control.replace, "b", replica.index)
                 await trio.testing.wait_all_tasks_blocked(0.05)
-                assert (replica.pid, pool.replacing, replica.takes) == (before, True, False)
+                assert (replica.pid, pool.replacing, replica.accepts_requests) == (before, True, False)
                 with pytest.raises(OmniError) as busy:
                     await orchestrator.control.replace("b", replica.index)
                 assert busy.value.info.status == 409
@@ -119,7 +119,7 @@ async def test_a_replacement_that_is_called_off_while_it_waits_changes_nothing()
     async with stub_orchestrator() as orchestrator, held(orchestrator) as replica:
         with trio.move_on_after(0.2):
             await orchestrator.control.replace("b", 0)
-        assert (replica.incarnation, replica.takes, orchestrator.pools["b"].replacing) == (1, True, False)
+        assert (replica.incarnation, replica.accepts_requests, orchestrator.pools["b"].replacing) == (1, True, False)
 
 
 async def test_requests_wait_for_the_new_worker_also_when_who_gave_the_command_has_left() -> None:
@@ -167,7 +167,7 @@ async def test_a_start_without_a_free_descriptor_is_a_failed_start(monkeypatch: 
         with monkeypatch.context() as patched:
             patched.setattr("os.memfd_create", lambda *_: os.open("/nowhere/at/all", 0))
             orchestrator.control.kill("b", 0)
-            await until(lambda: b.lives.ends["start"] > 0)
+            await until(lambda: b.history.exits["start"] > 0)
         await until(lambda: b.live)
 
 
@@ -183,7 +183,7 @@ async def test_a_refusal_tells_when_the_stage_is_likely_to_be_back() -> None:
         info = refused.value.info
         assert (info.code, info.stage) == ("stage_unavailable", "b")
         assert info.retry_after is not None
-        start_s = orchestrator.pools["b"].replicas[0].lives.start_s
+        start_s = orchestrator.pools["b"].replicas[0].history.start_s
         assert start_s is not None
         assert 4 < info.retry_after <= 6 + start_s
         assert text_of(await collect(orchestrator, stub("tokens", tokens=3))) == "xxx"  # which needs no b

@@ -18,7 +18,7 @@ from omni_actors.orchestrator import open_orchestrator
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.liveness import HEARTBEAT_S, PAGE_BYTES, Activity
-from omni_actors.stages.liveness import GRACE_S, WAIT_BUDGET_S, Beat, Page, Watch, budget_s
+from omni_actors.stages.liveness import GRACE_S, WAIT_BUDGET_S, Heartbeat, LivenessPage, Watch, budget_s
 from omni_actors.worker.liveness import Liveness
 
 Clock = trio.testing.MockClock
@@ -32,18 +32,18 @@ STAGE = replace(
 class Bench:
     """A watch in virtual time, over a page that the test writes."""
 
-    beat: Beat
+    beat: Heartbeat
     work: bool = True
     why: str | None = None
 
     def __post_init__(self) -> None:
         self.watch = Watch(STAGE, self, lambda: self.work, clock=trio.current_time)
 
-    def read(self) -> Beat:
+    def read(self) -> Heartbeat:
         return self.beat
 
     def moves(self, activity: Activity) -> None:
-        self.beat = Beat(self.beat.turns + 1, activity, trio.current_time())
+        self.beat = Heartbeat(self.beat.turns + 1, activity, trio.current_time())
 
     async def stuck_after(self, limit_s: float) -> float | None:
         """When the watch gives up, in seconds from now; ``None`` if it does not within the limit."""
@@ -55,7 +55,7 @@ class Bench:
 
 
 def bench(activity: Activity, work: bool = True) -> Bench:
-    return Bench(Beat(1, activity, trio.current_time()), work)
+    return Bench(Heartbeat(1, activity, trio.current_time()), work)
 
 
 @pytest.mark.parametrize("activity", list(Activity))
@@ -68,7 +68,7 @@ async def test_who_does_not_move_is_stuck_after_his_budget_and_not_before(
 
 
 async def test_who_claims_to_have_moved_in_the_future_is_stuck_all_the_same(autojump_clock: Clock) -> None:
-    it = Bench(Beat(1, Activity.WORKING, trio.current_time() + 1e6))
+    it = Bench(Heartbeat(1, Activity.WORKING, trio.current_time() + 1e6))
     assert await it.stuck_after(1000) == pytest.approx(budget_s(STAGE, Activity.WORKING) + GRACE_S)
 
 
@@ -143,7 +143,7 @@ async def test_who_moves_in_the_last_moment_lives(autojump_clock: Clock) -> None
 
 
 def test_a_page_says_what_its_worker_wrote() -> None:
-    page = Page()
+    page = LivenessPage()
     assert page.read().activity is Activity.LOADING
     liveness = Liveness(os.dup(page.fd))
     page.handed_over()
@@ -159,7 +159,7 @@ def test_a_page_says_what_its_worker_wrote() -> None:
 
 
 def test_a_worker_cannot_take_its_page_away() -> None:
-    page = Page()
+    page = LivenessPage()
     with pytest.raises(PermissionError):
         os.ftruncate(page.fd, 0)
     page.close()
@@ -185,9 +185,9 @@ async def test_a_worker_that_is_stopped_while_it_waits_for_input_is_found_out() 
             took = trio.current_time() - stopped
         assert failed.value.info.code == "stage_died"
         assert took < 2 * HEARTBEAT_S + GRACE_S + MARGIN_S
-        assert b.lives.last is not None
-        assert (b.lives.last.cause, b.lives.ends["stuck"]) == ("stuck", 1)
-        assert "no sign of life" in b.lives.last.error.message
+        assert b.history.last_exit is not None
+        assert (b.history.last_exit.cause, b.history.exits["stuck"]) == ("stuck", 1)
+        assert "no sign of life" in b.history.last_exit.error.message
         await until(lambda: b.live)
         assert text_of(await collect(orchestrator, stub(text="next"))) == "next"
 
@@ -209,7 +209,7 @@ async def test_what_a_stuck_worker_tells_in_its_last_moment_is_heard(monkeypatch
         os.kill(pid, signal.SIGSTOP)
         assert text_of(await collect(orchestrator, stub(text="late"))) == "late"
         await until(lambda: c.live and c.incarnation == 2)
-        assert c.lives.ends["stuck"] == 1
+        assert c.history.exits["stuck"] == 1
 
 
 async def test_a_worker_that_does_not_come_back_from_a_step_is_killed_and_replaced() -> None:
@@ -222,7 +222,7 @@ async def test_a_worker_that_does_not_come_back_from_a_step_is_killed_and_replac
             await collect(orchestrator, stub(text="x"))
         assert failed.value.info.code == "stage_died"
         assert 0.9 < trio.current_time() - begun < 1 + GRACE_S + MARGIN_S
-        assert b.lives.ends["stuck"] == 1
+        assert b.history.exits["stuck"] == 1
         await until(lambda: b.live and b.incarnation == 2)
 
 
@@ -233,7 +233,7 @@ async def test_a_worker_that_hangs_while_it_loads_is_killed_and_started_again() 
         begun = trio.current_time()
         await until(lambda: b.incarnation == 2)
         assert 0.9 < trio.current_time() - begun < 1 + MARGIN_S
-        assert b.lives.ends["start"] == 1
+        assert b.history.exits["start"] == 1
         assert b.last_error is not None
         assert "not ready after 1 s" in b.last_error.message
 
@@ -268,7 +268,7 @@ async def test_who_waits_for_credit_is_never_killed() -> None:
 
 def test_a_page_with_anything_in_it_can_be_read() -> None:
     """A worker that writes over its memory ends by its budget, and takes nobody along."""
-    page = Page()
+    page = LivenessPage()
     try:
         with mmap.mmap(page.fd, PAGE_BYTES) as theirs:
             theirs[:24] = b"\xff" * 24

@@ -36,7 +36,7 @@ class Replica:
     room: int = 1000
     """In chunks."""
     incarnation: int = 1
-    takes: bool = True
+    accepts_requests: bool = True
     drained: bool = False
     live: bool = True
     name: str = "llm#0@1"
@@ -139,7 +139,7 @@ def test_a_replica_that_takes_nothing_is_not_chosen() -> None:
     replicas = Replica(0), Replica(1)
     pool = pool_of(*replicas)
     home = bound(pool, completion(text(1)))
-    home.takes = False
+    home.accepts_requests = False
     assert bound(pool, completion(text(1))) is not home
 
 

@@ -123,7 +123,7 @@ async def test_ranks_live_and_die_together_and_requests_outlive_them(folder: Pat
                     await until_gone(before)
             assert clients.said() == undisturbed.said()
             assert replica.incarnation == life + 1
-            last = replica.lives.last
+            last = replica.history.last_exit
             assert last is not None
             assert (last.cause, words in last.error.message) == (cause, True), last
             assert not set(before) & set(ranks_of(replica))
@@ -133,8 +133,8 @@ async def test_ranks_live_and_die_together_and_requests_outlive_them(folder: Pat
         with trio.fail_after(START_S):
             await until(lambda: replica.incarnation == life + 2 and replica.live)
         await until_gone(before)
-        assert replica.lives.last is not None
-        assert f"rank 1 (pid {before[1]}) has ended" in replica.lives.last.error.message
+        assert replica.history.last_exit is not None
+        assert f"rank 1 (pid {before[1]}) has ended" in replica.history.last_exit.error.message
         before = ranks_of(replica)
     await until_gone(before)
 

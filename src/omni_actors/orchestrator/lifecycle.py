@@ -197,7 +197,7 @@ class RequestLifecycle:
         stages = {replica.stage.name for replica in holding}
         waiting = {edge.source for edge in record.subgraph.edges if edge.target in stages}
         for replica in holding:
-            if replica.stage.name not in waiting and replica.sentence is None:
+            if replica.stage.name not in waiting and replica.kill_reason is None:
                 log.error(
                     "%s does not release a request that is over; its worker is killed",
                     replica.name,

@@ -37,7 +37,7 @@ class MediaLink:
         assert self._pool is not None
         (process,) = self._pool.replicas
         if process.incarnation == record.media_incarnation:
-            process.tell("discard", {"owners": [], "clips": [medium.id for medium in record.request.media]})
+            process.notify("discard", {"owners": [], "clips": [medium.id for medium in record.request.media]})
 
     async def query(self, what: str, args: dict[str, Any]) -> Any:
         """Ask the process, and return its answer.

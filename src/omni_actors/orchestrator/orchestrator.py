@@ -30,7 +30,7 @@ from omni_actors.protocol.frames import Unlinked
 from omni_actors.protocol.request import Request
 from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, StageHealth
 from omni_actors.stages.control import Control
-from omni_actors.stages.lives import restarts
+from omni_actors.stages.history import restart_policy
 from omni_actors.stages.pool import StagePool
 from omni_actors.stages.replica import StageReplica
 
@@ -135,7 +135,7 @@ class Orchestrator:
 
     def _change(self) -> None:
         for name, pool in self.pools.items():
-            live = sum(replica.takes for replica in pool.replicas)
+            live = sum(replica.accepts_requests for replica in pool.replicas)
             coming = pool.replacing or any(replica.live and replica.quarantined for replica in pool.replicas)
             self.admission.stage(name, live, coming=coming)
         self.changed.unpark_all()
@@ -223,7 +223,7 @@ async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIter
     """Start every stage of the plan, side by side, and give the orchestrator at once: await
     :meth:`Orchestrator.wait_ready` before the first request. Leaving the block stops every worker: by message, then
     SIGTERM, then SIGKILL; when it is cancelled the workers are killed. Nothing is left in any case."""
-    policy = restarts(plan.limits)
+    policy = restart_policy(plan.limits)
     async with open_launcher() as launcher, open_supervisor("omni", restarts=policy) as root:
         orchestrator = Orchestrator(plan, launcher, root, log_level=log_level)
         async with background() as tasks:

@@ -1,11 +1,12 @@
 """The record of one request, in its caller's task.
 
-Replicas' readers advance it synchronously (it is their :class:`Participant`); the caller receives events from it. There
-is no task, channel or nursery per request or stage, and at most one wake per turn of a reader.
+The readers of the replicas advance the record synchronously (as their
+:class:`~omni_actors.stages.replica.RequestListener`), and the caller receives events from it. There is no task, channel
+or nursery per request or stage, and at most one wake per turn of a reader.
 
-Its states are :class:`~omni_actors.protocol.states.RequestState`. *Terminal* is what the caller sees: exactly one of
-completed (the last event), failed (an :class:`OmniError`) and cancelled (the block was left). *Released* follows when
-every stage has let go or died; admission counts the request until then.
+The states are :class:`~omni_actors.protocol.states.RequestState`. *Terminal* is the end that the caller sees: exactly
+one of completed (the last event), failed (an :class:`OmniError`) and cancelled (the block was left). *Released* follows
+when every stage has released the request or died; admission counts the request until then.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class Wiring:
         await trio.sleep(moment_s)
         lost = link_lost(replica.stage.name).info
         for key in message.keys:
-            if (participant := replica.requests.get(key)) is not None:
-                participant.on_failed(replica, key, lost)
+            if (listener := replica.requests.get(key)) is not None:
+                listener.on_failed(replica, key, lost)
         await trio.sleep(pause_s - moment_s)
         if other is None or not replica.live or not other.live:
             return

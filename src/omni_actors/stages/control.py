@@ -79,7 +79,7 @@ class _Sleep:
     """At which level a replica was told to sleep, and in which of its lives."""
 
     level: int
-    life: int
+    incarnation: int
 
 
 class Control:
@@ -139,12 +139,12 @@ class Control:
                 return self._status(replica)
             raise refusals.asleep(replica, "sleep", sleep.level)
         before = replica.drained
-        with self._told(replica, "sleep"):
+        with self._busy_with(replica, "sleep"):
             replica.drain(True)
             try:
                 await self._ask(replica, "sleep", {"level": level})
             except BaseException:
-                replica.tell("wake", {})  # it may have fallen asleep all the same
+                replica.notify("wake", {})  # it may have fallen asleep all the same
                 replica.drain(before)
                 raise
         self._sleeping[replica] = _Sleep(level, replica.incarnation)
@@ -165,7 +165,7 @@ class Control:
         self._free(stage, index, "wake")
         if replica not in self._sleeping:
             raise refusals.awake(replica)
-        with self._told(replica, "wake"):
+        with self._busy_with(replica, "wake"):
             await self._ask(replica, "wake", {})
         return self._take_requests(replica)
 
@@ -188,7 +188,7 @@ class Control:
         pool = self._pools[stage]
         pool.changing.add(replica)
         try:
-            with self._told(replica, "replace"):
+            with self._busy_with(replica, "replace"):
                 await self._replace(replica, self._limits.drain_s if grace_s is None else grace_s)
         finally:
             pool.changing.discard(replica)
@@ -223,7 +223,7 @@ class Control:
                 await _until(replica, lambda: replica.empty or not replica.live)
             log.info("%s is replaced by command, with %d requests left in it", replica.name, len(replica.requests))
             before = replica.incarnation
-            await replica.renew()
+            await replica.restart()
             await _until(replica, lambda: replica.incarnation > before)
         await _until(replica, lambda: replica.live or _failed_starts(replica) > failures)
         if not replica.live:
@@ -257,7 +257,7 @@ class Control:
     def _sleep_of(self, replica: StageReplica) -> _Sleep | None:
         """Its sleep, if its worker is asleep. A life that follows is awake, although the replica was to sleep."""
         sleep = self._sleeping.get(replica)
-        return sleep if sleep is not None and sleep.life == replica.incarnation and replica.live else None
+        return sleep if sleep is not None and sleep.incarnation == replica.incarnation and replica.live else None
 
     def _pool(self, stage: str) -> StagePool:
         pool = self._pools.get(stage)
@@ -284,7 +284,7 @@ class Control:
         return replica
 
     @contextlib.contextmanager
-    def _told(self, replica: StageReplica, action: str) -> Iterator[None]:
+    def _busy_with(self, replica: StageReplica, action: str) -> Iterator[None]:
         """While a command is at the replica, others are refused."""
         self._busy[replica] = action
         try:
@@ -311,15 +311,15 @@ def _commands(replica: StageReplica) -> frozenset[str]:
 
 
 def _failed_starts(replica: StageReplica) -> int:
-    return replica.lives.ends["start"]
+    return replica.history.exits["start"]
 
 
 def _status(replica: StageReplica, asleep: bool) -> ReplicaStatus:
-    lives, now = replica.lives, trio.current_time()
+    history, now = replica.history, trio.current_time()
     links: dict[str, int] = {}
     for peer, _index in replica.links:
         links[peer] = links.get(peer, 0) + 1
-    end, last = None, lives.last
+    end, last = None, history.last_exit
     if last is not None:
         end = LastEnd(last.cause, last.error.message, now - last.at, last.ready_s, last.served)
     return ReplicaStatus(
@@ -333,8 +333,8 @@ def _status(replica: StageReplica, asleep: bool) -> ReplicaStatus:
         devices=tuple(replica.stage.device_of(replica.index, rank) for rank in range(replica.stage.strategy.ranks)),
         requests=len(replica.requests),
         questions=replica.questions,
-        served=lives.served,
-        uptime_s=None if lives.ready is None else now - lives.ready,
+        served=history.served,
+        uptime_s=None if history.ready_at is None else now - history.ready_at,
         progress=replica.progress,
         restarts=max(0, replica.incarnation - 1),
         failures=0 if replica.actor is None else replica.actor.failures,

@@ -17,10 +17,10 @@ from omni_actors.protocol.liveness import VARIABLE
 from omni_actors.protocol.states import ReplicaState
 from omni_actors.protocol.status import ExitCause
 from omni_actors.stages.channel import Channel
-from omni_actors.stages.liveness import Page, Watch
+from omni_actors.stages.liveness import LivenessPage, Watch
 from omni_actors.stages.replica import StageReplica
 
-LAST_WORDS_S = 1.0
+EXIT_GRACE_S = 1.0
 """What a worker that is killed gets to be gone: by then its socket is read to its end."""
 
 
@@ -43,18 +43,18 @@ class Incarnation(Actor[Never]):
     def __init__(self, replica: StageReplica) -> None:
         self._replica = replica
         self._child: ChildProcess
-        self._page: Page
+        self._page: LivenessPage
         self._settled = trio.Event()
         """Set when the worker is ready, or will never be."""
-        self._last_word: ErrorInfo | None = None
+        self._final_error: ErrorInfo | None = None
 
     async def setup(self) -> None:
         replica = self._replica
         stage = replica.stage
         try:
-            self._page = Page()
+            self._page = LivenessPage()
         except OSError as error:  # no descriptor is free
-            replica.ended("start", ErrorInfo(message=f"the worker could not be started: {error}", stage=stage.name))
+            replica.exited("start", ErrorInfo(message=f"the worker could not be started: {error}", stage=stage.name))
             raise
         try:
             await self._start()
@@ -78,7 +78,7 @@ class Incarnation(Actor[Never]):
                 python_module("omni_actors.worker"), name=replica.name, env=environment, pass_fds=(self._page.fd,)
             )
         except OSError as error:
-            replica.ended("start", ErrorInfo(message=f"the worker could not be started: {error}", stage=stage.name))
+            replica.exited("start", ErrorInfo(message=f"the worker could not be started: {error}", stage=stage.name))
             raise
         finally:
             self._page.handed_over()
@@ -86,15 +86,15 @@ class Incarnation(Actor[Never]):
             channel = Channel(self._child.sock)
             self.start_soon(channel.run_writer)
             self.start_soon(self._read, channel)
-            replica.opened(channel, self._child)
+            replica.connected(channel, self._child)
             with trio.move_on_after(stage.start_timeout_s):
                 await self._settled.wait()
             if not self._settled.is_set():
-                self._last_word = ErrorInfo(message=f"not ready after {stage.start_timeout_s:g} s", stage=stage.name)
-                raise WorkerEnded(self._last_word, await self._end("start", self._last_word))
+                self._final_error = ErrorInfo(message=f"not ready after {stage.start_timeout_s:g} s", stage=stage.name)
+                raise WorkerEnded(self._final_error, await self._end("start", self._final_error))
         except BaseException:
             with trio.CancelScope(shield=True):
-                await self._end("start", self._last_word)
+                await self._end("start", self._final_error)
             raise
 
     async def teardown(self) -> None:
@@ -108,12 +108,12 @@ class Incarnation(Actor[Never]):
         reader = up_reader()
         cause: ExitCause = "crash"
         try:
-            while self._last_word is None and (data := await channel.receive()):
+            while self._final_error is None and (data := await channel.receive()):
                 for message in reader.feed(data):
                     if type(message) is Step:
                         replica.on_step(message)
                     elif type(message) is Fatal:
-                        self._last_word = message.error
+                        self._final_error = message.error
                     elif type(message) is Unlinked:
                         self.start_soon(replica.on_unlinked, replica, message)
                     else:
@@ -122,22 +122,22 @@ class Incarnation(Actor[Never]):
                     self._settled.set()
         except ProtocolError as broken:
             cause = "protocol"
-            self._last_word = ErrorInfo(message=f"protocol error: {broken}", stage=replica.stage.name)
+            self._final_error = ErrorInfo(message=f"protocol error: {broken}", stage=replica.stage.name)
         if replica.state is ReplicaState.DEAD:
             return  # whoever found it dead says so
-        if replica.renewing:
+        if replica.restarting:
             await self._end("replaced", None)
             raise Renewed("its worker was replaced by command")
         if replica.state is ReplicaState.DRAINING:
             self._settled.set()
             return  # it was asked to
-        error = self._last_word or ErrorInfo(message="the worker ended without a message", stage=replica.stage.name)
+        error = self._final_error or ErrorInfo(message="the worker ended without a message", stage=replica.stage.name)
         if replica.state is ReplicaState.STARTING:
             cause = "start"
-        if replica.sentence is not None:
-            cause, error = replica.sentence
+        if replica.kill_reason is not None:
+            cause, error = replica.kill_reason
         # First those who wait are told: the end of the whole group may take a moment.
-        replica.ended(cause, error)
+        replica.exited(cause, error)
         raise WorkerEnded(error, await self._end(cause, error))
 
     async def _watch(self, watch: Watch) -> None:
@@ -146,9 +146,9 @@ class Incarnation(Actor[Never]):
         replica = self._replica
         why = f"the worker is stuck: {await watch.until_stuck()}"
         replica.kill("stuck", why)
-        await trio.sleep(LAST_WORDS_S)
+        await trio.sleep(EXIT_GRACE_S)
         error = ErrorInfo(message=why, stage=replica.stage.name)
-        replica.ended("stuck", error)
+        replica.exited("stuck", error)
         raise WorkerEnded(error, await self._end("stuck", error))
 
     async def _end(self, cause: ExitCause | None, error: ErrorInfo | None) -> Death | None:
@@ -160,13 +160,13 @@ class Incarnation(Actor[Never]):
         except trio.TooSlowError:
             pass  # logged by the launcher, and left to the warden
         finally:
-            replica.ended(cause, error)
+            replica.exited(cause, error)
         if death is not None:
-            replica.tell_death(death)
+            replica.record_exit(death)
         return death
 
 
-def begin_incarnation(replica: StageReplica) -> Incarnation:
+def start_incarnation(replica: StageReplica) -> Incarnation:
     """Begin the next incarnation of a replica, and return its actor: the factory that the pool's supervisor calls."""
-    replica.begin()
+    replica.start()
     return Incarnation(replica)

@@ -36,7 +36,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """What a page says. ``moved`` is in seconds of the clock that the worker writes down."""
 
     turns: int
@@ -47,13 +47,13 @@ class Beat:
         return _NAMES[self.activity]
 
 
-class Sign(Protocol):
+class HeartbeatSource(Protocol):
     """Where a worker's beats are read."""
 
-    def read(self) -> Beat: ...
+    def read(self) -> Heartbeat: ...
 
 
-class Page:
+class LivenessPage:
     """The page of one life of a worker: made before it, and mapped here as long as it lasts."""
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class Page:
             raise
         self._words = memoryview(self._map).cast("Q")[:WORDS]
 
-    def read(self) -> Beat:
+    def read(self) -> Heartbeat:
         turns, activity, moved = self._words
         # What is no activity comes from a worker that writes over its memory: it is still one that has to move.
-        return Beat(turns, Activity(activity) if activity in _NAMES else Activity.WORKING, moved / 1e9)
+        return Heartbeat(turns, Activity(activity) if activity in _NAMES else Activity.WORKING, moved / 1e9)
 
     def handed_over(self) -> None:
         if self.fd >= 0:
@@ -103,10 +103,14 @@ class Watch:
     For how long this process overslept, because it stood still itself, counts against nobody."""
 
     def __init__(
-        self, stage: StagePlan, sign: Sign, has_work: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self,
+        stage: StagePlan,
+        source: HeartbeatSource,
+        has_work: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stage = stage
-        self._sign = sign
+        self._source = source
         self._has_work = has_work
         self._clock = clock
         self._since = clock()
@@ -125,7 +129,7 @@ class Watch:
             if not self._has_work():
                 await self._idle.park()
                 continue
-            beat = self._sign.read()
+            beat = self._source.read()
             # A page is its worker's to write, and nobody has moved in the future.
             begun = max(beat.moved if beat.moved <= self._clock() else 0.0, self._since)
             left = begun + budget_s(self._stage, beat.activity) - self._clock()
@@ -136,5 +140,5 @@ class Watch:
             if (late := self._clock() - due) > GRACE_S:
                 # This process stood still, and the worker perhaps with it (a machine that was suspended, say).
                 self._since = max(self._since, begun + late)
-            elif left <= 0 and self._has_work() and self._sign.read() == beat:
+            elif left <= 0 and self._has_work() and self._source.read() == beat:
                 return f"no sign of life for {self._clock() - begun:.1f} s, {beat}"

@@ -13,7 +13,7 @@ from omni_actors.protocol.errors import OmniError, stage_unavailable
 from omni_actors.protocol.request import Request
 from omni_actors.protocol.status import EXIT_CAUSES, StageHealth
 from omni_actors.stages.balancers import balancer_for
-from omni_actors.stages.incarnation import begin_incarnation
+from omni_actors.stages.incarnation import start_incarnation
 from omni_actors.stages.replica import StageReplica
 
 _MAX_AFFINITIES = 4096
@@ -36,7 +36,7 @@ class StagePool:
         supervisor = root.supervisor(self.stage.name, restarts=policy)
         for replica in self.replicas:
             name = f"{self.stage.name}#{replica.index}"
-            replica.actor = supervisor.start(partial(begin_incarnation, replica), name=name)
+            replica.actor = supervisor.start(partial(start_incarnation, replica), name=name)
 
     async def stop(self) -> None:
         """End every replica for good, side by side (:meth:`StageReplica.stop <omni_actors.stages.replica.StageReplica.
@@ -54,7 +54,7 @@ class StagePool:
     @property
     def replacing(self) -> bool:
         """Whether a replica is being replaced by command: a request that finds none waits, and is not refused."""
-        return bool(self.changing) or any(replica.awaited for replica in self.replicas)
+        return bool(self.changing) or any(replica.replacement_pending for replica in self.replicas)
 
     def expected_s(self) -> float:
         """Seconds until a replica is likely to be ready: 0 if one is."""
@@ -81,7 +81,7 @@ class StagePool:
         """All that it may be bound to: the one that is :meth:`pinned`, then the others, the less busy ones first."""
         pinned = self.pinned(request)
         return sorted(
-            (replica for replica in self.replicas if replica.takes),
+            (replica for replica in self.replicas if replica.accepts_requests),
             key=lambda replica: (replica is not pinned, len(replica.requests)),
         )
 
@@ -90,7 +90,7 @@ class StagePool:
         if request.affinity is None:
             return None
         found = self._affinities.get(request.affinity)
-        return found if found is not None and found.takes else None
+        return found if found is not None and found.accepts_requests else None
 
     def pin(self, affinity: str, replica: StageReplica) -> None:
         """The affinity has this one from now on."""
@@ -100,14 +100,14 @@ class StagePool:
         self._affinities[affinity] = replica  # at the end: the one that was not used for longest goes first
 
     def forget(self, replica: StageReplica) -> None:
-        """What a replica had cached is gone, though it lives."""
+        """What a replica had cached is gone, though it history."""
         if self.balancer is not None:
             self.balancer.forget(replica)
 
     def _choose(self, request: Request, sources: Sequence[StageReplica]) -> StageReplica:
         replicas = self.replicas
         if self.balancer is None:  # the common case, for each stage of each request
-            if not replicas[0].takes:
+            if not replicas[0].accepts_requests:
                 raise self.unavailable()
             return replicas[0]
         live = [replica for replica in replicas if _can_take(replica, sources)]
@@ -124,10 +124,10 @@ class StagePool:
         live = sum(replica.live and not replica.drained for replica in replicas)
         exits = dict.fromkeys(EXIT_CAUSES, 0)
         for replica in replicas:
-            for cause, count in replica.lives.ends.items():
+            for cause, count in replica.history.exits.items():
                 exits[cause] += count
-        lasts = [replica.lives.last for replica in replicas if replica.lives.last is not None]
-        downs = [replica.lives.down_since for replica in replicas if replica.lives.down_since is not None]
+        lasts = [replica.history.last_exit for replica in replicas if replica.history.last_exit is not None]
+        downs = [replica.history.down_since for replica in replicas if replica.history.down_since is not None]
         return StageHealth(
             stage=self.stage.name,
             live=live,
@@ -149,4 +149,4 @@ class StagePool:
 def _can_take(replica: StageReplica, sources: Sequence[StageReplica]) -> bool:
     """A link by TCP may be broken, and not made anew yet, while both its ends live."""
     place = replica.stage.name, replica.index
-    return replica.takes and all(place in source.links for source in sources)
+    return replica.accepts_requests and all(place in source.links for source in sources)

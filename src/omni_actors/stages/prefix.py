@@ -39,20 +39,20 @@ proportionally fewer for a part. A beginning that all prompts share then outweig
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class PromptPrefix:
     """The beginnings of a prompt, the shortest first, and how many chunks all of it is taken for."""
 
     names: Sequence[int]
     chunks: int
 
 
-def prefix_of(request: Request) -> Prefix:
+def prefix_of(request: Request) -> PromptPrefix:
     """Empty for a request without a prompt. A prompt ends here before its first medium: a clip that comes again is not
     known for the same one."""
     params = request.params
     prompt, sampling = params.get("prompt"), params.get("sampling")
     if type(prompt) is not Prompt:
-        return Prefix((), 0)
+        return PromptPrefix((), 0)
     lora = sampling.lora if type(sampling) is Sampling else None
     if prompt.token_ids is not None:
         ids = prompt.token_ids[: MAX_CHUNKS * CHUNK_TOKENS]
@@ -68,7 +68,7 @@ def prefix_of(request: Request) -> Prefix:
     for piece in pieces[:whole]:
         name = hash((name, piece))
         names.append(name)
-    return Prefix(names, len(pieces) + MEDIUM_CHUNKS * len(request.media))
+    return PromptPrefix(names, len(pieces) + MEDIUM_CHUNKS * len(request.media))
 
 
 def _text_of(prompt: Prompt) -> str:

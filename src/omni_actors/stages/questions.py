@@ -34,7 +34,7 @@ class Questions:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def rhetorical(self, what: str, args: dict[str, Any]) -> bytes:
+    def notify(self, what: str, args: dict[str, Any]) -> bytes:
         """The frame of a question whose answer nobody waits for."""
         return frame(Query(next(self._ids), what, args))
 

@@ -108,7 +108,7 @@ def not_done(replica: StageReplica, action: str, why: str) -> OmniError:
 
 def did_not_start(replica: StageReplica) -> OmniError:
     """503: the worker that should follow another one did not become ready."""
-    why = "" if replica.lives.last is None else f": {replica.lives.last.error.message}"
+    why = "" if replica.history.last_exit is None else f": {replica.history.last_exit.error.message}"
     return OmniError(
         ErrorInfo(
             message=f"The new worker of {named(replica)} did not start{why}. The server tries again; its log "

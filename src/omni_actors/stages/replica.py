@@ -46,14 +46,14 @@ from omni_actors.protocol.request import MediaChunk, StageDone, TextDelta
 from omni_actors.protocol.states import ReplicaState, advance
 from omni_actors.protocol.status import ExitCause
 from omni_actors.stages.channel import Channel
+from omni_actors.stages.history import ReplicaHistory, restart_policy
 from omni_actors.stages.liveness import Watch
-from omni_actors.stages.lives import Lives, restarts
 from omni_actors.stages.questions import Questions
 
 log = logging.getLogger("omni_actors.stages")
 
 
-class Participant(Protocol):
+class RequestListener(Protocol):
     """A request as the replicas that serve it see it. Everything here is synchronous and never raises. What belongs to
     an attempt (``key``) that is over changes nothing but what is left to release."""
 
@@ -94,20 +94,20 @@ class StageReplica:
         """Link ids by (other stage, other replica), for both directions."""
         self.address: tuple[str, int] | None = None
         """Where its worker is called for links by TCP."""
-        self.requests: dict[int, Participant] = {}
+        self.requests: dict[int, RequestListener] = {}
         self.requests_at_exit = 0
         """Requests that were in the last worker when that worker ended."""
         self.quarantined = False
         """Whether the replica takes only suspects of a worker's death (:mod:`omni_actors.orchestrator.bisection`)."""
         self.pid: int | None = None
-        self.lives = Lives()
+        self.history = ReplicaHistory()
         self.drained = False
         """Whether an operator wants it to take no new requests."""
-        self.renewing = False
+        self.restarting = False
         """Whether its worker is being ended for another one to begin."""
-        self.awaited = False
+        self.replacement_pending = False
         """Whether its worker was ended for another one, which is not ready yet and has not failed to become so."""
-        self.sentence: tuple[ExitCause, ErrorInfo] | None = None
+        self.kill_reason: tuple[ExitCause, ErrorInfo] | None = None
         """Why its worker is being killed, if it is."""
         self.watch: Watch | None = None
         self.actor: ActorRef[Never] | None = None
@@ -116,7 +116,7 @@ class StageReplica:
         """Woken when its state or progress changes, and when a drained replica has become empty."""
         self.launcher = launcher
         self.on_unlinked = on_unlinked
-        self._restarts = restarts(plan.limits)
+        self._restart_policy = restart_policy(plan.limits)
         self._log_level = log_level
         self._on_ready = on_ready
         self._on_change = on_change
@@ -147,7 +147,7 @@ class StageReplica:
         return self.state is ReplicaState.READY
 
     @property
-    def takes(self) -> bool:
+    def accepts_requests(self) -> bool:
         """Whether new requests may be bound to it. None is new to the media process, which holds its media: that drains
         by beginning nothing (``Orchestrator.query_media``)."""
         if self.state is not ReplicaState.READY or self.quarantined:
@@ -170,27 +170,27 @@ class StageReplica:
 
     def expected_s(self) -> float:
         """Seconds until it is likely to be ready."""
-        return self.lives.expected_s(self.pause_s)
+        return self.history.expected_s(self.pause_s)
 
     @property
     def pause_s(self) -> float:
         """Seconds until its next life begins; 0 unless it is between two."""
         actor = self.actor
-        if actor is None or self.lives.born is not None or self.renewing:
+        if actor is None or self.history.started_at is not None or self.restarting:
             return 0.0
         if actor.restart_at is None:  # in the moment of a death
-            return self._restarts.delay(actor.failures + 1)
+            return self._restart_policy.delay(actor.failures + 1)
         return max(0.0, actor.restart_at - trio.current_time())
 
     # ---- requests
 
-    def submit(self, key: int, participant: Participant, data: bytes, *, later: bool) -> None:
-        """Send an encoded Submit and have the participant told what becomes of it. The replica must be live."""
+    def submit(self, key: int, listener: RequestListener, data: bytes, *, later: bool) -> None:
+        """Send an encoded Submit and have the listener told what becomes of it. The replica must be live."""
         assert self._channel is not None
         if not self.requests:
             self._work_begins()
-        self.lives.served += 1
-        self.requests[key] = participant
+        self.history.served += 1
+        self.requests[key] = listener
         self._channel.send(data, later=later)
 
     def send(self, data: bytes) -> None:
@@ -198,9 +198,9 @@ class StageReplica:
         if self._channel is not None:
             self._channel.send(data)
 
-    def tell(self, what: str, args: dict[str, Any]) -> None:
+    def notify(self, what: str, args: dict[str, Any]) -> None:
         """Ask the worker something whose answer nobody waits for, if it is there."""
-        self.send(self._questions.rhetorical(what, args))
+        self.send(self._questions.notify(what, args))
 
     def abort(self, key: int) -> None:
         """Have the worker forget a request; ``on_released`` follows (also when the worker dies)."""
@@ -240,13 +240,13 @@ class StageReplica:
 
     # ---- life
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The next life begins."""
         self.incarnation += 1
         self.state = advance(self.state, ReplicaState.STARTING)
         self.progress = "starting"
-        self.renewing, self.sentence, self.watch = False, None, None
-        self.lives.begin()
+        self.restarting, self.kill_reason, self.watch = False, None, None
+        self.history.start()
         self._changed()
 
     async def stop(self) -> None:
@@ -269,11 +269,11 @@ class StageReplica:
         self.drained = drained
         self._changed()
 
-    async def renew(self) -> None:
+    async def restart(self) -> None:
         """End this life for another one to begin at once, which is no failure: as :meth:`stop` does. Requests in it are
         told that their worker was replaced. Nothing happens between two lives. The next one is not drained."""
         if self._child is not None and self.state is not ReplicaState.DRAINING:
-            self.renewing = self.awaited = True
+            self.restarting = self.replacement_pending = True
             self.drained = False
             await self.stop()
 
@@ -281,27 +281,27 @@ class StageReplica:
         """End this life now, as a crash: another one begins. ``cause`` and ``why`` are kept as the reason, if its
         worker itself has none."""
         if self._child is not None:
-            if cause is not None and self.sentence is None:
-                self.sentence = cause, ErrorInfo(message=why, stage=self.stage.name)
+            if cause is not None and self.kill_reason is None:
+                self.kill_reason = cause, ErrorInfo(message=why, stage=self.stage.name)
             self._child.kill()
 
-    def opened(self, channel: Channel, child: ChildProcess) -> None:
+    def connected(self, channel: Channel, child: ChildProcess) -> None:
         self._channel = channel
         self._child = child
         self.pid = child.pid
         channel.send(frame(self.plan.hello(self.stage.name, self.index, self.incarnation, log_level=self._log_level)))
 
-    def ended(self, cause: ExitCause | None, error: ErrorInfo | None) -> None:
+    def exited(self, cause: ExitCause | None, error: ErrorInfo | None) -> None:
         """This life is over: tell everybody who waits for it. Idempotent. No ``cause``: with the whole deployment."""
         if self.state is ReplicaState.DEAD:
             return
         # Where it is ended by command, or for a request that is over, those in it have done nothing wrong.
         blameless = self.state is ReplicaState.DRAINING or cause in ("killed", "unreleased")
         gone = stage_replaced if blameless else stage_died
-        if self.state is ReplicaState.DRAINING and not self.renewing:
+        if self.state is ReplicaState.DRAINING and not self.restarting:
             cause = error = None
-        self.lives.end(cause, error)
-        self.awaited = self.awaited and self.renewing
+        self.history.exited(cause, error)
+        self.replacement_pending = self.replacement_pending and self.restarting
         self.state = advance(self.state, ReplicaState.DEAD)
         self._child = self.watch = self.pid = None
         self.progress = "ended"
@@ -313,19 +313,19 @@ class StageReplica:
         requests, self.requests = self.requests, {}
         info = gone(self.stage.name, max(1.0, self.expected_s())).info
         self.requests_at_exit = len(requests)
-        for key, participant in requests.items():
-            participant.on_failed(self, key, info)
-        for key, participant in requests.items():  # once it is known what becomes of each
-            participant.on_released(self, key)
+        for key, listener in requests.items():
+            listener.on_failed(self, key, info)
+        for key, listener in requests.items():  # once it is known what becomes of each
+            listener.on_released(self, key)
         self._questions.died()
         self._changed()
 
-    def tell_death(self, death: Death) -> None:
+    def record_exit(self, death: Death) -> None:
         """How the process of the life that has ended came to its end, for those who look."""
         if self.last_error is not None and str(death) not in self.last_error.message:
             message = f"{self.last_error.message} ({death})"
             self.last_error = msgspec.structs.replace(self.last_error, message=message)
-        self.lives.add(str(death))
+        self.history.add_to_exit(str(death))
 
     def handle(self, message: Up) -> None:
         match message:
@@ -342,8 +342,8 @@ class StageReplica:
                 self.progress = "ready"
                 self.was_ready = True
                 self.last_error = None
-                self.lives.become_ready()
-                self.awaited = False
+                self.history.become_ready()
+                self.replacement_pending = False
                 log.info("%s is ready (pid %s)", self.name, self.pid)
                 self._on_ready(self)
                 self._changed()

@@ -40,7 +40,7 @@ async def test_a_template_of_ones_own_outlives_its_worker(tiny_model: Callable[[
             await orchestrator.wait_ready()
             replica = orchestrator.pools["llm"].replicas[0]
             for life in (1, 2):
-                await until(lambda life=life: replica.takes and replica.incarnation == life)  # type: ignore[misc]
+                await until(lambda life=life: replica.accepts_requests and replica.incarnation == life)  # type: ignore[misc]
                 assert await prompt_tokens(orchestrator, "a") == 2
                 assert await prompt_tokens(orchestrator, "a<|im_end|>") > 3
                 if life == 1:
