@@ -275,7 +275,7 @@ def test_a_checkpoint_may_have_tasks_of_its_own(tmp_path: Path, registry: Regist
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"speakers": 3}, "cannot make out the folder"),
+        ({"speakers": 3}, "cannot read the folder"),
         ({"lacks": ["vocodr"]}, "did you mean 'vocoder'"),
         ({"options": {"acoustic": {"sped": 1.0}}}, "did you mean 'speed'"),
     ],

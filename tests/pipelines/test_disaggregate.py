@@ -139,7 +139,9 @@ def test_what_cannot_be_said_is_refused(pipeline: Pipeline, override: str, says:
 
 
 def test_another_engine_has_no_halves() -> None:
-    with pytest.raises(PlanError, match=r"stage 'llm' is split, which engine 'package:Engine' cannot do"):
+    with pytest.raises(
+        PlanError, match=r"stage 'llm' is split into prefill and decode, which engine 'package:Engine' does not support"
+    ):
         split_plan("stages.llm.engine=package:Engine")
 
 

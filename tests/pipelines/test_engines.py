@@ -149,7 +149,7 @@ def test_what_only_one_engine_can_do_decides(tmp_path: Path, model: Path, monkey
         planned(model, "stages.llm.engine=vllm", "stages.llm.options.fused=false")
     with pytest.raises(PlanError, match="'autoregressive' has no such option"):
         planned(model, "stages.llm.engine=torch", "stages.llm.options.kv_events=true")
-    with pytest.raises(PlanError, match="is split, which engine 'vllm' cannot do"):
+    with pytest.raises(PlanError, match="is split into prefill and decode, which engine 'vllm' does not support"):
         planned(model, "stages.llm.engine=vllm", "stages.llm.prefill.replicas=1")
 
 
@@ -174,10 +174,10 @@ def test_vllm_asked_for_where_it_cannot_be_is_an_error_that_says_why(tmp_path: P
 
 def test_what_vllm_alone_computes_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(tmp_path, "Idefics3ForConditionalGeneration")
-    with pytest.raises(PlanError, match="stage 'llm': vLLM alone computes it, but vLLM is not installed"):
+    with pytest.raises(PlanError, match="stage 'llm': only vLLM computes it, but vLLM is not installed"):
         planned(model)
     install(tmp_path, monkeypatch)
-    with pytest.raises(PlanError, match=r"vLLM alone computes it, but vLLM .* does not know the architecture"):
+    with pytest.raises(PlanError, match=r"only vLLM computes it, but vLLM .* does not know the architecture"):
         planned(model)
     other = model_of(tmp_path, "QwenVL")
     plan = resolve(str(other), platform="cpu", pipeline="vision-lm")
@@ -185,7 +185,7 @@ def test_what_vllm_alone_computes_is_refused_without_it(tmp_path: Path, monkeypa
     assert (stage.engine, stage.adapter) == (VLLM, "omni_actors.models.vision_lm.prompted:PromptedVLM")
     assert stage.recovery == "prefix"
     assert plan.stages[-1].name == "media"
-    with pytest.raises(PlanError, match=r"stages\.llm\.engine=torch: stage 'llm': vLLM alone computes it"):
+    with pytest.raises(PlanError, match=r"stages\.llm\.engine=torch: stage 'llm': only vLLM computes it"):
         resolve(str(other), platform="cpu", pipeline="vision-lm", overrides=["stages.llm.engine=torch"])
 
 

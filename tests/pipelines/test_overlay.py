@@ -136,7 +136,7 @@ def test_empty_parts_set_nothing(tmp_path: Path, source: str) -> None:
         ("limits: {max_inflight: 99999999999999999999}\n", "takes a whole number of at most"),
         ("a: " + "[" * 5000, "nested too deeply"),
         ("{a: " * 3000, "nested too deeply"),
-        ("a: b: c\n", "1: no YAML: "),
+        ("a: b: c\n", "1: not valid YAML: "),
         ("model: !!python/object:os.system x\n", "1: "),
     ],
 )
@@ -180,7 +180,7 @@ def test_overrides_go_through_the_same_schema() -> None:
         ("stages.llm.replicas", "takes path=value"),
         ("stages.llm.replicas=two", "takes a whole number of at least 1, not 'two'"),
         ("stages.llm=2", "'stages.llm' has keys below it"),
-        ("stages.llm.devices=[cpu", "the value is no YAML"),
+        ("stages.llm.devices=[cpu", "the value is not valid YAML"),
         ("stages.llm.devices=" + "[" * 5000, "nested too deeply"),
         ("stages.llm.environment={A: 1, A: 2}", "'A' is given twice"),
         ("served_model_name=2020-99-99", "put quotes around a text"),

@@ -110,7 +110,7 @@ def test_threads_are_shared_out_among_ranks(monkeypatch: pytest.MonkeyPatch) -> 
         (["stages.llm.strategy.sequence=2"], "sequence parallel degree 2 is not supported by engine"),
         (["stages.llm.strategy.expert=2"], "experts are shared out among all ranks of data and tensor, which are 1"),
         (["stages.acoustic.strategy.tensor=2"], "tensor parallel degree 2 is not supported by engine 'generation'"),
-        (["stages.llm.strategy.tensor=2", "stages.llm.options.fused=false"], "leave options.fused as it is"),
+        (["stages.llm.strategy.tensor=2", "stages.llm.options.fused=false"], "leave options.fused at its default"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_setting(cores: None, overrides: list[str], message: str) -> None:
@@ -192,12 +192,12 @@ def test_the_numbers_are_read_from_the_folder(cores: None, tmp_path: Path) -> No
     assert "--set stages.llm.strategy.tensor=2: stage 'llm'" in str(caught.value)
     with pytest.raises(PlanError, match="a model of type 'phi3' runs by transformers' own layers, on one device"):
         planned(tmp_path, "stages.llm.strategy.tensor=2", model_type="phi3")
-    with pytest.raises(PlanError, match="does not say its sizes: TypeError"):
+    with pytest.raises(PlanError, match="does not state its sizes: TypeError"):
         planned(tmp_path, "stages.llm.strategy.tensor=2", num_hidden_layers=None)
 
 
 def test_a_split_stage_is_not_spread(cores: None, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="cannot be had together with a prefill pool"):
+    with pytest.raises(PlanError, match="does not work together with a prefill pool"):
         planned(tmp_path, "stages.llm.strategy.tensor=2", "stages.llm.prefill.replicas=1")
 
 

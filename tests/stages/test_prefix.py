@@ -305,7 +305,7 @@ async def test_served_it_finds_more_in_the_caches_and_says_the_same(tmp_path: An
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (("stages.llm.options.prefix_cache=false",), "keeps nothing of a prompt"),
+        (("stages.llm.options.prefix_cache=false",), "caches no prompts"),
         (("stages.llm.prefill.replicas=2",), "set stages.llm.prefill.balancer"),
     ],
 )

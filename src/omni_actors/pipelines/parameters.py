@@ -36,11 +36,11 @@ def parameter_faults(pipeline: Pipeline) -> Iterator[str]:
     names = [it.name for it in pipeline.parameters]
     for it in pipeline.parameters:
         if not it.name.isidentifier() or names.count(it.name) > 1:
-            yield f"parameter '{it.name}': a name is an identifier, and there once"
+            yield f"parameter '{it.name}': the name must be an identifier, and unique"
         if type(it.default) not in (bool, int, float, str):
-            yield f"parameter '{it.name}': its default must be a bool, a number or a text: it says what it takes"
+            yield f"parameter '{it.name}': its default must be a bool, a number or a text, whose type values must have"
         elif wrong := _against(it, it.default):
-            yield f"parameter '{it.name}': its default is not what it takes ({wrong})"
+            yield f"parameter '{it.name}': its own default is refused ({wrong})"
     if pipeline.parameters and all(SECTION not in stage.sections for stage in pipeline.stages):
         yield f"it declares parameters, and none of its stages reads the section '{SECTION}'"
 

@@ -138,7 +138,7 @@ def _make(plan: Plan, name: str, inputs: tuple[str, ...], outputs: tuple[str, ..
             )
     for modality, entry in entries.items():
         if entry.stage.name not in active:
-            raise invalid_request(f"Input '{modality}' has no part in making {_names(outputs)}.", "input")
+            raise invalid_request(f"Input '{modality}' does not contribute to {_names(outputs)}.", "input")
 
     edges = [edge for edge in inner if edge.source in active and edge.target in active]
     media = [edge for edge in plan.edges if edge.source == MEDIA_STAGE and _delivers(edge, entries)]

@@ -145,7 +145,7 @@ def _composed(source: str, where: str) -> yaml.Node | None:
     try:
         return yaml.compose(source, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise PlanError(f"{where}: the value is no YAML: {_problem(error)}") from None
+        raise PlanError(f"{where}: the value is not valid YAML: {_problem(error)}") from None
     except RecursionError:
         raise PlanError(f"{where}: the value is nested too deeply") from None
 
@@ -193,7 +193,7 @@ def _compose(path: Path) -> yaml.Node | None:
     try:
         return yaml.compose(source, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise PlanError(f"{path}:{_line_of(error)}: no YAML: {_problem(error)}") from None
+        raise PlanError(f"{path}:{_line_of(error)}: not valid YAML: {_problem(error)}") from None
     except RecursionError:
         raise PlanError(f"{path}: nested too deeply") from None
 

@@ -41,7 +41,7 @@ def balancer_of(at: str, stage: Stage, options: Mapping[str, Any], settings: Set
     elif "prompt" not in stage.sections:
         why = "it reads no prompts"
     elif not options.get("prefix_cache"):
-        why = "its engine keeps nothing of a prompt (options.prefix_cache)"
+        why = "its engine caches no prompts (options.prefix_cache)"
     if why:
         raise PlanError(f"{settings.where(path)}: balancer 'prefix_cache' is not for stage '{stage.name}': {why}")
     return balancer, target

@@ -37,9 +37,9 @@ def read_checkpoint_facts(pipeline: Pipeline, folder: Path) -> PipelineFacts:
     except OmniError:
         raise
     except Exception as error:
-        raise PlanError(f"pipeline '{pipeline.name}' cannot make out the folder '{folder}': {error!r}") from error
+        raise PlanError(f"pipeline '{pipeline.name}' cannot read the folder '{folder}': {error!r}") from error
     if not isinstance(found, PipelineFacts):
-        raise PlanError(f"pipeline '{pipeline.name}': {pipeline.describe} gives no PipelineFacts")
+        raise PlanError(f"pipeline '{pipeline.name}': {pipeline.describe} returned no PipelineFacts")
     return found
 
 

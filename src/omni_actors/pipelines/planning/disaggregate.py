@@ -69,7 +69,8 @@ def inherited(given: Mapping[str, Setting], names: Iterable[str]) -> dict[str, S
         above, below = f"stages.{name}.", f"stages.{name}.prefill."
         engine = given.get(f"{above}engine")
         if engine is not None and engine.value not in ("autoregressive", "torch", "auto"):
-            raise PlanError(f"{engine.origin}: stage '{name}' is split, which engine '{engine.value}' cannot do")
+            why = f"is split into prefill and decode, which engine '{engine.value}' does not support"
+            raise PlanError(f"{engine.origin}: stage '{name}' {why}")
         said = {path.removeprefix(below) for path in given if path.startswith(below)}
         if said & {"device", "devices"}:
             said |= {"device", "devices"}

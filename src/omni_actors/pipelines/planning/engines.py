@@ -166,11 +166,11 @@ def choose_engine(stage: Stage, model: str | None, platform: OmniPlatform, setti
         return _checked(_by_vllm(stage), settings), VLLM
     alone = stage.engine == VLLM
     if kind == TORCH and alone:
-        raise PlanError(f"{origin}: stage '{stage.name}': vLLM alone computes it")
+        raise PlanError(f"{origin}: stage '{stage.name}': only vLLM computes it")
     if kind == AUTO and stage.vllm:
         against = _against(stage, model, platform, settings)
         if against and alone:
-            against = f"vLLM alone computes it, but {against}"
+            against = f"only vLLM computes it, but {against}"
             if model is not None:  # without a model nothing is served yet
                 raise PlanError(f"stage '{stage.name}': {against}")
         why = against or f"vLLM is installed, and computes this architecture on '{platform.name}'"

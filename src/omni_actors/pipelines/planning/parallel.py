@@ -77,9 +77,9 @@ def _refusals(
     if not stage.network:
         yield axis, f"{asked} is not supported by this stage's family; only degree 1 runs"
     if ROLE in stage.options:
-        yield axis, f"{asked} cannot be had together with a prefill pool yet: prompts are handed over by one rank"
+        yield axis, f"{asked} does not work together with a prefill pool yet: a single rank hands prompts over"
     if options.get("fused") is False:
-        yield axis, f"{asked} needs the written-out layers: leave options.fused as it is"
+        yield axis, f"{asked} needs this project's own layers: leave options.fused at its default"
     if not platform.collectives:
         yield axis, f"{asked}: platform '{platform.name}' has no collectives, so that a replica is one rank"
     if network is not None:
@@ -90,7 +90,7 @@ def _network(stage: Stage, folder: Path) -> Network:
     try:
         found = resolve_name(stage.network)(folder)
     except (OSError, KeyError, ValueError, TypeError) as error:
-        raise PlanError(f"stage '{stage.name}': {folder / 'config.json'} does not say its sizes: {error!r}") from None
+        raise PlanError(f"stage '{stage.name}': {folder / 'config.json'} does not state its sizes: {error!r}") from None
     assert isinstance(found, Network)
     return found
 
