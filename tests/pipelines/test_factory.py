@@ -235,7 +235,7 @@ def test_a_deploy_file_for_another_pipeline_is_refused(tmp_path: Path) -> None:
         ("stages.llm.device=cuda:0", "platform 'cpu' has no device 'cuda:0'; it has: cpu"),
         ("stages.llm.dtype=float8", "stage 'llm' does not compute in 'float8'"),
         ("stages.media.dtype=bfloat16", "stage 'media' does not compute in 'bfloat16' on platform 'cpu'"),
-        ("stages.media.replicas=2", "stage 'media' is one process"),
+        ("stages.media.replicas=2", "stage 'media' runs in one process"),
         ("stages.llm.engine=x", "--set stages.llm.engine=x: stage 'llm' is not written for engine 'x'"),
         ("stages.llm.engine=generation", "stage 'llm' is not written for engine 'generation'"),
         ("stages.llm.platform=tpu", "--set stages.llm.platform=tpu: stage 'llm': there is no platform 'tpu'"),
