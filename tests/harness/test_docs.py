@@ -94,6 +94,12 @@ def test_the_deploying_page_explains_why_connections_end() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", *(str(it.relative_to(ROOT)) for it in PAGES)])
+def test_the_python_of_a_page_compiles(page: str) -> None:
+    for block in blocks(page, "python"):
+        compile(block, page, "exec")
+
+
+@pytest.mark.parametrize("page", ["README.md", *(str(it.relative_to(ROOT)) for it in PAGES)])
 def test_commands_have_the_options_that_a_page_shows(page: str) -> None:
     for block in blocks(page, "sh"):
         for name, rest in re.findall(r"^omni-actors +(\w+)(.*?)(?:#.*)?$", block, re.MULTILINE):

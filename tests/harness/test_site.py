@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,16 @@ def test_files_that_a_page_names_exist(document: Path) -> None:
         return
     missing = [name for name in NAMED.findall(document.read_text()) if not (ROOT / name).exists()]
     assert missing == []
+
+
+CODE = re.compile(r"`(?:python -m )?(omni_actors(?:\.\w+)+(?::\w+)?)(?:\([^`]*)?`")
+"""A dotted name of this package, as pages name modules, classes and functions."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda it: it.relative_to(ROOT).as_posix())
+def test_code_that_a_page_names_exists(document: Path) -> None:
+    if document.name == "renames.md":
+        return
+    groups = {f"omni_actors.{it}" for it in ("balancers", "connectors", "engines", "pipelines", "platforms")}
+    for name in set(CODE.findall(document.read_text())) - groups:  # which are groups of entry points
+        assert pkgutil.resolve_name(name) is not None
