@@ -1,4 +1,4 @@
-"""Both ends of a link in this process, whatever its backend."""
+"""Both ends of a link in this process, for any backend."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HasFileno(Protocol):
 
 @contextmanager
 def open_pair(backend: str) -> Iterator[Pair]:
-    """A producer's and a consumer's end."""
+    """Return a producer's and a consumer's end."""
     inboxes = Arena(), Arena()
     ends = open_tcp(*inboxes) if backend == "tcp" else open_unix()
     try:
@@ -47,7 +47,7 @@ def open_unix() -> tuple[UnixLink, UnixLink]:
 
 
 def open_tcp(ours: Arena, theirs: Arena) -> tuple[TcpLink, TcpLink]:
-    """Open and authenticated."""
+    """Return two ends that are open and authenticated."""
     secret = secrets.token_bytes(SECRET_BYTES)
     listener = Listener("127.0.0.1")
     try:
@@ -64,7 +64,7 @@ def open_tcp(ours: Arena, theirs: Arena) -> tuple[TcpLink, TcpLink]:
 
 
 def wait(*things: HasFileno, timeout_s: float = 5.0) -> None:
-    """Until one of them can be read."""
+    """Wait until one of the ends can be read."""
     with select.epoll() as epoll:
         for thing in things:
             epoll.register(thing.fileno(), select.EPOLLIN | select.EPOLLOUT * (getattr(thing, "pending", False)))
@@ -80,7 +80,7 @@ def send(link: Link, payload: Payload, arena: Arena, seq: int = 0) -> Packed:
 
 
 def take(pair: Pair, count: int = 1) -> list[Chunk | Ack]:
-    """The next messages at the consumer's end, while the producer's end writes."""
+    """Return the next messages at the consumer's end, while the producer's end writes."""
     got: list[Chunk | Ack] = []
     while len(got) < count:
         pair[0].flush()
@@ -90,7 +90,7 @@ def take(pair: Pair, count: int = 1) -> list[Chunk | Ack]:
 
 
 def transfer(payload: Payload, pair: Pair, arena: Arena, seq: int = 0) -> tuple[Payload, Any]:
-    """The payload as its consumer sees it, and what holds it at the producer."""
+    """Return the payload at its consumer, and its memory at the producer."""
     packed = send(pair[0], payload, arena, seq)
     (chunk,) = take(pair)
     assert type(chunk) is Chunk

@@ -1,4 +1,4 @@
-"""A device for links by device: its memory is host memory, and a handle is a name in a table that all ends know."""
+"""A device for device links: its memory is host memory, and a handle is a name in a table known to all ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_actors.platforms.runtime import TransportError
 
 @dataclass
 class Tensor:
-    """A tensor on the device ``at``. It counts how often it was brought to the host."""
+    """A tensor on the device ``at``, which counts its copies to the host."""
 
     array: np.ndarray[Any, Any]
     at: str = "d0"
@@ -47,7 +47,8 @@ class Tensor:
 
 @dataclass
 class Memory:
-    """A process's view of the devices: those of ``sees`` it can open. ``lent`` is what all processes have exported."""
+    """A process's view of the devices: devices in ``sees`` can be opened. ``lent`` is the table of all processes'
+    exports."""
 
     lent: dict[bytes, Tensor]
     at: str = "d0"

@@ -40,7 +40,7 @@ def test_any_cutting_gives_the_same_messages(cuts: list[int]) -> None:
     ],
     ids=["oversize", "garbage", "a frame of the other direction", "empty"],
 )
-def test_what_is_no_frame_is_a_protocol_error(data: bytes) -> None:
+def test_a_malformed_frame_is_a_protocol_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         peer_reader().feed(data)
 

@@ -1,4 +1,4 @@
-"""What every backend of a link guarantees, on each of them: order, contents, loans, ends, and nothing left."""
+"""The guarantees of every backend of a link, on each of them: order, contents, loans, ends, and nothing left."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_bfloat16_travels_as_bits(count: int, pair: Pair, arena: Arena) -> None:
     ("dtype", "name"),
     [("object", None), ([("x", "f4"), ("y", "i4")], None), ("float32", "bfloat16"), ("int8", "uint8")],
 )
-def test_what_would_arrive_as_something_else_is_refused(dtype: Any, name: str | None, size: int, arena: Arena) -> None:
+def test_a_tensor_that_would_arrive_changed_is_refused(dtype: Any, name: str | None, size: int, arena: Arena) -> None:
     payload = Payload("x", {}, {"a": np.zeros(size, dtype)}, {} if name is None else {"a": name})
     with pytest.raises(TypeError):
         pack(payload, arena, 1)
     assert arena.used_bytes == 0
 
 
-def test_what_is_written_in_place_arrives_as_it_was_written(pair: Pair, arena: Arena) -> None:
+def test_a_payload_written_in_place_arrives_unchanged(pair: Pair, arena: Arena) -> None:
     placed = place("x", {}, {"a": ((300, 1000), "float32"), "b": ((7,), "bfloat16")}, arena)
     assert placed is not None
     placed.tensors["a"][:] = MATRIX
@@ -112,7 +112,7 @@ def test_a_view_cannot_be_written(pair: Pair, arena: Arena) -> None:
 
 
 def test_a_loan_stays_as_it_is_until_it_is_acknowledged(pair: Pair, arena: Arena) -> None:
-    """Also when its producer has let go, as it does when a consumer it believes dead was only slow."""
+    """The loan holds also when the producer has let go, as with a consumer that was only slow and is believed dead."""
     loans = []
     for seq in range(4):
         out, slot = transfer(Payload("x", {}, {"a": np.full(1 << 18, seq)}), pair, arena, seq)
@@ -163,7 +163,7 @@ def test_a_bare_end_and_a_payload_without_tensors_arrive(pair: Pair, arena: Aren
     assert (pair[1].payload(end), end.end) == (None, True)
 
 
-def test_what_cannot_be_sent_leaves_the_link_as_it_was(pair: Pair, arena: Arena) -> None:
+def test_a_chunk_that_cannot_be_sent_leaves_the_link_unchanged(pair: Pair, arena: Arena) -> None:
     for meta, error in (({"x": "y" * (5 << 20)}, FrameTooLarge), ({"x": object()}, TypeError)):
         for size in (10, INLINE_LIMIT):
             with pytest.raises(error):
@@ -173,7 +173,7 @@ def test_what_cannot_be_sent_leaves_the_link_as_it_was(pair: Pair, arena: Arena)
     np.testing.assert_array_equal(out.tensors["a"], np.arange(INLINE_LIMIT))
 
 
-def test_what_the_socket_does_not_take_waits_and_no_descriptor_leaks(backend: str) -> None:
+def test_output_waits_for_the_socket_and_no_descriptor_leaks(backend: str) -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     _send_more_than_the_socket_takes(backend)
@@ -208,7 +208,7 @@ def _send_more_than_the_socket_takes(backend: str) -> None:
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(0, 300_000), min_size=1, max_size=8), random=st.randoms())
 def test_any_mix_of_sizes_and_releases_keeps_contents(backend: str, sizes: list[int], random: Any) -> None:
-    """Releases of the producer's slots in any order, each after its acknowledgement."""
+    """Releases of the producer's slots come in any order, each after its acknowledgement."""
     arena = Arena(budget=1 << 20)
     live: list[tuple[Any, Payload, int]] = []
     with open_pair(backend) as pair:
@@ -246,7 +246,7 @@ def test_any_mix_of_sizes_and_releases_keeps_contents(backend: str, sizes: list[
 def test_tensors_that_do_not_lie_in_their_payload_are_refused(
     dtype: str, shape: tuple[int, ...], offset: int, nbytes: int
 ) -> None:
-    """By what a reader catches: another process may have written anything."""
+    """The reader raises errors that its caller catches: another process may have written anything."""
     chunk = Chunk(1, 0, 0, False, "x", {}, (TensorMeta("a", dtype, shape, offset, nbytes),), bytes(16))
     with pytest.raises((LookupError, ValueError, TypeError)):
         unpack(chunk, memoryview(bytes(16)))

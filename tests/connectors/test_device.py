@@ -39,7 +39,7 @@ class Bench:
         self.exports = Exports(self.ours, 1 << 20)
 
     def settle(self) -> None:
-        """Each end hears what the other one has said first of all."""
+        """Let each end receive the other's first frames."""
         ends = (self.producer, self.consumer)
         for one, other in (ends, ends[::-1], ends):
             one.flush()
@@ -122,7 +122,7 @@ def test_the_acknowledgement_gives_everything_back(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["no device", "another device"])
-def test_an_end_that_cannot_open_is_known_before_anything_is_sent(plain: bool) -> None:
+def test_an_end_that_cannot_open_handles_is_known_before_any_payload(plain: bool) -> None:
     it = open_bench(theirs=Memory({}, "d1", frozenset({"d1"})), plain=plain)
     it.producer.flush()
     wait(it.consumer)
@@ -136,7 +136,7 @@ def test_an_end_that_cannot_open_is_known_before_anything_is_sent(plain: bool) -
     assert it.ours.lent == {}  # the probe is nobody's any more
 
 
-def test_what_cannot_be_opened_fails_its_request_and_ends_the_reliance(bench: Bench) -> None:
+def test_a_handle_that_cannot_be_opened_fails_its_request_and_ends_direct_transfer(bench: Bench) -> None:
     bench.send(hidden())
     chunk = bench.take()
     bench.ours.lent.clear()  # as the death of its process does
@@ -150,13 +150,13 @@ def test_what_cannot_be_opened_fails_its_request_and_ends_the_reliance(bench: Be
     assert not bench.producer.direct
 
 
-def test_small_tensors_and_those_of_another_device_go_as_any_other(bench: Bench) -> None:
+def test_small_tensors_and_tensors_of_another_device_go_through_the_host(bench: Bench) -> None:
     here, there = Tensor(np.ones(4, np.float32)), Tensor(np.ones(LARGE, np.float32), "d1")
     assert bench.exports.pack(Payload("x", {}, DeviceTensors({"a": here, "b": there})), bench.arena, 1) is None
     assert bench.exports.pack(Payload("x", {}, {"a": np.ones(LARGE)}), bench.arena, 1) is None
 
 
-def test_a_device_without_room_leaves_it_to_the_host(bench: Bench) -> None:
+def test_a_full_device_falls_back_to_the_host(bench: Bench) -> None:
     two = {name: Tensor(np.ones(size, np.float32)) for name, size in (("a", LARGE), ("b", 2 * LARGE))}
     bench.ours.capacity = 4 * LARGE
     assert bench.exports.pack(Payload("x", {}, DeviceTensors(two)), bench.arena, 1) is None
@@ -181,7 +181,7 @@ def test_a_tensor_that_is_not_as_announced_is_refused(bench: Bench) -> None:
         bench.consumer.payload(bench.take())
 
 
-def test_a_copy_of_a_payload_is_its_own_where_it_lies() -> None:
+def test_a_copy_of_a_payload_is_on_the_same_device() -> None:
     payload = hidden(ids=np.arange(3))
     copied = payload.copy()
     there = held_tensors(copied)["states"]

@@ -1,4 +1,4 @@
-"""Sealed slabs: who may do what with them, how they grow and shrink, and what their reuse costs."""
+"""Sealed slabs: the rights of their users, their growth and shrinking, and the cost of reuse."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_beyond_its_budget_the_arena_is_pressed_and_shrinks_again(arena: Arena) 
     assert len(arena.closed) == 2
 
 
-def test_an_arena_at_rest_keeps_what_is_used_and_nothing_else(arena: Arena) -> None:
+def test_an_idle_arena_keeps_only_used_slabs(arena: Arena) -> None:
     kept, freed = arena.allocate(1 << 20), arena.allocate(8 << 20)
     arena.release(freed)
     arena.give_back()
@@ -154,7 +154,7 @@ def test_a_view_outlives_the_process_that_wrote_it() -> None:
     assert int(out) == sum(range(1 << 20))
 
 
-def test_slabs_have_no_name_to_leak_and_pass_to_no_program_that_is_started() -> None:
+def test_slabs_have_no_name_and_are_not_inherited() -> None:
     arena = Arena()
     before = set(os.listdir("/dev/shm"))
     slot = arena.allocate(1 << 20)
@@ -163,7 +163,7 @@ def test_slabs_have_no_name_to_leak_and_pass_to_no_program_that_is_started() -> 
     arena.close()
 
 
-def test_a_slab_that_its_reader_has_not_heard_of_is_not_spoken_of() -> None:
+def test_a_slab_unknown_to_its_reader_is_not_announced_as_closed() -> None:
     arena = Arena(budget=1 << 20)
     with open_pair("unix") as (producer, _consumer):
         packed = send(producer, Payload("x", {}, {"a": np.zeros(1 << 18)}), arena)
@@ -173,8 +173,8 @@ def test_a_slab_that_its_reader_has_not_heard_of_is_not_spoken_of() -> None:
     arena.close()
 
 
-def test_the_last_words_of_a_process_that_has_not_read_all_of_its_own_arrive() -> None:
-    """The kernel tells of such an end as an error, once."""
+def test_the_last_frames_of_a_process_with_unread_input_arrive() -> None:
+    """The kernel reports such an end as an error, once."""
     arena = Arena()
     with open_pair("unix") as (producer, consumer):
         consumer.send_ack(Ack(1, 2, 3))

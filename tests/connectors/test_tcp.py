@@ -1,4 +1,4 @@
-"""What only a connection between machines must withstand: strangers, silence, changed bytes, a peer that is gone."""
+"""Faults that only a connection between machines must withstand: strangers, silence, changed bytes, a vanished peer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_another_secret_is_refused_at_both_ends() -> None:
 
 @pytest.mark.parametrize("secret", [b"", SECRET[:-1], SECRET + b"\0"])
 def test_a_secret_has_its_length(secret: bytes) -> None:
-    """A shorter one is weak, and to HMAC a key with zeros behind it is the same key."""
+    """A shorter secret is weak, and to HMAC a key with zeros behind it is the same key."""
     with pytest.raises(ValueError, match="secret"):
         Opening(7, secret, 1)
     with pytest.raises(ValueError, match="secret"):
@@ -96,7 +96,7 @@ def test_another_protocol_or_version_is_refused(greeting: bytes) -> None:
 
 
 def call(listener: Listener, data: bytes = b"") -> socket.socket:
-    """A connection whose first words the listener has heard."""
+    """Return a connection whose greeting the listener has read."""
     sock = socket.create_connection(listener.address, timeout=5)
     sock.sendall(data)
     for _ in range(2 if data else 1):
@@ -113,7 +113,7 @@ def hung_up(sock: socket.socket) -> bool:
 
 
 def authenticate(listener: Listener, link: TcpLink) -> socket.socket:
-    """Until the listener gives the socket of the other end."""
+    """Serve until the listener gives the socket of the other end."""
     for _ in range(100):
         wait(link, listener)
         link.flush()
@@ -143,7 +143,7 @@ def test_a_stranger_is_dropped_and_the_right_caller_let_in(data: bytes, listener
     link.close()
 
 
-def test_a_caller_without_the_secret_learns_nothing_and_keeps_nobody_out(listener: Listener, inbox: Arena) -> None:
+def test_a_caller_without_the_secret_learns_nothing_and_keeps_no_other_out(listener: Listener, inbox: Arena) -> None:
     listener.expect(1, SECRET)
     wrong = Opening(1, secrets.token_bytes(SECRET_BYTES), PROTOCOL_VERSION)
     with call(listener, wrong.greeting) as stranger:
@@ -161,8 +161,8 @@ def test_a_caller_without_the_secret_learns_nothing_and_keeps_nobody_out(listene
     link.close()
 
 
-def test_the_end_that_opens_refuses_whoever_else_listens_there(inbox: Arena) -> None:
-    """A process that took the port of a worker that died."""
+def test_the_opening_end_refuses_a_stranger_at_the_port(inbox: Arena) -> None:
+    """Another process took the port of a worker that died."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
         link = TcpLink.open(1, "b", impostor.getsockname(), SECRET, inbox)
         link.send_ack(Ack(1, 2, 3))
@@ -206,7 +206,7 @@ def test_of_two_callers_with_the_secret_the_first_is_let_in(listener: Listener, 
         link.close()
 
 
-def test_the_silent_are_dropped_and_bounded(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_callers_are_dropped_and_bounded(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "CONNECT_S", 0.2)
     listener.expect(1, SECRET)
     callers = []
@@ -244,7 +244,7 @@ def test_secrets_are_never_shown(listener: Listener, inbox: Arena, caplog: pytes
 def raw(
     body: bytes, payload: bytes = b"", *, digest: int | None = None, claims: tuple[int, int] | None = None
 ) -> bytes:
-    """A frame; ``digest`` and ``claims`` (lengths) instead of the true ones."""
+    """Return a frame, with ``digest`` and ``claims`` (lengths) instead of the true ones."""
     length, size = claims or (len(body), len(payload))
     return struct.pack("<IIQ", length, size, digest or xxhash.xxh3_64_intdigest(body + payload)) + body + payload
 
@@ -255,7 +255,7 @@ CHUNK = encode(Chunk(7, 0, 0, False, "x", {}, METAS))
 
 @pytest.fixture
 def victim(inbox: Arena) -> Iterator[tuple[socket.socket, TcpLink]]:
-    """A link whose other end is this test, byte by byte."""
+    """Return a link whose other end is this test, byte by byte."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sock = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
@@ -297,7 +297,7 @@ def test_any_cutting_of_the_stream_gives_the_same_messages(victim: tuple[socket.
     ],
     ids=["message", "payload", "length", "oversize", "oversize payload"],
 )
-def test_what_was_changed_on_its_way_ends_the_link(data: bytes, victim: tuple[socket.socket, TcpLink]) -> None:
+def test_changed_bytes_end_the_link(data: bytes, victim: tuple[socket.socket, TcpLink]) -> None:
     sock, link = victim
     sock.sendall(raw(encode(Ack(9, 9, 9))) + data)
     wait(link)
@@ -308,10 +308,10 @@ def test_what_was_changed_on_its_way_ends_the_link(data: bytes, victim: tuple[so
     assert got in ([Ack(9, 9, 9)], []), "what came before it was whole"
 
 
-def test_the_end_of_a_link_with_changed_bytes_is_seen_though_nothing_more_comes(
+def test_the_end_after_changed_bytes_is_seen_without_more_data(
     victim: tuple[socket.socket, TcpLink],
 ) -> None:
-    """Its other end waits for credits, say, and this one for its socket."""
+    """The other end waits for credits, say, and this end for its socket."""
     sock, link = victim
     sock.sendall(raw(encode(Ack(9, 9, 9))) + raw(encode(Ack(1, 2, 3)), digest=1))
     wait(link)
@@ -336,9 +336,7 @@ def test_the_end_of_a_link_with_changed_bytes_is_seen_though_nothing_more_comes(
     ],
     ids=["garbage", "frame", "ack with payload", "no payload", "short", "no tensors", "slab", "twice"],
 )
-def test_what_is_whole_and_means_nothing_is_a_protocol_error(
-    data: bytes, victim: tuple[socket.socket, TcpLink]
-) -> None:
+def test_a_whole_frame_without_meaning_is_a_protocol_error(data: bytes, victim: tuple[socket.socket, TcpLink]) -> None:
     sock, link = victim
     sock.sendall(data)
     with pytest.raises(ProtocolError):
@@ -356,7 +354,7 @@ def test_what_is_whole_and_means_nothing_is_a_protocol_error(
         TensorMeta("a", "uint8", (-1,), 0, 20_000),
     ],
 )
-def test_tensors_that_make_no_sense_are_refused_and_given_back(
+def test_invalid_tensors_are_refused_and_their_memory_released(
     meta: TensorMeta, victim: tuple[socket.socket, TcpLink]
 ) -> None:
     sock, link = victim
@@ -369,7 +367,7 @@ def test_tensors_that_make_no_sense_are_refused_and_given_back(
     link.send_ack(Ack(7, 0, 1))
 
 
-def test_a_payload_that_never_ends_is_given_back_with_the_link(victim: tuple[socket.socket, TcpLink]) -> None:
+def test_memory_of_an_incomplete_payload_is_released_with_the_link(victim: tuple[socket.socket, TcpLink]) -> None:
     sock, link = victim
     sock.sendall(raw(CHUNK, bytes(20_000))[:-1])
     wait(link)
@@ -393,7 +391,7 @@ def test_a_payload_over_the_bound_is_refused_before_it_is_sent(
     inbox.release(slot)
 
 
-def test_the_inbox_reuses_what_was_acknowledged() -> None:
+def test_the_inbox_reuses_acknowledged_memory() -> None:
     arena = Arena()
     with open_pair("tcp") as pair:
         consumer = pair[1]

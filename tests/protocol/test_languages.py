@@ -1,4 +1,4 @@
-"""What a field ``language`` may say, whoever reads it."""
+"""Values of a field ``language``, for every reader of the field."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_one_language_is_written_in_many_ways(given: str) -> None:
         ("Elvish", (), "elvish"),
     ],
 )
-def test_what_the_model_calls_it(given: str, known: tuple[str, ...], found: str) -> None:
+def test_a_language_is_returned_in_the_models_spelling(given: str, known: tuple[str, ...], found: str) -> None:
     assert chosen_language(given, known) == found
 
 
@@ -54,7 +54,7 @@ def test_an_unknown_language_is_refused_with_those_that_are_known() -> None:
 
 
 def test_each_language_of_each_pipeline_is_known_by_code_and_by_name() -> None:
-    """A pipeline may declare either; a client may send either."""
+    """A pipeline may declare either form; a client may send either form."""
     registry = Registry.installed()
     served = [registry.load(name) for name in registry.targets]
     declared = [(it.name, it.languages, language) for it in served for language in it.languages]

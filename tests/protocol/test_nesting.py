@@ -18,7 +18,7 @@ def nested(levels: int, kind: type[Any] = dict) -> Any:
 
 
 @pytest.mark.parametrize("kind", [dict, list])
-def test_a_value_may_have_so_many_levels(kind: type[Any]) -> None:
+def test_a_value_may_have_a_hundred_levels(kind: type[Any]) -> None:
     check_nesting(nested(MOST, kind), "it")
     with pytest.raises(OmniError, match=f"'it' is nested more than {MOST} levels deep") as caught:
         check_nesting(nested(MOST + 1, kind), "it")
@@ -35,7 +35,7 @@ def test_a_value_may_have_so_many_levels(kind: type[Any]) -> None:
     ],
 )
 def test_the_field_that_is_too_deep_is_named(body: bytes, param: str | None) -> None:
-    """A bracket in a text is none, and what comes late is not looked for."""
+    """Brackets in a text do not count, and a field late in the body is not looked for."""
     info = too_deep(body % (b'{"x":' * 2000 + b"1" + b"}" * 2000)).info
     assert (info.status, info.param) == (400, param)
     assert "nested too deeply" in info.message

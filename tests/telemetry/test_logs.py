@@ -1,4 +1,4 @@
-"""Logs that nobody reads hold nobody up."""
+"""Logs without a reader hold up no process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omni_actors.telemetry import logs
 
 @pytest.fixture
 def handler() -> Iterator[tuple[logs.PatientHandler, int]]:
-    """One that writes to a pipe, and the pipe's other end."""
+    """Return a handler that writes to a pipe, and the pipe's other end."""
     reading, writing = os.pipe()
     made = logs.PatientHandler(writing)
     yield made, reading
@@ -38,7 +38,7 @@ def test_lines_come_in_order(handler: tuple[logs.PatientHandler, int]) -> None:
     assert os.read(reading, 1 << 20).decode().splitlines() == [f"line {number}" for number in range(100)]
 
 
-def test_a_reader_that_stands_still_holds_nobody_up(
+def test_a_reader_that_stops_holds_up_no_logger(
     handler: tuple[logs.PatientHandler, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, reading = handler
@@ -65,7 +65,7 @@ def test_a_reader_that_stands_still_holds_nobody_up(
         assert lines.readline() == "again\n"
 
 
-def test_what_cannot_be_written_is_lost_and_no_more() -> None:
+def test_lines_that_cannot_be_written_are_lost_without_an_error() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     made = logs.PatientHandler(full)
     made.handle(record("lost"))
@@ -99,8 +99,8 @@ warnings.warn("two\\nlines", UserWarning)
 """
 
 
-def test_what_libraries_would_write_to_the_console_goes_through_the_log() -> None:
-    """Once each, whether they are imported before or after."""
+def test_console_output_of_libraries_goes_through_the_log() -> None:
+    """Each line comes once, whether the library is imported before or after."""
     done = subprocess.run([sys.executable, "-c", LIBRARIES], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == ""
     said = [re.sub(r"^\S+Z WARNING worker\[\d+\] ", "", line) for line in done.stderr.splitlines()]

@@ -1,4 +1,4 @@
-"""Who is told that dependencies shall report to nobody."""
+"""The processes whose dependencies are told to send no usage reports."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from omni_actors.worker.compiled import FOLDERS, keep_what_is_compiled
 SOURCES = Path(omni_actors.__file__).parent
 
 
-def test_the_switches_win_over_what_is_inherited_and_lose_to_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switches_override_inherited_values_and_yield_to_explicit_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DO_NOT_TRACK", "0")
     assert quiet_environment()["DO_NOT_TRACK"] == "1"
     assert quiet_environment({"DO_NOT_TRACK": "2"})["DO_NOT_TRACK"] == "2"
     assert OPT_OUT["ORT_DISABLE_TELEMETRY"] == "1"
 
 
-def test_every_stage_has_them_and_a_deploy_file_overrules_them() -> None:
+def test_every_stage_has_the_switches_and_a_deploy_file_overrides_them() -> None:
     plan = resolve("stub-voice", overrides=["stages.writer.environment={DO_NOT_TRACK: '0'}"])
     for stage in plan.stages:
         for replica in range(stage.replicas):
@@ -34,7 +34,7 @@ def test_every_stage_has_them_and_a_deploy_file_overrules_them() -> None:
 
 
 @pytest.mark.process
-def test_a_probe_has_them(tmp_path: Path) -> None:
+def test_a_probe_has_the_switches(tmp_path: Path) -> None:
     """Probes of platforms and plug-ins import vendors' packages."""
     script = tmp_path / "look.py"
     script.write_text("import os\n\ndef answer(argument):\n    return dict(os.environ)\n")
@@ -42,8 +42,8 @@ def test_a_probe_has_them(tmp_path: Path) -> None:
     assert OPT_OUT.items() <= answer.value.items()
 
 
-def test_no_process_is_started_without_an_environment_that_was_thought_about() -> None:
-    """But those of the actor library (used alone, it inherits) and a vendor's own program."""
+def test_every_process_is_started_with_an_explicit_environment() -> None:
+    """Exceptions are the actor library (used alone, its processes inherit) and a vendor's own program."""
     exempt = {"actors/process.py", "actors/warden_handle.py", "platforms/ascend/smi.py"}
     without = set()
     for path in SOURCES.rglob("*.py"):
@@ -56,16 +56,14 @@ def test_no_process_is_started_without_an_environment_that_was_thought_about() -
     assert without - exempt == set()
 
 
-def test_the_command_lines_own_process_has_them() -> None:
+def test_the_process_of_the_command_line_has_the_switches() -> None:
     script = "import os, sys\nfrom omni_actors.entrypoints.cli import main\nsys.argv = ['x', '--version']\n"
     script += "try: main()\nexcept SystemExit: pass\nprint(os.environ['ORT_DISABLE_TELEMETRY'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "1"
 
 
-def test_what_is_compiled_is_kept_in_the_cache_if_that_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_is_kept_in_a_writable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_ACTORS_CACHE", "/proc/nowhere")
     found: dict[str, str] = {}
     keep_what_is_compiled(found)

@@ -1,4 +1,4 @@
-"""Our counters, gauges and histograms say what prometheus_client's own would."""
+"""Our counters, gauges and histograms give the same output as prometheus_client's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABELS = st.sampled_from(["a", "b"])
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Without the times of creation, which ours do not tell."""
+    """Return the samples without the times of creation, which ours do not report."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in registry.collect()
@@ -26,7 +26,7 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str
 
 @given(st.lists(st.tuples(VALUES, LABELS)))
 def test_a_histogram(observed: list[tuple[float, str]]) -> None:
-    """A value at a bucket's upper end belongs to it."""
+    """A value at a bucket's upper end belongs to the bucket."""
     theirs, ours = CollectorRegistry(), CollectorRegistry()
     known = prometheus_client.Histogram("it", "doc", ["kind"], registry=theirs, buckets=BOUNDS)
     made = Histogram("it", "doc", BOUNDS, ("kind",))

@@ -1,4 +1,4 @@
-"""Pipelines with one fault each, which the authors' kit must find; the first has none."""
+"""Pipelines with one fault each, which the author's kit must find; the first has none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Words(GenerationAdapter[Work, Work]):
 
 
 class Sum(GenerationAdapter[dict[str, Any], dict[str, Any]]):
-    """Says the sum of all rows when input has ended."""
+    """An adapter that gives the sum of all rows when the input has ended."""
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         return {}
@@ -66,28 +66,28 @@ class Sum(GenerationAdapter[dict[str, Any], dict[str, Any]]):
 
 
 class CountsPayloads(Sum):
-    """What it says depends on how its input is cut."""
+    """A fault: the output depends on the cutting of the input."""
 
     def say(self, item: dict[str, Any], items: Sequence[dict[str, Any]]) -> Result:
         return Result([Piece(text=TextDelta(item["work"].key, 0, str(item["count"]), [], "stop"))])
 
 
 class SeesCompany(Sum):
-    """What it says depends on who is beside it."""
+    """A fault: the output depends on other requests of the batch."""
 
     def say(self, item: dict[str, Any], items: Sequence[dict[str, Any]]) -> Result:
         return Result([Piece(text=TextDelta(item["work"].key, 0, str(len(items)), [], "stop"))])
 
 
 class Draws(Sum):
-    """Says another thing each time."""
+    """A fault: the output differs each time."""
 
     def say(self, item: dict[str, Any], items: Sequence[dict[str, Any]]) -> Result:
         return Result([Piece(text=TextDelta(item["work"].key, 0, str(next(_SEEN)), [], "stop"))])
 
 
 class BreaksOnInput(Sum):
-    """A wrong payload of one request changes what it says to all."""
+    """A fault: a wrong payload of one request changes the output of all."""
 
     broken = False
 
@@ -101,7 +101,7 @@ class BreaksOnInput(Sum):
 
 
 class Own(Engine):
-    """Hands its rows on, one for each step."""
+    """An engine that emits its rows, one per step."""
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         self.left: dict[int, int] = {}
@@ -139,21 +139,21 @@ class Own(Engine):
 
 
 class Pushes(Own):
-    """Does not ask for credit."""
+    """A fault: the engine emits without a credit."""
 
     def may(self, out: Outbox, key: int) -> bool:
         return True
 
 
 class Leaks(Own):
-    """Keeps what is aborted."""
+    """A fault: the engine keeps aborted requests."""
 
     def abort(self, key: int) -> None:
-        """Forgotten."""
+        """Do nothing: the abort was forgotten."""
 
 
 class Stalls(Own):
-    """Never moves."""
+    """A fault: the engine never moves."""
 
     def may(self, out: Outbox, key: int) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""The authors' kit finds what is planted, and nothing in what is sound."""
+"""The author's kit finds planted faults, and no faults in a sound pipeline."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_a_sound_pipeline_passes(name: str) -> None:
     ],
 )
 @pytest.mark.process
-def test_what_is_planted_is_found(name: str, test: str, words: str) -> None:
+def test_planted_faults_are_found(name: str, test: str, words: str) -> None:
     with pytest.raises(AssertionError) as found:
         getattr(suite(name), test)()
     assert words in str(found.value)
 
 
-async def test_a_worker_that_was_killed_unnoticed_is_waited_for() -> None:
+async def test_the_successor_of_a_killed_worker_is_waited_for() -> None:
     """The next sample must not meet a stage without a replica: on a slow machine that was a 503."""
     async with open_orchestrator(suite("SOUND")._bench().plan) as orchestrator:
         await orchestrator.wait_ready()
@@ -76,7 +76,7 @@ async def test_a_worker_that_was_killed_unnoticed_is_waited_for() -> None:
         assert replica.pid != killed
 
 
-def test_what_is_cut_is_whole_together() -> None:
+def test_pieces_of_a_cut_make_up_the_whole() -> None:
     chance = random.Random(0)
     rows = [Payload("rows", {}, {"a": np.arange(i * 4, i * 4 + 8).reshape(4, 2)}) for i in range(3)]
     texts = [text_payload("to be or "), text_payload("not")]
@@ -107,6 +107,6 @@ def test_what_is_cut_is_whole_together() -> None:
         (Outcome([Payload("x", {}, {"a": np.zeros(2)})]), Outcome([]), "one run emitted"),
     ],
 )
-def test_outcomes_are_compared_as_clients_hear_them(one: Outcome, two: Outcome, words: str) -> None:
+def test_outcomes_are_compared_regardless_of_cuts(one: Outcome, two: Outcome, words: str) -> None:
     assert words in one.difference(two)
     assert bool(one.difference(two)) == bool(words)

@@ -1,4 +1,4 @@
-"""Asks the two stages of :mod:`tests.worker.faulty_line` for speech."""
+"""A client that requests speech from the two stages of :mod:`tests.worker.faulty_line`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Two stages with planted faults: ``speaker`` makes codes, ``codec`` makes them sound.
+"""Two stages with planted faults: ``speaker`` makes codes, ``codec`` turns the codes into sound.
 
-The speaker has memory for :data:`FITS` frames at once. A request's section ``line`` says which ``codes`` it has and
-which ``fault``: of the speaker ``shape``, ``range``, ``name``, ``raise``, ``memory``; of the codec ``nan``, ``codec
-raise``, ``codec memory``; ``crash bridge`` of what lies between.
+The speaker has memory for :data:`FITS` frames at once. A request's section ``line`` holds its ``codes`` and its
+``fault``: of the speaker ``shape``, ``range``, ``name``, ``raise``, ``memory``; of the codec ``nan``, ``codec raise``,
+``codec memory``; of the bridge between both ``crash bridge``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Between:
 
 
 class Codec(CodecAdapter):
-    """A frame's samples are its codes, as sound."""
+    """A codec whose samples of a frame are the frame's codes."""
 
     sample_rate, samples_per_frame, groups, codebook_size, sufficient_context = 8000, FRAME, GROUPS, CODEBOOK, 0
 

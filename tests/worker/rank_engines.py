@@ -10,7 +10,7 @@ from omni_actors.worker.engines.stub import StubEngine
 
 
 class WaitingEngine(StubEngine):
-    """As another rank it waits for its leader's end."""
+    """An engine that, as another rank, waits for its leader's end."""
 
     def follow(self, control: socket.socket, rendezvous: int) -> None:
         control.sendall(frame(Ready({})))

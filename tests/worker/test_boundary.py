@@ -21,7 +21,7 @@ from omni_actors.protocol.request import Request
 
 
 class Raw:
-    """A worker spoken to frame by frame."""
+    """A worker addressed frame by frame."""
 
     def __init__(self, sock: object) -> None:
         self.sock = sock
@@ -32,7 +32,7 @@ class Raw:
         self.sock.send(data)  # type: ignore[attr-defined]
 
     async def until(self, kind: type) -> Up:
-        """The first frame of a kind that has not been taken yet."""
+        """Return the first frame of a kind that has not been taken yet."""
         with trio.fail_after(15):
             while True:
                 for i, message in enumerate(self.got):
@@ -64,7 +64,7 @@ async def test_another_protocol_version_is_refused_by_name() -> None:
 
 
 async def test_a_device_that_cannot_be_opened_is_a_last_word_with_the_remedy() -> None:
-    """Before the engine is imported: this one is not there at all."""
+    """The device is opened before the engine is imported: this engine does not exist at all."""
     async with open_launcher() as launcher, launcher.spawn(python_module("omni_actors.worker")) as child:
         worker = Raw(child.sock)
         platform = "omni_actors.platforms.cuda:CudaPlatform"
@@ -80,7 +80,7 @@ async def test_a_device_that_cannot_be_opened_is_a_last_word_with_the_remedy() -
 
 
 async def test_a_worker_may_have_as_many_descriptors_as_the_system_lets_it() -> None:
-    """Its shared memory needs them."""
+    """The worker's shared memory needs many descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
     try:
@@ -111,7 +111,7 @@ async def test_garbage_ends_the_worker_with_a_last_word(garbage: bytes) -> None:
             assert (await child.wait()).code == 1
 
 
-async def test_frames_of_unknown_requests_and_questions_do_no_harm() -> None:
+async def test_frames_of_unknown_requests_and_queries_do_no_harm() -> None:
     async with open_launcher() as launcher, launcher.spawn(python_module("omni_actors.worker")) as child:
         worker = Raw(child.sock)
         worker.send(hello())
@@ -141,7 +141,7 @@ async def test_a_worker_whose_server_hangs_up_exits() -> None:
             await child.wait()
 
 
-async def test_a_worker_started_by_hand_says_so() -> None:
+async def test_a_worker_started_by_hand_refuses_with_a_message() -> None:
     result = await trio.run_process(
         [sys.executable, "-m", "omni_actors.worker"], check=False, capture_stderr=True, env=dict(os.environ)
     )

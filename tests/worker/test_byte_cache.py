@@ -29,7 +29,7 @@ def test_a_value_may_grow_and_one_too_large_is_not_kept() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12))))
-def test_it_never_holds_more_than_it_may(puts: list[tuple[int, int]]) -> None:
+def test_the_cache_never_exceeds_its_bytes(puts: list[tuple[int, int]]) -> None:
     cache: ByteCache[int, int] = ByteCache(20)
     sizes: dict[int, int] = {}
     for key, size in puts:

@@ -1,4 +1,4 @@
-"""Credits as an engine sees them, on the worker's own outbox."""
+"""Credits from an engine's point of view, on the worker's own outbox."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_edge_in_full_mode_needs_no_credits(sockets: list[socket.socket]) -> 
 
 
 def test_a_chunk_that_waits_is_not_given_back_for_a_later_one_that_does_not(sockets: list[socket.socket]) -> None:
-    """Its memory would be another payload's while it is still to be read."""
+    """The memory of the waiting chunk would be another payload's while the chunk is still to be read."""
     mine, peer = socket.socketpair()
     sockets += [mine, peer]
     edge = EdgeSpec(index=0, source="a", target="b", port="in", kind="text")

@@ -1,4 +1,4 @@
-"""A worker keeps a request's deadline by itself, before each step: whoever should tell it may be slow."""
+"""A worker keeps a request's deadline by itself, before each step: the serving process may be slow to abort."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def submit(key: int, deadline_s: float | None, **stub: object) -> bytes:
     return frame(Submit(key, f"req-{key}", {"stub": raw(stub)}, (), (), True, deadline_s=deadline_s))
 
 
-async def test_a_request_whose_time_is_up_is_not_stepped_any_more() -> None:
+async def test_a_request_past_its_deadline_is_not_stepped_any_more() -> None:
     async with open_launcher() as launcher, launcher.spawn(python_module("omni_actors.worker")) as child:
         worker = Raw(child.sock)
         worker.send(hello(options={"step_s": 0.02}))
@@ -47,7 +47,7 @@ async def test_a_request_whose_time_is_up_is_not_stepped_any_more() -> None:
         assert 3 not in texts
 
 
-def test_those_whose_time_is_up_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_passed_deadline_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     deadlines = RequestDeadlines()
@@ -62,7 +62,7 @@ def test_those_whose_time_is_up_are_told_once(monkeypatch: pytest.MonkeyPatch) -
     assert deadlines.passed() == [3]
 
 
-def test_what_is_over_long_before_its_deadline_is_not_kept() -> None:
+def test_deadlines_of_finished_requests_are_removed() -> None:
     deadlines = RequestDeadlines()
     requests: set[int] = set()
     for key in range(10_000):

@@ -1,4 +1,4 @@
-"""A worker's device: opened once and first, patched before anything is imported, and a failure that says what to do."""
+"""A worker's device: opened once and first, patched before other imports, and an error with the remedy on failure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def hello(platform: type[CpuPlatform] = ToyPlatform, device: str = "cpu", **opti
     return msgspec.structs.replace(told, platform=name, device=device, platform_options=options)
 
 
-def test_a_device_is_opened_once_whoever_asks() -> None:
+def test_a_device_is_opened_once_per_process() -> None:
     first = runtime_of(hello(test="once"))
     again = runtime_of(msgspec.structs.replace(hello(test="once"), stage="another", replica=3))
     assert again is first
@@ -113,7 +113,7 @@ def test_a_device_that_cannot_be_opened_is_named_with_its_platform_and_the_remed
 
 
 def test_opening_the_processor_loads_no_torch() -> None:
-    """Workers that compute without it, and the media process, start in a tenth of the time."""
+    """Workers that compute without torch, and the media process, start in a tenth of the time."""
     code = (
         "import sys\n"
         "import omni_actors.worker.main\n"

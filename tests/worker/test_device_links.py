@@ -1,4 +1,4 @@
-"""A worker whose input lies on a device: what becomes of a request when the memory behind it goes."""
+"""A worker whose input lies on a device: the fate of a request when the memory behind its input goes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omni_actors.worker.loop import Worker
 
 
 class Taking(Engine):
-    """Consumes its input at once, or keeps it as it came."""
+    """An engine that consumes its input at once, or keeps the input unchanged."""
 
     def __init__(self, hello: Hello, *, at_once: bool) -> None:
         super().__init__(hello)
@@ -108,7 +108,7 @@ def failures(told: list[Up]) -> list[tuple[int, str | None, str | None]]:
     return [(it.key, it.error.code, it.error.stage) for step in told if isinstance(step, Step) for it in step.failed]
 
 
-def test_what_is_not_taken_over_when_its_producer_dies_is_lost_and_the_rest_is_not(bench: Bench) -> None:
+def test_device_payloads_not_taken_over_are_lost_with_their_producer_and_others_are_not(bench: Bench) -> None:
     bench.send(5)
     assert bench.told() == []
     assert bench.engine.got[0].tensors["a"][0] == 5
@@ -121,7 +121,7 @@ def test_what_is_not_taken_over_when_its_producer_dies_is_lost_and_the_rest_is_n
     assert bench.theirs.opened == []
 
 
-def test_a_handle_that_nothing_is_behind_fails_its_request_alone(bench: Bench) -> None:
+def test_a_handle_without_memory_fails_its_request_alone(bench: Bench) -> None:
     bench.send(5)
     bench.ours.lent.clear()
     assert failures(bench.told()) == [(1, "link_lost", "b")]

@@ -1,4 +1,5 @@
-"""A bad request among eight in real workers: it fails with the name of the stage at fault, and nobody else notices."""
+"""A bad request among eight in real workers: the request fails with the name of the stage at fault, and the other seven
+are undisturbed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ FAULTS: dict[str, tuple[str, str, int, str]] = {
 
 
 @pytest.mark.deadline(60)
-async def test_seven_of_eight_say_what_they_say_alone() -> None:
+async def test_seven_of_eight_requests_give_the_same_output_as_alone() -> None:
     chance = random.Random(0)
     async with open_orchestrator(resolve("faulty", registry=REGISTRY, platform="cpu")) as orchestrator:
         with trio.fail_after(30):

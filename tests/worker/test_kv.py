@@ -30,7 +30,7 @@ LAYOUT = kv.Layout.of(replace(SHAPE, side=8), "model")
 
 
 def noise(cache: KVCache, seed: int) -> KVCache:
-    """Every bit pattern may be in it, NaN among them: nothing here may look at the numbers."""
+    """Return every kind of bit pattern, NaN included: no code under test may look at the numbers."""
     rng = np.random.default_rng(seed)
     for tensor in [*cache.layers, *([] if cache.side is None else [cache.side])]:
         raw = torch.from_numpy(rng.integers(0, 256, tensor.numel() * tensor.element_size(), dtype=np.uint8))
@@ -39,7 +39,7 @@ def noise(cache: KVCache, seed: int) -> KVCache:
 
 
 def bits(cache: KVCache, blocks: list[int], token: int) -> list[bytes]:
-    """What a cache holds of a token, read the long way round."""
+    """Return a cache's content for a token, read in the slowest and simplest way."""
     block, place = blocks[token // cache.block_size], token % cache.block_size
     found = [layer[block, :, place].contiguous().view(torch.uint8).numpy().tobytes() for layer in cache.layers]
     if cache.side is not None:
@@ -49,7 +49,7 @@ def bits(cache: KVCache, blocks: list[int], token: int) -> list[bytes]:
 
 @st.composite
 def transfers(draw: st.DrawFn) -> tuple[KVShape, tuple[int, list[int]], tuple[int, list[int]], list[int]]:
-    """A layout, block size and blocks on each side, and where the tokens are cut into payloads."""
+    """A layout, block size and blocks on each side, and the places where the tokens are cut into payloads."""
     tokens = draw(st.integers(1, 40))
     shape = KVShape(
         draw(st.integers(1, 3)),
@@ -70,7 +70,7 @@ def transfers(draw: st.DrawFn) -> tuple[KVShape, tuple[int, list[int]], tuple[in
 
 @settings(max_examples=60, deadline=None)
 @given(transfers(), st.booleans())
-def test_what_is_inserted_is_what_was_extracted(
+def test_inserted_rows_equal_extracted_rows(
     case: tuple[KVShape, tuple[int, list[int]], tuple[int, list[int]], list[int]], stays: bool
 ) -> None:
     shape, (source_size, source_blocks), (target_size, target_blocks), cuts = case
@@ -110,7 +110,7 @@ def test_rows_are_where_attention_puts_and_finds_them() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_read_where_they_arrive(dtype: torch.dtype, backend: str) -> None:
-    """They are written where they leave from, and memory that is lent is read without a copy and never written."""
+    """Rows are written where they leave from, and memory that is lent is read without a copy and never written."""
     shape = KVShape(layers=2, kv_heads=2, head_dim=64, dtype=dtype, side=8)
     source = noise(KVCache(shape, 20, 16, torch.device("cpu"), KERNELS), 3)
     target = noise(KVCache(shape, 90, 4, torch.device("cpu"), KERNELS), 4)
@@ -162,15 +162,15 @@ def test_rows_that_do_not_belong_are_refused() -> None:
         ({"model": "other"}, "model 'other' instead of 'model'"),
     ],
 )
-def test_a_layout_that_differs_says_in_what(change: dict[str, object], says: str) -> None:
+def test_a_different_layout_is_described(change: dict[str, object], says: str) -> None:
     asked = kv.ask(3, replace(LAYOUT, **change)).meta["layout"]  # type: ignore[arg-type]
     assert LAYOUT.difference(asked) == says
     assert LAYOUT.difference(kv.ask(3, LAYOUT).meta["layout"]) == ""
     assert "layers None" in LAYOUT.difference({})
 
 
-def test_side_vectors_that_nobody_needs_are_let_lie() -> None:
-    """As for a deployment whose next stage is not there: only the first half knows of nothing beyond."""
+def test_unneeded_side_vectors_are_ignored() -> None:
+    """A deployment without the next stage: only the first half of the pipeline knows of the side vectors."""
     source = noise(KVCache(replace(SHAPE, side=8), 4, 4, torch.device("cpu"), KERNELS), 1)
     target = KVCache(SHAPE, 4, 4, torch.device("cpu"), KERNELS)
     assert kv.Layout.of(SHAPE, "model").difference(kv.ask(3, LAYOUT).meta["layout"]) == ""

@@ -1,4 +1,5 @@
-"""Links that are not open yet, in a worker's loop: those that come, those that do not, and what a request is told."""
+"""Links that are not open yet, in a worker's loop: links that open, links that do not, and the frames about their
+requests."""
 
 from __future__ import annotations
 
@@ -70,12 +71,12 @@ def test_a_link_that_is_not_answered_is_given_up(links: Links, monkeypatch: pyte
     assert len(links) == 0
 
 
-def test_an_address_that_is_none_is_told_at_once(links: Links) -> None:
+def test_an_invalid_address_is_reported_at_once(links: Links) -> None:
     assert not links.wire(Wire(6, "b#0@1", TcpEnd(SECRET, ("1.2.3.4.5", 80))), no_descriptor)
     assert not links.known(6)
 
 
-def test_a_worker_without_inputs_by_tcp_is_not_called() -> None:
+def test_a_worker_without_tcp_inputs_refuses_a_call() -> None:
     with select.epoll() as epoll:
         links = Links(epoll, None)
         with pytest.raises(ProtocolError):
@@ -90,7 +91,7 @@ def hello() -> bytes:
     return frame(resolve("stub", overrides=["edges.b.text.connector=tcp"]).hello("b", 0, 1))
 
 
-async def test_a_request_whose_link_is_gone_already_is_told_of() -> None:
+async def test_a_request_whose_link_is_gone_already_is_reported() -> None:
     async with open_launcher() as launcher, launcher.spawn(python_module("omni_actors.worker")) as child:
         worker = Raw(child.sock)
         worker.send(hello())
@@ -101,7 +102,7 @@ async def test_a_request_whose_link_is_gone_already_is_told_of() -> None:
         assert await worker.until(Unlinked) == Unlinked(99, (5,))
 
 
-async def test_input_that_breaks_off_is_told_of_and_input_that_was_whole_is_not() -> None:
+async def test_incomplete_input_is_reported_and_complete_input_is_not() -> None:
     async with open_launcher() as launcher, launcher.spawn(python_module("omni_actors.worker")) as child:
         worker = Raw(child.sock)
         worker.send(hello())

@@ -1,5 +1,5 @@
 """Workers' loops under random use, three of them linked: views hold while their consumer has them, credits are kept,
-each request is let go of once, and in the end nothing is held."""
+each request is released once, and in the end nothing is held."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Held:
 
 
 class Careless(Engine):
-    """Takes some input at once and queues other, as views, until a step starts on it; hands on as many pieces as it
-    was given on port x. What it reads, and what is wrong with that, is kept for the test."""
+    """An engine that takes some input at once and queues other input, as views, until a step starts on it; it emits as
+    many pieces as it was given on port x. Its input, and mistakes in the input, are kept for the test."""
 
     def __init__(self, hello: Hello, seed: int, faults: list[str]) -> None:
         super().__init__(hello)
@@ -212,7 +212,7 @@ class End:
 
 @contextmanager
 def chain(connector: str, seed: int) -> Iterator[tuple[dict[str, End], dict[tuple[str, str], int], list[str]]]:
-    """Three linked workers, by stage, the links by their ends, and what went wrong so far."""
+    """Three linked workers, by stage, the links by their ends, and the mistakes so far."""
     faults: list[str] = []
     lent: dict[bytes, Tensor] = {}
     ends = {stage: End(stage, connector, seed, faults, lent) for stage in "abc"}

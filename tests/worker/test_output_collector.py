@@ -1,4 +1,4 @@
-"""What an engine puts out that cannot be sent, and what comes with descriptors."""
+"""Engine output that cannot be sent, and frames with descriptors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bench:
             self.collector.requests[key] = RequestCredits(key, f"r{key}", True, (Route(edge, self.link),), set())
 
     def turn(self) -> list[Up]:
-        """What the serving process gets of one turn of the loop."""
+        """Return the serving process's frames of one turn of the loop."""
         for link in self.collector.flush():
             link.flush()
         self.collector.report()
@@ -55,7 +55,7 @@ class Bench:
             self.control.flush()
 
     def chunks(self) -> list[int]:
-        """The keys whose chunks the consumer got."""
+        """Return the keys of the consumer's chunks."""
         self.peer.setblocking(False)
         try:
             return [message.key for message in peer_reader().feed(self.peer.recv(1 << 20)) if hasattr(message, "key")]
@@ -91,8 +91,8 @@ def test_a_payload_that_cannot_be_sent_fails_its_request_alone(bench: Bench, met
 
 @pytest.mark.parametrize("when", ["before", "between"])
 @pytest.mark.parametrize("mode", ["chunk", "full"])
-def test_what_is_put_out_for_a_consumer_that_is_gone_is_not_waited_for(bench: Bench, mode: Mode, when: str) -> None:
-    """The request ends here like any other, and the serving process learns that."""
+def test_output_for_a_vanished_consumer_is_not_waited_for(bench: Bench, mode: Mode, when: str) -> None:
+    """The request ends here like any other, and the serving process learns of the end."""
     edge = EdgeSpec(index=1, source="a", target="b", port="in", kind="text", mode=mode, capacity=8)
     bench.collector.requests[3] = RequestCredits(3, "r3", True, (Route(edge, bench.link),), set())
     for moment in ("before", "between"):
@@ -107,7 +107,7 @@ def test_what_is_put_out_for_a_consumer_that_is_gone_is_not_waited_for(bench: Be
     assert bench.collector.send_queue.arena.used_bytes == 0
 
 
-def test_a_payload_that_cannot_be_sent_on_one_edge_leaves_no_debt_on_another(bench: Bench) -> None:
+def test_a_payload_that_cannot_be_sent_on_one_edge_leaves_no_credit_spent_on_another(bench: Bench) -> None:
     edges = [
         EdgeSpec(index=i, source="a", target="b", port=f"in{i}", kind="text", mode=mode, capacity=8)
         for i, mode in enumerate[Mode](("full", "chunk"))
@@ -139,7 +139,7 @@ def test_a_delta_that_cannot_be_sent_fails_its_request_alone(
 
 
 @pytest.mark.parametrize("routed", [True, False])
-def test_what_is_too_much_for_the_ledger_fails_its_request_alone(bench: Bench, routed: bool) -> None:
+def test_a_ledger_record_that_is_too_large_fails_its_request_alone(bench: Bench, routed: bool) -> None:
     bench.collector.text(TextDelta(2, 0, "said", [5]))
     bench.collector.ledger(1, 0, [], bytes(MAX_CONTROL_FRAME))
     bench.collector.ledger(2, 0, [7], b"chosen")
@@ -175,7 +175,7 @@ def test_a_payload_that_finds_no_memory_fails_its_request_alone(bench: Bench, mo
     assert bench.aborted == [1]
 
 
-def test_what_is_lent_on_the_device_comes_back_when_the_copy_for_the_others_finds_no_memory(
+def test_device_exports_come_back_when_the_copy_for_other_readers_finds_no_memory(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = Memory({})
@@ -209,7 +209,7 @@ def test_deltas_that_are_too_much_for_one_frame_together_all_arrive(bench: Bench
     assert not [step for step in steps if step.failed]
 
 
-def test_an_answer_that_cannot_be_sent_is_an_error_to_whoever_asked(bench: Bench) -> None:
+def test_a_reply_that_cannot_be_sent_is_an_error_reply(bench: Bench) -> None:
     bench.collector.reply(5, object())
     (reply,) = bench.turn()
     assert isinstance(reply, Reply)
@@ -244,7 +244,7 @@ def test_a_stage_is_not_done_before_its_output_is_written(bench: Bench) -> None:
     assert not bench.link.pending
 
 
-def test_descriptors_that_arrive_pass_to_no_program_that_is_started() -> None:
+def test_received_descriptors_are_not_inherited() -> None:
     serving, ours = socket.socketpair()
     left, right = socket.socketpair()
     with serving, left, right:
@@ -266,12 +266,12 @@ def edge(index: int, mode: Mode) -> EdgeSpec:
 
 
 def received(bench: Bench, other: UnixLink) -> list[tuple[int, Payload | None, bool]]:
-    """(seq, payload, end) of what the consumer has got."""
+    """Return (seq, payload, end) of the consumer's chunks."""
     chunks = [message for message in other.receive() if isinstance(message, Chunk)]
     return [(chunk.seq, other.payload(chunk), chunk.end) for chunk in chunks]
 
 
-def test_what_was_allocated_is_sent_without_a_copy(bench: Bench) -> None:
+def test_an_allocated_payload_is_sent_without_a_copy(bench: Bench) -> None:
     other = UnixLink(7, "a#0@1", bench.peer)
     payload = bench.collector.allocate(1, "text", {"n": 1}, LARGE)
     payload.tensors["a"][:] = np.arange(300_000, dtype=np.float32).reshape(300, 1000)
@@ -291,7 +291,7 @@ def test_what_was_allocated_is_sent_without_a_copy(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("key", [1, 99], ids=["small", "of a request that is over"])
-def test_what_is_not_worth_a_slot_is_allocated_all_the_same(bench: Bench, key: int) -> None:
+def test_a_payload_too_small_for_a_slot_is_allocated_all_the_same(bench: Bench, key: int) -> None:
     payload = bench.collector.allocate(key, "text", {}, {"a": ((4,), "float32")} if key == 1 else LARGE)
     payload.tensors["a"][:] = 1
     bench.collector.emit(key, payload)
@@ -302,7 +302,7 @@ def test_what_is_not_worth_a_slot_is_allocated_all_the_same(bench: Bench, key: i
 
 @pytest.mark.parametrize("emitted", [False, True])
 @pytest.mark.parametrize("how", ["abort", "fail", "finish"])
-def test_what_was_allocated_is_free_when_the_request_is_over(bench: Bench, how: str, emitted: bool) -> None:
+def test_allocated_slots_are_free_when_the_request_is_over(bench: Bench, how: str, emitted: bool) -> None:
     collector = bench.collector
     payload = collector.allocate(1, "text", {}, LARGE)
     collector.allocate(1, "text", {}, LARGE)  # never emitted
@@ -325,7 +325,7 @@ def test_what_was_allocated_is_free_when_the_request_is_over(bench: Bench, how: 
     assert not collector.draining
 
 
-def test_a_slot_that_somebody_may_read_still_is_not_reused_after_an_abort(bench: Bench) -> None:
+def test_a_slot_with_a_reader_is_not_reused_after_an_abort(bench: Bench) -> None:
     other = UnixLink(7, "a#0@1", bench.peer)
     bench.collector.emit(1, Payload("text", {}, {"a": np.full(100_000, 1.0)}))
     bench.turn()
@@ -376,7 +376,7 @@ def test_parallel_edges_share_one_copy_and_one_channel_in_order(bench: Bench) ->
 
 
 @pytest.mark.parametrize("how", ["abort", "lost"])
-def test_what_is_held_back_for_the_end_is_free_when_there_is_none(bench: Bench, how: str) -> None:
+def test_payloads_held_back_for_the_end_are_free_without_an_end(bench: Bench, how: str) -> None:
     bench.collector.requests[3] = RequestCredits(3, "r3", False, (Route(edge(0, "full"), bench.link),), set())
     for _ in range(3):
         bench.collector.emit(3, Payload("x", {}, {"a": np.zeros(100_000)}))

@@ -27,8 +27,8 @@ BUDGET = 1 << 20
 
 
 class Scenario:
-    """A producer's collector, and two consumers that read and acknowledge when they like. One of them may die. With a
-    ``device``, which has room only now and then, the first of them opens its memory."""
+    """A producer's collector, and two consumers that read and acknowledge at random. One of them may die. With a
+    ``device``, which has room only now and then, the first consumer opens its memory."""
 
     def __init__(self, seed: int, *, device: bool = False) -> None:
         self.seed = seed
@@ -74,7 +74,7 @@ class Scenario:
         self.collector.requests[key] = RequestCredits(key, f"r{key}", False, tuple(routes), set())
 
     def use(self, key: int) -> None:
-        """One thing that an engine may do with a request."""
+        """Do one thing that an engine may do with a request."""
         collector, what = self.collector, self.chance.random()
         if what < 0.05:
             collector.retire(collector.requests[key])  # an abort
@@ -113,7 +113,7 @@ class Scenario:
             pass
 
     def consume(self, to: int, most: int) -> None:
-        """Read all that is there, and acknowledge up to ``most`` chunks, oldest first."""
+        """Read everything, and acknowledge up to ``most`` chunks, oldest first."""
         consumer = self.consumers[to]
         if consumer is None:
             return
@@ -170,7 +170,7 @@ def test_random_use_of_a_device(seed: int) -> None:
 
 
 def run(scenario: Scenario) -> Scenario:
-    """Forty requests to their ends."""
+    """Run forty requests to their ends."""
     chance, collector = scenario.chance, scenario.collector
     keys = iter(range(40))
     more = True

@@ -1,4 +1,4 @@
-"""A leader and its followers as processes, without a network between them: how they begin, and end together."""
+"""A leader and its followers as processes, without a network between them: their start, and their common end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hello(engine: str, ranks: int = 2) -> Hello:
 
 
 def ended(pid: int, within_s: float = 10) -> bool:
-    """Whether a process that may not be ours ends in time."""
+    """Return whether a process that may not be ours ends in time."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -57,7 +57,7 @@ def ended(pid: int, within_s: float = 10) -> bool:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process leads in some tests, and is not to end when it is slow to say that it has lost a follower."""
+    """In some tests this process is the leader, and must not be killed when it is slow to report a lost follower."""
     monkeypatch.setattr("omni_actors.worker.ranks.GRACE_S", 60.0)
 
 
@@ -73,7 +73,7 @@ def follower_of(leader: subprocess.Popen[str]) -> int:
     return int(leader.stdout.readline())
 
 
-def test_a_leader_that_stands_in_a_collective_ends_with_its_follower(leader: subprocess.Popen[str]) -> None:
+def test_a_leader_blocked_in_a_collective_ends_with_its_follower(leader: subprocess.Popen[str]) -> None:
     with leader:
         os.kill(follower_of(leader), signal.SIGKILL)
         assert leader.wait(20) == -signal.SIGKILL
@@ -88,7 +88,7 @@ def test_a_follower_ends_with_its_leader(leader: subprocess.Popen[str]) -> None:
         assert ended(follower)
 
 
-def test_each_follower_has_its_own_place_and_is_let_go() -> None:
+def test_each_follower_has_its_own_device_and_is_ended() -> None:
     followers = Followers(hello(WAITING, ranks=3))
     try:
         followers.greet()
@@ -105,7 +105,7 @@ def test_each_follower_has_its_own_place_and_is_let_go() -> None:
     assert all(ended(pid, 0) for pid in pids)
 
 
-def test_whose_end_a_step_has_felt_is_named() -> None:
+def test_a_failed_step_names_the_rank_that_ended() -> None:
     followers = Followers(hello(WAITING))
     try:
         followers.greet()
@@ -121,7 +121,7 @@ def test_whose_end_a_step_has_felt_is_named() -> None:
         followers.close()
 
 
-def test_an_engine_that_runs_on_one_device_says_so() -> None:
+def test_an_engine_for_one_device_refuses_to_follow() -> None:
     followers = Followers(hello("omni_actors.worker.engines.stub:StubEngine"))
     try:
         followers.greet()

@@ -1,4 +1,4 @@
-"""A replica of two ranks behind the orchestrator: it lives and dies as one, and its requests outlive it."""
+"""A replica of two ranks behind the orchestrator: the ranks live and die as one, and their requests outlive them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def say(index: int, tokens: int = TOKENS) -> Request:
 
 @dataclass
 class Clients:
-    """Four clients at once: what each has heard so far, and how many tokens that is."""
+    """Four clients at once: the text of each so far, and its number of tokens."""
 
     texts: list[str] = field(default_factory=lambda: [""] * 4)
     tokens: list[int] = field(default_factory=lambda: [0] * 4)
@@ -74,7 +74,7 @@ class Clients:
                     self.tokens[index] += len(event.token_ids)
 
     async def in_mid_answer(self) -> None:
-        """Until each has heard something, and nobody all of it."""
+        """Wait until each client has some text, and no client all of its text."""
         await until(lambda: min(self.tokens) > 2)
         assert max(self.tokens) < TOKENS
 
@@ -89,7 +89,7 @@ def ranks_of(replica: StageReplica) -> list[int]:
 
 
 async def until_gone(pids: list[int], within_s: float = 20) -> None:
-    """Until none of these processes is left."""
+    """Wait until none of these processes is left."""
     with trio.fail_after(within_s):
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
@@ -139,8 +139,8 @@ async def test_ranks_live_and_die_together_and_requests_outlive_them(folder: Pat
     await until_gone(before)
 
 
-async def test_what_a_rank_cannot_load_is_said(folder: Path, tmp_path: Path) -> None:
-    """Both refuse, and the words of one of them reach the operator."""
+async def test_a_rank_that_cannot_load_is_reported(folder: Path, tmp_path: Path) -> None:
+    """Both ranks refuse, and the message of one of them reaches the operator."""
     for file in folder.iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())

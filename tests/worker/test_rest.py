@@ -1,4 +1,4 @@
-"""A worker without work gives back the memory that it kept for reuse: once, and again when its engine asks for it."""
+"""A worker without work gives back the memory kept for reuse: once, and again when its engine asks for that."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resting(engine: Engine, *arenas: Arena, **limits: int) -> Rest:
     return Rest(hello, cast(Any, engine), *arenas)
 
 
-def test_once_after_work(engine: Engine) -> None:
+def test_memory_is_given_back_once_after_work(engine: Engine) -> None:
     it = resting(engine)
     it.turn(idle=True)
     assert it.in_s is None
@@ -63,7 +63,7 @@ def test_once_after_work(engine: Engine) -> None:
     assert it.in_s is None
 
 
-def test_again_when_the_engine_still_holds_something(engine: Engine) -> None:
+def test_memory_is_given_back_again_when_the_engine_asks(engine: Engine) -> None:
     engine.again = [300.0, None]
     it = resting(engine, rest_after_s=2)
     it.worked = True
@@ -75,7 +75,7 @@ def test_again_when_the_engine_still_holds_something(engine: Engine) -> None:
     assert it.in_s is None
 
 
-def test_slabs_that_hold_nothing_are_closed(engine: Engine) -> None:
+def test_empty_slabs_are_closed(engine: Engine) -> None:
     arena = Arena()
     used = arena.allocate(1 << 20)
     arena.release(arena.allocate(16 << 20))

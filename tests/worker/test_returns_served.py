@@ -1,4 +1,5 @@
-"""Wrong returns in real workers: one request fails with a message that names where, its neighbours and workers live."""
+"""Wrong returns in real workers: one request fails with a message that names the method; its neighbours and workers
+live."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ async def test_a_wrong_return_costs_its_own_request_and_no_worker() -> None:
         assert all(each[0]["jobs"] == 0 for each in counters.values())
 
 
-async def test_an_engine_that_one_of_this_package_drives_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_foreign_engine_behind_one_of_this_package_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     first, own = wrong_engine.PIPELINE.stages
     chain = "omni_actors.worker.engines.chained:ChainedEngine"
     own = dataclasses.replace(own, engine=chain, adapter=f"{wrong_engine.__name__}:CHAIN")
@@ -96,7 +97,7 @@ async def test_an_engine_that_one_of_this_package_drives_is_looked_at_too(monkey
         ("First", "engine 'tests.worker.wrong_engine:First' is not a subclass of Engine"),
     ],
 )
-async def test_a_stage_that_names_no_engine_says_so_at_its_start(
+async def test_a_stage_without_a_valid_engine_fails_at_its_start(
     monkeypatch: pytest.MonkeyPatch, name: str, words: str
 ) -> None:
     first, own = wrong_engine.PIPELINE.stages

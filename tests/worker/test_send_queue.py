@@ -1,5 +1,5 @@
-"""What is chosen leaves a worker before what follows from it, also while the serving process does not read: a death at
-any moment leaves no payload with another worker that the serving process cannot know the beginning of."""
+"""Chosen tokens leave a worker before payloads that follow from them, also while the serving process does not read: a
+death at any moment leaves no payload with another worker whose tokens the serving process cannot know."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ EDGES = (
 
 
 class Telling(Engine):
-    """Chooses a number for each request in each step, tells it (in a delta to the client that sees it, else for the
-    ledger), and hands on a payload that follows from it."""
+    """An engine that chooses a number for each request in each step, reports the number (in a delta to a client that
+    sees it, else for the ledger), and emits a payload that follows from the number."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -84,8 +84,8 @@ class Telling(Engine):
 
 
 class Bench:
-    """A worker's loop in this thread, with the other ends of its sockets. What the serving process does not read soon
-    fills the control socket."""
+    """A worker's loop in this thread, with the other ends of its sockets. Unread frames of the serving process soon
+    fill the control socket."""
 
     def __init__(self) -> None:
         hello = Hello(version=PROTOCOL_VERSION, stage="a", replica=0, incarnation=1, engine="", adapter="")
@@ -118,7 +118,7 @@ class Bench:
         self.serving.sendall(frame(message))
 
     def turn(self) -> None:
-        """One turn, if the worker would make one now."""
+        """Do one turn, if the worker would do one now."""
         if self.wakes:
             self.worker.turn()
 
@@ -127,7 +127,7 @@ class Bench:
         return self.worker.patience_s == 0 or bool(select.select([self.worker.fileno()], [], [], 0)[0])
 
     def hear(self, most: int = 1 << 20) -> None:
-        """The serving process reads at most so many bytes."""
+        """Let the serving process read at most so many bytes."""
         with suppress(BlockingIOError):
             self.take(self.reader.feed(self.serving.recv(most)))
 
@@ -140,7 +140,7 @@ class Bench:
             self.released += step.released
 
     def read(self, link: UnixLink) -> None:
-        """Another worker reads all that is there."""
+        """Let another worker read everything."""
         for chunk in link.receive():
             assert isinstance(chunk, Chunk)
             payload = link.payload(chunk)
@@ -158,7 +158,7 @@ class Bench:
         del self.unread[:most]
 
     def die(self) -> None:
-        """The worker's process ends here: what the kernel has arrives, and nothing else."""
+        """End the worker's process: data in the kernel arrives, and nothing else."""
         self.worker.close()
         self.control.close()
         with suppress(BlockingIOError):
@@ -179,7 +179,7 @@ class Bench:
 
     @property
     def full(self) -> bool:
-        """Whether the worker has words for the serving process that the socket does not take."""
+        """Whether the worker has frames for the serving process that the socket does not take."""
         return not self.worker._control.writable
 
 
@@ -191,7 +191,7 @@ def bench() -> Iterator[Bench]:
 
 
 def fill(bench: Bench) -> None:
-    """Requests on all edges, and turns until nothing moves any more, with nobody reading."""
+    """Send requests on all edges, and do turns until nothing moves any more, with nobody reading."""
     for key in range(1, 7):
         bench.submit(key, (0, 1, 2), visible=bool(key % 2))
     for _ in range(100):
@@ -200,7 +200,7 @@ def fill(bench: Bench) -> None:
     assert bench.full
 
 
-def test_a_payload_stays_until_what_it_follows_from_has_left(bench: Bench) -> None:
+def test_a_payload_stays_until_its_tokens_have_left(bench: Bench) -> None:
     fill(bench)
     assert not bench.told
     assert len(bench.known) < 18, "there was credit for more"
@@ -226,10 +226,10 @@ def test_all_goes_on_when_the_serving_process_reads_again(bench: Bench) -> None:
     assert bench.worker._out.counters()["arena_used_bytes"] == 0
 
 
-def test_what_the_socket_takes_at_the_end_of_a_turn_wakes_what_waits_for_it(
+def test_output_taken_at_the_end_of_a_turn_releases_waiting_payloads(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The serving process reads between a turn's two writes: no event tells of that later."""
+    """The serving process reads between a turn's two writes: no event reports that later."""
     fill(bench)
     report = bench.worker._out.report
 
@@ -287,7 +287,7 @@ def test_a_consumer_that_dies_while_its_payloads_wait_is_not_waited_for(bench: B
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_death_at_any_moment_leaves_no_payload_whose_beginning_nobody_knows(bench: Bench, seed: int) -> None:
+def test_a_death_at_any_moment_leaves_no_payload_without_its_tokens(bench: Bench, seed: int) -> None:
     chance = random.Random(seed)
     reads, key = chance.choice((0.02, 0.2, 0.9)), 0
     for _ in range(chance.randrange(1, 120)):

@@ -1,4 +1,4 @@
-"""Views that torch has of a payload: one memory, no warning, alive as long as they are."""
+"""Views of a payload for torch: one memory, no warning, alive as long as the views are."""
 
 from __future__ import annotations
 

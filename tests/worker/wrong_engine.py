@@ -1,5 +1,5 @@
-"""Two stages that give back what their contracts do not allow: ``first`` is an adapter of the one-shot engine, ``own``
-an engine of its own. A request's section ``line`` says which ``fault`` it has; without one it is answered "fine"."""
+"""Two stages with returns against their contracts: ``first`` is an adapter of the one-shot engine, ``own`` an engine of
+its own. A request's section ``line`` names its ``fault``; a request without a fault is answered "fine"."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Between:
 
 
 class Own(Engine):
-    """Says what comes."""
+    """An engine that returns its input."""
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         self._held: dict[int, Work] = {}
