@@ -1,4 +1,4 @@
-"""How a pool's requests are spread over its replicas: what a deploy file's ``stages.NAME.balancer`` names."""
+"""Balancers, which spread a pool's requests over its replicas. A deploy file names one in ``stages.NAME.balancer``."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ class Candidate(Protocol):
 
     @property
     def index(self) -> int:
-        """Its number in the pool, from 0."""
+        """The replica's number in the pool, from 0."""
         ...
 
     @property
     def incarnation(self) -> int:
-        """Its life: another number means another process, with nothing in its caches."""
+        """The number of the incarnation. Another number means another process, with empty caches."""
         ...
 
     @property
     def load(self) -> int:
-        """Requests that it holds."""
+        """The number of requests in the replica."""
         ...
 
     @property
     def info(self) -> dict[str, Any]:
-        """The facts that its engine told when it had loaded."""
+        """The facts that the engine reported after loading."""
         ...
 
 
 class Balancer(ABC):
-    """Chooses a replica for each request of one stage. It lives in the serving process, in one thread, and must not
-    wait, import torch or compute for long: each request of the stage passes through it.
+    """A balancer, which chooses a replica for each request of one stage.
 
-    Subclasses state the version of this contract that they were written for (``contract = 1``), and are made with the
-    stage's plan. A stage with one replica has no balancer.
+    A balancer runs in the serving process, in one thread, and must not wait, import torch or compute for long: each
+    request of the stage passes through the balancer. A subclass states the version of this contract for which it was
+    written (``contract = 1``), and is constructed with the stage's plan. A stage with one replica has no balancer.
     """
 
     contract: ClassVar[int]
@@ -58,20 +58,28 @@ class Balancer(ABC):
 
     @abstractmethod
     def choose(self, candidates: Sequence[Candidate], request: Request) -> Candidate:
-        """One of ``candidates``, which can all take the request and are at least one; it then goes there. The first of
-        them is another one with each call, so that what treats them alike spreads requests all the same."""
+        """Choose the replica for a request.
+
+        Args:
+            candidates: At least one replica, all of which can take the request. Each call begins with another replica,
+                so that a balancer that takes the first of equals still spreads requests.
+            request: The request.
+
+        Returns:
+            One of ``candidates``; the request then goes there.
+        """
 
     def kept(self, candidate: Candidate, request: Request) -> None:
-        """A request goes to this one without a choice, since others with its affinity did."""
+        """Take note of a request that goes to a replica without a choice, because of the request's affinity."""
         return
 
     def forget(self, candidate: Candidate) -> None:
-        """The replica's caches are empty now, though it lives."""
+        """Take note that the caches of a living replica are empty now."""
         return
 
 
 class LeastQueue(Balancer):
-    """The replica with the fewest requests."""
+    """A balancer that chooses the replica with the fewest requests."""
 
     contract = CONTRACT
 
@@ -80,7 +88,7 @@ class LeastQueue(Balancer):
 
 
 class RoundRobin(Balancer):
-    """One after the other, whatever they hold."""
+    """A balancer that chooses the replicas in turn, whatever their load."""
 
     contract = CONTRACT
 
@@ -89,7 +97,7 @@ class RoundRobin(Balancer):
 
 
 class PrefixCache(Balancer):
-    """The replica that is likely to have the beginning of the prompt in its cache, unless it is much busier."""
+    """A balancer that chooses a replica likely to have the prompt's beginning in its cache, unless much busier."""
 
     contract = CONTRACT
 
@@ -108,8 +116,11 @@ class PrefixCache(Balancer):
 
 
 class Guarded:
-    """A balancer whose faults cost no request: where it raises, or chooses what it was not offered, the least busy
-    replica is taken. Said once in the log for each kind of fault."""
+    """A wrapper by which a balancer's faults cost no request.
+
+    When the balancer raises, or chooses a replica that was not a candidate, the least busy replica is taken. The log
+    reports each kind of fault once.
+    """
 
     def __init__(self, inner: Balancer) -> None:
         self.inner = inner
@@ -147,7 +158,7 @@ class Guarded:
 
 
 def balancer_for(stage: StagePlan) -> Guarded:
-    """The stage's balancer. Raises :class:`PlanError` when a plug-in's class cannot be made."""
+    """Make the stage's balancer. Raises :class:`PlanError` when a plug-in's class cannot be constructed."""
     try:
         return Guarded(resolve_name(stage.balancer_class)(stage))
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""The serving process's end of a worker's control socket: ordered, never blocking, with descriptors."""
+"""The serving process's end of a worker's control socket, ordered and non-blocking, which can carry descriptors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _RECV_BYTES = 256 << 10
 
 
 class Channel:
-    """Frames out, bytes in. ``send`` never waits: it writes what the socket takes, ``run_writer`` the rest.
+    """A channel that sends frames and receives bytes.
 
-    What may wait here is bounded by admission: each request puts a bounded number of frames.
+    ``send`` never waits: it writes as much as the socket takes, and ``run_writer`` writes the rest. Admission bounds
+    the waiting frames, since each request sends a bounded number of frames.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -25,7 +26,7 @@ class Channel:
         self._closed = False
 
     def send(self, data: bytes, *, later: bool = False) -> None:
-        """Queue a frame and write it, at once or (``later``) together with what else comes in this turn of the loop."""
+        """Queue a frame and write it, at once or (``later``) together with other frames of this turn of the loop."""
         if self._closed:
             return
         out = self._out
@@ -37,7 +38,7 @@ class Channel:
             self._wake()
 
     def send_fd(self, data: bytes, fd: int) -> None:
-        """Queue a frame that carries a descriptor, which is closed here once it is sent (or never will be)."""
+        """Queue a frame with a descriptor, which is closed here once it is sent, or when the channel closes."""
         if self._closed:
             os.close(fd)
             return
@@ -46,7 +47,7 @@ class Channel:
             self._wake()
 
     async def run_writer(self) -> None:
-        """Write what ``send`` left over, until cancelled."""
+        """Write the rest of the frames, until cancelled."""
         while True:
             if self._out:
                 if not self._flush():
@@ -56,7 +57,7 @@ class Channel:
             await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
 
     async def receive(self) -> bytes:
-        """The next bytes; empty at end-of-file. Always a checkpoint."""
+        """Receive the next bytes; empty at end-of-file. Always a checkpoint."""
         while True:
             await trio.lowlevel.wait_readable(self._sock)
             try:
@@ -67,7 +68,7 @@ class Channel:
                 return b""
 
     def close(self) -> None:
-        """Drop what is queued. The socket belongs to its process."""
+        """Drop the queued frames. The socket belongs to the child process's object."""
         self._closed = True
         for _data, fd in self._out:
             if fd is not None:
@@ -84,7 +85,7 @@ class Channel:
             self._writer = None
 
     def _flush(self) -> bool:
-        """Write what the socket takes now; whether everything went (or the other end is gone)."""
+        """Write as much as the socket takes now; return whether everything is written, or the other end is gone."""
         out = self._out
         while out:
             data, fd = out[0]

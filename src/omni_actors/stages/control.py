@@ -1,8 +1,8 @@
-"""What an operator does to replicas while the deployment serves: look at them, drain, replace and kill them.
+"""The operator's commands to replicas of a running deployment: show, drain, sleep, replace and kill.
 
-Nothing runs in the background: a command that takes time runs in the task of whoever gave it. When that is cancelled
-(its client leaves), a replica that waits to become empty goes on as before, and one that is ended already is followed
-by its next life all the same.
+A command runs in the task of its caller; nothing runs in the background. When the caller is cancelled (its client
+leaves), a replica that is waiting to become empty serves as before, and a replica whose worker has ended already gets
+its next incarnation as usual.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ log = logging.getLogger("omni_actors.stages")
 
 @dataclass(frozen=True, slots=True)
 class LastEnd:
-    """How the last life that ended came to its end."""
+    """The end of the latest incarnation that has ended."""
 
     cause: ExitCause
     message: str
     ago_s: float
     ready_s: float | None
-    """For how long it had been ready; ``None`` if it never was."""
+    """Seconds for which the incarnation had been ready; ``None`` if it never was."""
     served: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica as it is at this moment.
+    """A snapshot of a replica.
 
-    ``state`` is ``starting``, ``ready``, ``draining`` (it takes no new requests and has some), ``drained`` (it has none
-    any more), ``asleep``, ``ending``, or ``dead`` (until its next life). ``questions`` are those beside requests.
+    ``state`` is ``starting``, ``ready``, ``draining`` (no new requests, some running), ``drained`` (no requests left),
+    ``asleep``, ``ending``, or ``dead`` (until the next incarnation). ``questions`` counts pending queries beside
+    requests.
     """
 
     stage: str
@@ -54,21 +55,21 @@ class ReplicaStatus:
     incarnation: int
     pid: int | None
     ranks: tuple[int, ...]
-    """Processes of its ranks, ``pid`` first; those of the others are known once it is ready."""
+    """The processes of the ranks, ``pid`` first. The other ranks' processes are known once the replica is ready."""
     device: str
     devices: tuple[str, ...]
-    """Of each rank, ``device`` first."""
+    """The devices of the ranks, ``device`` first."""
     requests: int
     questions: int
     served: int
     uptime_s: float | None
-    """Since it became ready; ``None`` while it is not."""
+    """Seconds since the replica became ready; ``None`` while it is not ready."""
     progress: str
     restarts: int
     failures: int
-    """The latest in a row."""
+    """The latest failures in a row."""
     next_s: float | None
-    """Seconds until it is likely to be ready; ``None`` when it is."""
+    """Seconds until the replica is likely to be ready; ``None`` when it is ready."""
     last_end: LastEnd | None
     links: Mapping[str, int]
     """Links to replicas of each neighbour stage."""
@@ -76,16 +77,19 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Sleep:
-    """At which level a replica was told to sleep, and in which of its lives."""
+    """The level of a replica's sleep, and the incarnation that was told to sleep."""
 
     level: int
     incarnation: int
 
 
 class Control:
-    """Commands of one deployment. Each raises :class:`OmniError` (:mod:`omni_actors.stages.refusals`): 404 for a stage
-    or a replica that there is not, 409 for a replica that another command is at. ``returned`` is told of a replica
-    that takes requests again."""
+    """The operator's commands of one deployment.
+
+    Each command raises :class:`OmniError` (:mod:`omni_actors.stages.refusals`): 404 for an unknown stage or replica,
+    409 for a replica that is busy with another command. ``returned`` is called with a replica that takes requests
+    again.
+    """
 
     def __init__(
         self, pools: Mapping[str, StagePool], limits: DeploymentLimits, returned: Callable[[StageReplica], None]
@@ -94,16 +98,16 @@ class Control:
         self._limits = limits
         self._returned = returned
         self._busy: dict[StageReplica, str] = {}
-        """The command that is at a replica and takes time."""
+        """The running command of each busy replica."""
         self._sleeping: dict[StageReplica, _Sleep] = {}
-        """Replicas that are to sleep until they are woken or replaced."""
+        """The replicas that sleep until they are woken or replaced."""
 
     def status(self) -> list[ReplicaStatus]:
-        """Every replica, in the order of the plan."""
+        """Return the status of every replica, in the order of the plan."""
         return [self._status(replica) for pool in self._pools.values() for replica in pool.replicas]
 
     def drain(self, stage: str, index: int) -> ReplicaStatus:
-        """Let a replica take no new requests; those in it finish. Until :meth:`undrain`, also over its deaths."""
+        """Let a replica finish its requests and take no new ones until :meth:`undrain`, also after a restart."""
         replica = self._free(stage, index, "drain")
         replica.drain(True)
         log.info("%s takes no new requests", replica.name)
@@ -117,21 +121,21 @@ class Control:
         return self._take_requests(replica)
 
     async def sleep(self, stage: str, index: int, level: int = 0) -> ReplicaStatus:
-        """Let a replica take no new requests and stand still with those in it, until :meth:`wake`.
+        """Pause a replica with its requests, and give it no new requests, until :meth:`wake`.
 
         Args:
             stage: The stage's name.
             index: The replica's number.
-            level: 1 also gives back the memory of its device.
+            level: 1 also frees the memory of the replica's device.
 
         Returns:
-            The replica as it is then; also when it sleeps at this level already.
+            The replica's status afterwards. A replica that sleeps at this level already is no error.
 
         Raises:
-            OmniError: The replica is as it was: its engine cannot sleep, or not to that level (400); it is not ready,
-                sleeps at another level, or another command is at it (409); its worker did not do it (503).
+            OmniError: The replica is unchanged: its engine cannot sleep, or not at that level (400); the replica is not
+                ready, sleeps at another level, or is busy with another command (409); the worker did not obey (503).
 
-        When it is cancelled, the replica is awake and as it was.
+        When the call is cancelled, the replica is awake and unchanged.
         """
         replica = self._free(stage, index, "sleep")
         if (sleep := self._sleep_of(replica)) is not None:
@@ -144,7 +148,7 @@ class Control:
             try:
                 await self._ask(replica, "sleep", {"level": level})
             except BaseException:
-                replica.notify("wake", {})  # it may have fallen asleep all the same
+                replica.notify("wake", {})  # the worker may have fallen asleep nevertheless
                 replica.drain(before)
                 raise
         self._sleeping[replica] = _Sleep(level, replica.incarnation)
@@ -154,13 +158,15 @@ class Control:
         return self._status(replica)
 
     async def wake(self, stage: str, index: int) -> ReplicaStatus:
-        """Let a replica that sleeps go on, and take requests again; so does one whose worker has ended in its sleep.
+        """Let a sleeping replica continue and take requests again, also after its worker has ended while asleep.
 
-        Raises :class:`OmniError`: 400 and 409 as :meth:`sleep` does, 409 too for one that is not asleep, 503 when its
-        worker did not do it.
+        Raises :class:`OmniError`: 400 and 409 like :meth:`sleep`, 409 too for a replica that is not asleep, 503 when
+        the worker did not obey.
         """
         replica = self._find(stage, index)
-        if replica in self._sleeping and self._sleep_of(replica) is None:  # its next life is awake, and still drained
+        if (
+            replica in self._sleeping and self._sleep_of(replica) is None
+        ):  # the next incarnation is awake, and still drained
             return self._take_requests(self._free(stage, index, "undrain"))
         self._free(stage, index, "wake")
         if replica not in self._sleeping:
@@ -170,8 +176,10 @@ class Control:
         return self._take_requests(replica)
 
     def kill(self, stage: str, index: int) -> ReplicaStatus:
-        """End a replica's worker at once, as a crash does: its requests go on elsewhere or later, as after any death,
-        but none is suspected of it."""
+        """End a replica's worker at once, like a crash.
+
+        The requests resume elsewhere or later, as after any death, but no request is suspected of the death.
+        """
         replica = self._find(stage, index)
         if replica.pid is None:
             raise refusals.no_worker(replica)
@@ -180,10 +188,13 @@ class Control:
         return self._status(replica)
 
     async def replace(self, stage: str, index: int, grace_s: float | None = None) -> ReplicaStatus:
-        """Give a replica another worker, and return when that is ready. It takes no new requests from now on; those in
-        it have ``grace_s`` seconds to finish (default: the plan's ``drain_s``); what is left then goes on in another
-        attempt. While the stage has no other replica new requests wait. Of a replica that is not ready the next life
-        is waited for. Raises 503 when the new worker does not become ready."""
+        """Give a replica another worker, and return when the new worker is ready.
+
+        The old worker takes no new requests. Its requests have ``grace_s`` seconds to finish (default: the plan's
+        ``drain_s``); the rest then continues in another attempt. If the stage has no other replica, new requests wait.
+        For a replica that is not ready, the call waits for the next incarnation. Raises 503 when the new worker does
+        not become ready.
+        """
         replica = self._free(stage, index, "replace")
         pool = self._pools[stage]
         pool.changing.add(replica)
@@ -200,8 +211,11 @@ class Control:
         return self._status(replica)
 
     async def restart(self, stage: str | None = None, grace_s: float | None = None) -> list[ReplicaStatus]:
-        """Replace all replicas of a stage (``None``: of every stage), one at a time. The first that fails ends it;
-        those behind it go on with the workers that they have, and the error says which have new ones."""
+        """Replace all replicas of a stage (``None``: of every stage), one at a time.
+
+        The first failure ends the restart: later replicas keep their workers, and the error names the replicas with new
+        workers.
+        """
         pools = list(self._pools.values()) if stage is None else [self._pool(stage)]
         done: list[ReplicaStatus] = []
         for replica in [replica for pool in pools for replica in pool.replicas]:
@@ -238,7 +252,7 @@ class Control:
         return self._status(replica)
 
     async def _ask(self, replica: StageReplica, action: str, args: dict[str, Any]) -> None:
-        """Tell the worker, and wait until it says that it has done it."""
+        """Send a command to the worker, and wait until the worker reports that it is done."""
         try:
             await replica.query(action, args)
         except OmniError as error:
@@ -255,7 +269,8 @@ class Control:
         return _status(replica, self._sleep_of(replica) is not None)
 
     def _sleep_of(self, replica: StageReplica) -> _Sleep | None:
-        """Its sleep, if its worker is asleep. A life that follows is awake, although the replica was to sleep."""
+        """Return the sleep of the replica's worker, if it is asleep. A later incarnation of a sleeping replica is
+        awake."""
         sleep = self._sleeping.get(replica)
         return sleep if sleep is not None and sleep.incarnation == replica.incarnation and replica.live else None
 
@@ -272,7 +287,7 @@ class Control:
         return replicas[index]
 
     def _free(self, stage: str, index: int, action: str) -> StageReplica:
-        """The replica, if it can be told this now."""
+        """Return the replica, if it is free for a command."""
         replica = self._find(stage, index)
         if (other := self._busy.get(replica)) is not None:
             raise refusals.busy(replica, action, other)
@@ -285,7 +300,7 @@ class Control:
 
     @contextlib.contextmanager
     def _busy_with(self, replica: StageReplica, action: str) -> Iterator[None]:
-        """While a command is at the replica, others are refused."""
+        """Mark the replica as busy during the block, so that other commands are refused."""
         self._busy[replica] = action
         try:
             yield
@@ -299,13 +314,13 @@ async def _until(replica: StageReplica, condition: Callable[[], bool]) -> None:
 
 
 async def _settled(replica: StageReplica) -> None:
-    """Wait until the media process holds nothing of anybody, or is gone."""
+    """Wait until the media process holds no client's data, or is gone."""
     with contextlib.suppress(OmniError):
         await replica.query("settle", timeout_s=math.inf)
 
 
 def _commands(replica: StageReplica) -> frozenset[str]:
-    """Return the commands that its engine knows, as its worker has told."""
+    """Return the commands that the replica's engine knows, as its worker has reported."""
     said = replica.info.get("commands")
     return frozenset(said) if isinstance(said, list) else frozenset()
 

@@ -1,7 +1,8 @@
-"""Whether a worker that lives also moves: the serving process's side of its liveness page.
+"""The serving process's side of a worker's liveness page, which shows whether a living worker makes progress.
 
-Nobody asks the worker anything: it writes down when it last moved and what it is doing, the plan says how long that may
-take, and a :class:`Watch` sleeps until then. A worker without work is not watched: it may stand still for ever.
+No message is sent to the worker. The worker writes its activity and the time of its last progress, the plan says how
+long each activity may take, and a :class:`Watch` sleeps until then. A worker without work is not watched, and may stand
+still for ever.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from omni_actors.pipelines.plan import StagePlan
 from omni_actors.protocol.liveness import HEARTBEAT_S, PAGE_BYTES, WORDS, Activity
 
 GRACE_S = 0.5
-"""A worker that is late is looked at again after so long, so that nobody is killed for a moment in which this process
-itself, or the machine, stood still."""
+"""Seconds after which a late worker is looked at again.
+
+So no worker is killed for a moment in which the serving process, or the machine, stood still."""
 
 WAIT_BUDGET_S = 10.0
-"""A worker that holds requests and waits is late after so many seconds, or after its step budget if that is shorter (at
-least two heartbeats)."""
+"""Seconds after which a waiting worker with requests is late.
+
+A shorter step budget counts instead, but at least two heartbeats."""
 
 _NAMES = {
     Activity.LOADING: "before its first turn",
@@ -37,7 +40,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a page says. ``moved`` is in seconds of the clock that the worker writes down."""
+    """The contents of a page. ``moved`` is the time of the last progress, in seconds of the worker's clock."""
 
     turns: int
     activity: Activity
@@ -48,21 +51,21 @@ class Heartbeat:
 
 
 class HeartbeatSource(Protocol):
-    """Where a worker's beats are read."""
+    """A source of a worker's heartbeats."""
 
     def read(self) -> Heartbeat: ...
 
 
 class LivenessPage:
-    """The page of one life of a worker: made before it, and mapped here as long as it lasts."""
+    """The page of one incarnation, made before its worker, and mapped here until the incarnation ends."""
 
     def __init__(self) -> None:
-        """Raises :class:`OSError` when there is no descriptor or memory for it; nothing is left then."""
+        """Make a page. Raises :class:`OSError`, and leaves nothing, when there is no descriptor or memory."""
         self.fd = os.memfd_create("omni-liveness", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        """To be inherited by the worker; :meth:`handed_over` closes it here."""
+        """The descriptor that the worker inherits; :meth:`handed_over` closes it here."""
         try:
             os.ftruncate(self.fd, PAGE_BYTES)
-            # What is mapped here cannot be taken away: a page that shrinks would kill its readers.
+            # A page that shrinks would kill its readers, so the mapped page cannot shrink.
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._map = mmap.mmap(self.fd, PAGE_BYTES, prot=mmap.PROT_READ)
         except OSError:
@@ -72,7 +75,7 @@ class LivenessPage:
 
     def read(self) -> Heartbeat:
         turns, activity, moved = self._words
-        # What is no activity comes from a worker that writes over its memory: it is still one that has to move.
+        # An unknown activity comes from a worker that overwrites its memory; such a worker must make progress too.
         return Heartbeat(turns, Activity(activity) if activity in _NAMES else Activity.WORKING, moved / 1e9)
 
     def handed_over(self) -> None:
@@ -87,8 +90,10 @@ class LivenessPage:
 
 
 def budget_s(stage: StagePlan, activity: Activity) -> float:
-    """How long a worker of this stage that is ready, and has work, may go without a sign of life while it does that.
-    (Loading has the start timeout. One that says it loads has said it is ready, and not taken its first turn yet.)"""
+    """Return the seconds for which a ready worker with work may show no progress during an activity.
+
+    (The start timeout bounds loading. A ready worker whose page still says "loading" has not taken its first turn.)
+    """
     match activity:
         case Activity.COMPILING:
             return max(stage.compile_budget_s, stage.step_budget_s)
@@ -99,8 +104,11 @@ def budget_s(stage: StagePlan, activity: Activity) -> float:
 
 
 class Watch:
-    """Watches one life of a worker. ``has_work`` says whether it has anything to do. ``clock`` is the worker's own.
-    For how long this process overslept, because it stood still itself, counts against nobody."""
+    """A watch over one incarnation of a worker.
+
+    ``has_work`` says whether the worker has work. ``clock`` is the worker's own clock. Time for which the serving
+    process itself stood still is not counted against the worker.
+    """
 
     def __init__(
         self,
@@ -118,27 +126,28 @@ class Watch:
         self._idle = trio.lowlevel.ParkingLot()
 
     def work_begins(self) -> None:
-        """The worker gets something to do after it had nothing: its time counts from now."""
+        """Start the worker's time: it gets work after it had none."""
         self._since = self._clock()
         if self._idle:
             self._idle.unpark()
 
     async def until_stuck(self) -> str:
-        """Sleep until the worker has work and has not moved for longer than it may; say for how long, and in what."""
+        """Sleep until the worker with work shows no progress for too long; return a description with time and
+        activity."""
         while True:
             if not self._has_work():
                 await self._idle.park()
                 continue
             beat = self._source.read()
-            # A page is its worker's to write, and nobody has moved in the future.
+            # The worker writes the page, and no progress lies in the future.
             begun = max(beat.moved if beat.moved <= self._clock() else 0.0, self._since)
             left = begun + budget_s(self._stage, beat.activity) - self._clock()
-            # What it does next may have a shorter budget, which cannot be over before that.
+            # The next activity may have a shorter budget, which cannot be over before that.
             pause_s = min(left, self._shortest_s) if left > 0 else GRACE_S
             due = self._clock() + pause_s
             await trio.sleep(pause_s)
             if (late := self._clock() - due) > GRACE_S:
-                # This process stood still, and the worker perhaps with it (a machine that was suspended, say).
+                # This process stood still, and perhaps the worker too (in a suspended machine, say).
                 self._since = max(self._since, begun + late)
             elif left <= 0 and self._has_work() and self._source.read() == beat:
                 return f"no sign of life for {self._clock() - begun:.1f} s, {beat}"

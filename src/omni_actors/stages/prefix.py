@@ -1,9 +1,9 @@
-"""Which replica is likely to have the beginning of a prompt in its cache: what the balancer ``prefix_cache`` goes by.
+"""The estimate of which replica has the beginning of a prompt in its cache, for the balancer ``prefix_cache``.
 
-The serving process has no tokens, so this is an estimate, from what was sent where: prompts are cut into chunks of
-text (or of token ids), each named by a hash of itself and all before it, and of each replica the names of the chunks
-that were used last are kept, as many as its cache has room for. A replica that has begun another life, or whose cache
-was given back, is believed to have nothing. An estimate that is wrong costs time and changes no answer.
+The serving process has no tokens, so it estimates from the prompts sent to each replica. Prompts are cut into chunks of
+text (or of token ids). A chunk's name is a hash of the chunk and all chunks before it. For each replica the names of
+the most recently used chunks are kept, as many as the replica's cache can hold. A replica with a new incarnation, or
+with an emptied cache, is assumed to have no chunks. A wrong estimate costs time and changes no answer.
 """
 
 from __future__ import annotations
@@ -24,31 +24,38 @@ if TYPE_CHECKING:
 
 CHUNK_TOKENS = 32
 CHUNK_CHARACTERS = 96
-"""Taken for as many tokens: three characters each. Text of more tokens than that is believed to be cached for too long,
-text of fewer not for as long as it is."""
+"""Characters of a chunk, counted as a third as many tokens.
+
+Text with more tokens than the estimate is assumed to be cached for too long, text with fewer tokens for too short a
+time."""
 
 MEDIUM_CHUNKS = 16
-"""What a clip or picture is taken for."""
+"""The number of chunks for which a clip or picture counts."""
 
 MAX_CHUNKS = 512
-"""What lies behind so many is not looked at."""
+"""The number of chunks after which the rest of a prompt is ignored."""
 
 IMBALANCE = 8
-"""So many requests more than the least busy one may a replica have to be chosen for a prompt that it has all of, and
-proportionally fewer for a part. A beginning that all prompts share then outweighs no queue."""
+"""Requests by which a replica with all of a prompt in its cache may be busier than the least busy replica, and be
+chosen.
+
+For a part of the prompt the number is proportionally smaller, so a beginning that all prompts share outweighs no
+queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """The beginnings of a prompt, the shortest first, and how many chunks all of it is taken for."""
+    """The names of a prompt's beginnings, the shortest first, and the number of chunks for which the prompt counts."""
 
     names: Sequence[int]
     chunks: int
 
 
 def prefix_of(request: Request) -> PromptPrefix:
-    """Empty for a request without a prompt. A prompt ends here before its first medium: a clip that comes again is not
-    known for the same one."""
+    """Return the beginnings of a request's prompt; none for a request without a prompt.
+
+    The beginnings end before the first medium, since a repeated clip is not recognised.
+    """
     params = request.params
     prompt, sampling = params.get("prompt"), params.get("sampling")
     if type(prompt) is not Prompt:
@@ -61,7 +68,7 @@ def prefix_of(request: Request) -> PromptPrefix:
     else:
         text = _text_of(prompt)
         pieces = [text[at : at + CHUNK_CHARACTERS] for at in range(0, len(text), CHUNK_CHARACTERS)]
-        # A template writes what it is given (tools, say) before the first message.
+        # A template writes its arguments (tools, say) before the first message.
         given = msgspec.msgpack.encode(prompt.chat_template_kwargs) if prompt.chat_template_kwargs else b""
         whole, name = len(text) // CHUNK_CHARACTERS, hash((lora, prompt.messages is None, given))
     names = []
@@ -85,7 +92,8 @@ def _text_of(prompt: Prompt) -> str:
 
 
 def _written(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """The text of messages, in an order in which a longer conversation begins like a shorter one, up to a medium."""
+    """Yield the text of messages up to a medium, in an order in which a longer conversation begins like a shorter
+    one."""
     for message in messages:
         for key, value in message.items():
             if key == "content" and isinstance(value, list):
@@ -101,15 +109,17 @@ def _written(messages: list[dict[str, Any]]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Cache:
-    """What one life of a replica is believed to have. A name is never there without those that it begins with: they
-    were used after it."""
+    """The chunks that one incarnation of a replica is assumed to have.
+
+    A name is never without the names of its own beginnings, because the beginnings count as used later.
+    """
 
     incarnation: int
     room: int
     names: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def match(self, names: Sequence[int]) -> int:
-        """How many of them it has."""
+        """Return how many of the names the cache has, from the first on."""
         return bisect_left(names, True, key=lambda name: name not in self.names)
 
     def add(self, names: Sequence[int]) -> None:
@@ -122,14 +132,17 @@ class _Cache:
 
 
 class PrefixIndex:
-    """What the replicas of one pool are believed to have."""
+    """The chunks that the replicas of one pool are assumed to have."""
 
     def __init__(self) -> None:
         self._caches: dict[int, _Cache] = {}
 
     def choose(self, replicas: Sequence[StageReplica], request: Request) -> StageReplica:
-        """One of these, which are live, that the request then goes to: the least busy one, if what they have of its
-        prompt counts for up to :data:`IMBALANCE` requests less; of equals the first."""
+        """Choose the live replica to which a request goes.
+
+        The least busy replica is chosen, where the cached part of the prompt counts for up to :data:`IMBALANCE`
+        requests less. Of equals, the first is chosen.
+        """
         prefix = prefix_of(request)
         caches = {replica.index: self._cache(replica) for replica in replicas}
 
@@ -142,11 +155,11 @@ class PrefixIndex:
         return chosen
 
     def forget(self, replica: StageReplica) -> None:
-        """Its cache is empty now."""
+        """Take note that the replica's cache is empty now."""
         self._caches.pop(replica.index, None)
 
     def held(self, replica: StageReplica) -> int:
-        """How many chunks it is believed to have."""
+        """Return how many chunks the replica is assumed to have."""
         return len(self._cache(replica).names)
 
     def _cache(self, replica: StageReplica) -> _Cache:

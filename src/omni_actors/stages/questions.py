@@ -1,4 +1,4 @@
-"""Questions to a worker beside its requests, and their answers."""
+"""Queries to a worker beside its requests, and their answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_actors.protocol.frames import Query, Reply
 
 
 class _Pending:
-    """A question that waits for its answer."""
+    """A query that waits for its answer."""
 
     __slots__ = ("event", "reply")
 
@@ -24,7 +24,7 @@ class _Pending:
 
 
 class Questions:
-    """Those to one replica of a stage, through all its lives. Its length is how many wait for their answers."""
+    """The queries to one replica, over all its incarnations. The length is the number of pending queries."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -35,12 +35,15 @@ class Questions:
         return len(self._waiting)
 
     def notify(self, what: str, args: dict[str, Any]) -> bytes:
-        """The frame of a question whose answer nobody waits for."""
+        """Return the frame of a query without an answer (fire and forget)."""
         return frame(Query(next(self._ids), what, args))
 
     async def ask(self, send: Callable[[bytes], None], what: str, args: dict[str, Any], timeout_s: float) -> Any:
-        """The worker's answer. Raises its typed error, ``stage_died`` when it dies meanwhile, ``deadline_exceeded``
-        after ``timeout_s``, and 413 for what is too much for a frame."""
+        """Send a query, and return the worker's answer.
+
+        Raises the worker's typed error, ``stage_died`` when the worker dies meanwhile, ``deadline_exceeded`` after
+        ``timeout_s`` seconds, and 413 for a query that is too large for a frame.
+        """
         id = next(self._ids)
         pending = self._waiting[id] = _Pending()
         try:
@@ -61,14 +64,14 @@ class Questions:
         return pending.reply.value
 
     def answered(self, reply: Reply) -> None:
-        """An answer; nobody may wait for it any more."""
+        """Hand an answer to its asker, who may have left."""
         pending = self._waiting.get(reply.id)
         if pending is not None:
             pending.reply = reply
             pending.event.set()
 
     def died(self) -> None:
-        """The worker is gone: there will be no answers."""
+        """Fail all pending queries, because the worker is gone."""
         waiting, self._waiting = self._waiting, {}
         for pending in waiting.values():
             pending.event.set()

@@ -1,7 +1,7 @@
 """Refusals of commands to replicas: each names the command, the reason, and what to do instead.
 
-A command that names what there is not is 404, one that the stage's engine never obeys 400, one that does not fit the
-replica's state at this moment 409, and one that its worker did not carry out 503.
+A command with an unknown stage or replica is 404, a command that the stage's engine never obeys 400, a command that
+does not fit the replica's current state 409, and a command that the worker did not carry out 503.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 def named(replica: StageReplica) -> str:
-    """Return what a replica is called in these texts."""
+    """Return the name of a replica in the texts of refusals."""
     return f"replica {replica.index} of stage '{replica.stage.name}'"
 
 
 def unknown_stage(stage: str, known: Iterable[str]) -> OmniError:
-    """404: the deployment has no such stage."""
+    """Return the error (404) for a stage that the deployment does not have."""
     return not_found(f"There is no stage '{stage}'. The stages are: {', '.join(known)}.", "stage", "unknown_stage")
 
 
 def unknown_replica(stage: str, index: int, count: int) -> OmniError:
-    """404: the stage has fewer replicas. They are numbered from 0."""
+    """Return the error (404) for a replica that the stage does not have. Replicas are numbered from 0."""
     there = "one replica, number 0" if count == 1 else f"{count} replicas, numbered 0 to {count - 1}"
     return not_found(f"Stage '{stage}' has no replica {index}: it has {there}.", "index", "unknown_replica")
 
 
 def unsupported(replica: StageReplica, action: str) -> OmniError:
-    """400: the engine of the stage never does that."""
+    """Return the error (400) for a command that the engine of the stage never obeys."""
     if replica.stage.is_media:
         why = "the media process has no model that could sleep"
     else:
@@ -46,7 +46,7 @@ def unsupported(replica: StageReplica, action: str) -> OmniError:
 
 
 def busy(replica: StageReplica, action: str, other: str) -> OmniError:
-    """409: another command has not finished with the replica."""
+    """Return the error (409) for a replica that is busy with another command."""
     return _conflict(
         replica,
         f"Cannot {action} {named(replica)} now: an earlier '{other}' is still being carried out. Try again when "
@@ -56,7 +56,7 @@ def busy(replica: StageReplica, action: str, other: str) -> OmniError:
 
 
 def not_ready(replica: StageReplica, action: str, state: str) -> OmniError:
-    """409: the replica has no worker that could be asked, and will have one."""
+    """Return the error (409) for a replica that has no worker yet."""
     return _conflict(
         replica,
         f"Cannot {action} {named(replica)} now: it is {state}, and only a ready one can be told to. Try again when "
@@ -67,7 +67,7 @@ def not_ready(replica: StageReplica, action: str, state: str) -> OmniError:
 
 
 def no_worker(replica: StageReplica) -> OmniError:
-    """409: there is nothing to kill between two workers."""
+    """Return the error (409) for a kill between two workers."""
     return _conflict(
         replica,
         f"Cannot kill {named(replica)} now: its worker has ended already. The next worker starts by itself.",
@@ -77,7 +77,7 @@ def no_worker(replica: StageReplica) -> OmniError:
 
 
 def asleep(replica: StageReplica, action: str, level: int) -> OmniError:
-    """409: the command would have the replica take requests, or sleep otherwise, while it is asleep."""
+    """Return the error (409) for a command that does not fit a sleeping replica."""
     return _conflict(
         replica,
         f"Cannot {action} {named(replica)}: it is asleep (level {level}). Use 'wake' first, which also lets "
@@ -87,13 +87,13 @@ def asleep(replica: StageReplica, action: str, level: int) -> OmniError:
 
 
 def awake(replica: StageReplica) -> OmniError:
-    """409: there is nothing to wake."""
+    """Return the error (409) for a replica that is not asleep."""
     drained = " It is drained, though: 'undrain' lets it take requests again." if replica.drained else ""
     return _conflict(replica, f"Cannot wake {named(replica)}: it is not asleep.{drained}", "replica_awake")
 
 
 def not_done(replica: StageReplica, action: str, why: str) -> OmniError:
-    """503: the worker was told, and did not say that it has done it."""
+    """Return the error (503) for a command that the worker did not confirm."""
     return OmniError(
         ErrorInfo(
             message=f"Could not {action} {named(replica)}: {why}.",
@@ -107,7 +107,7 @@ def not_done(replica: StageReplica, action: str, why: str) -> OmniError:
 
 
 def did_not_start(replica: StageReplica) -> OmniError:
-    """503: the worker that should follow another one did not become ready."""
+    """Return the error (503) for a new worker that did not become ready."""
     why = "" if replica.history.last_exit is None else f": {replica.history.last_exit.error.message}"
     return OmniError(
         ErrorInfo(

@@ -1,9 +1,9 @@
-"""StageReplica: the actor that stands for a worker in the serving process.
+"""A replica of a stage, as the rest of the serving process knows it over all incarnations of its worker.
 
-:class:`StageReplica` is its address, which outlives the worker's incarnations; an
-:class:`~omni_actors.stages.incarnation.Incarnation` is one life, an actor under the pool's supervisor. Its reader
-advances the requests' records synchronously: no task, channel or nursery per stage of a request. A worker's death is a
-value: every request in it is told, and the next life begins.
+:class:`StageReplica` is no actor: its methods run in the caller's task. Each incarnation of the worker is an actor
+under the pool's supervisor (:class:`~omni_actors.stages.incarnation.Incarnation`). The incarnation's reader advances
+the requests' records synchronously: no task, channel or nursery per stage of a request. A worker's death is a value:
+every request in the worker is told, and the next incarnation begins.
 """
 
 from __future__ import annotations
