@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,22 @@ class Faults:
         if isinstance(error, OutputError):
             return stage_failed(error.stage or self.stage, f"Bad output: {error}.").info
         return stage_failed(self.stage).info
+
+    # The earlier names, which the author's kit keeps.
+    def weigh(self, error: Exception) -> bool:
+        """Call :meth:`classify`, under its earlier name."""
+        warnings.warn("Faults.weigh is now Faults.classify", DeprecationWarning, stacklevel=2)
+        return self.classify(error)
+
+    def prove(self, known: Callable[[], None], error: Exception) -> None:
+        """Call :meth:`self_test`, under its earlier name."""
+        warnings.warn("Faults.prove is now Faults.self_test", DeprecationWarning, stacklevel=2)
+        self.self_test(known, error)
+
+    def about_memory(self, error: BaseException) -> bool:
+        """Call :meth:`is_out_of_memory`, under its earlier name."""
+        warnings.warn("Faults.about_memory is now Faults.is_out_of_memory", DeprecationWarning, stacklevel=2)
+        return self.is_out_of_memory(error)
 
 
 @dataclass(slots=True)
