@@ -1,4 +1,4 @@
-"""What is remembered of a replica's lives: how they ended, and how long a start takes."""
+"""The history of a replica's incarnations: how they ended, and how long a start takes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.status import ExitCause, WorkerExit
 
 UNKNOWN_START_S = 5.0
-"""How long a start is expected to take before there was one."""
+"""Seconds of a start, as expected before the first start."""
 
 
 @dataclass(slots=True)
 class ReplicaHistory:
-    """The memory of one replica. Times are trio's."""
+    """The history of one replica. Times are trio's."""
 
     started_at: float | None = None
-    """When the current life began; ``None`` between two."""
+    """The time at which the current incarnation began; ``None`` during the backoff."""
     ready_at: float | None = None
-    """When the current life became ready."""
+    """The time at which the current incarnation became ready."""
     served: int = 0
-    """Requests that the current life has got."""
+    """The number of requests submitted to the current incarnation."""
     down_since: float | None = None
-    """Since when it has not been ready."""
+    """The time since which the replica has not been ready."""
     start_s: float | None = None
-    """How long the last successful start took."""
+    """Seconds of the last successful start."""
     last_exit: WorkerExit | None = None
-    """How the last life that ended came to its end."""
+    """The end of the latest incarnation that has ended."""
     exits: Counter[ExitCause] = field(default_factory=Counter)
 
     def start(self) -> None:
@@ -49,7 +49,7 @@ class ReplicaHistory:
         self.down_since = None
 
     def exited(self, cause: ExitCause | None, error: ErrorInfo | None) -> None:
-        """``None`` as cause: the deployment ends, which is nothing to remember."""
+        """Record the end of an incarnation. Without a cause the deployment ends, and no end is recorded."""
         now = trio.current_time()
         if cause is not None:
             ready_s = None if self.ready_at is None else now - self.ready_at
@@ -61,14 +61,16 @@ class ReplicaHistory:
         self.started_at = self.ready_at = None
 
     def add_to_exit(self, death: str) -> None:
-        """How the process ended, behind what is known of the last life's end."""
+        """Append the death of the process to the end of the last incarnation."""
         if self.last_exit is not None and death not in self.last_exit.error.message:
             error = msgspec.structs.replace(self.last_exit.error, message=f"{self.last_exit.error.message} ({death})")
             self.last_exit = replace(self.last_exit, error=error)
 
     def expected_s(self, pause_s: float) -> float:
-        """Seconds until it is likely to be ready: 0 when it is; ``pause_s``, if it is between two lives, and what a
-        start took the last time."""
+        """Return the seconds until the replica is likely to be ready: 0 for a ready replica.
+
+        The estimate is the rest of the backoff, ``pause_s``, plus the time of the last start.
+        """
         if self.ready_at is not None:
             return 0.0
         start_s = UNKNOWN_START_S if self.start_s is None else self.start_s
@@ -78,8 +80,7 @@ class ReplicaHistory:
 
 
 def restart_policy(limits: DeploymentLimits) -> Restarts:
-    """When a worker is restarted. Pools never give up: a stage that cannot live is retried for ever, while the others
-    serve."""
+    """Return the policy of restarts. Pools never give up: a failing stage is restarted for ever, while others serve."""
     return Restarts(
         limit=None,
         first_s=limits.restart_delay_s,

@@ -1,4 +1,4 @@
-"""One life of a replica: the actor under the pool's supervisor that owns a worker process."""
+"""One incarnation of a replica: an actor under the pool's supervisor that owns a worker process."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from omni_actors.stages.liveness import LivenessPage, Watch
 from omni_actors.stages.replica import StageReplica
 
 EXIT_GRACE_S = 1.0
-"""What a worker that is killed gets to be gone: by then its socket is read to its end."""
+"""Seconds for a killed worker to end, within which its socket is read to the end."""
 
 
 class WorkerEnded(ProcessDied):
-    """A worker's life ended, in its own words where it had any."""
+    """The end of a worker, with the worker's own error if it reported one."""
 
     def __init__(self, error: ErrorInfo, death: Death | None) -> None:
         Exception.__init__(self, error.message if death is None else f"{error.message} ({death})")
 
 
 class Incarnation(Actor[Never]):
-    """One life of a replica: from the spawn of a worker to its end.
+    """One incarnation of a replica, from the start of a worker to the worker's end. The actor has no messages.
 
-    Setup returns when the worker is ready, within the stage's start timeout. From then on a watch kills it when it has
-    work and does not move. When the worker ends, by whatever cause, the life ends with :class:`WorkerEnded`, and the
-    pool's supervisor starts the next one after a pause; or with :class:`~omni_actors.actors.errors.Renewed` if it was
-    told to make room for another.
+    Setup returns when the worker is ready, within the stage's start timeout. From then on a watch kills a worker that
+    has work and makes no progress. When the worker ends, for whatever cause, the incarnation ends with
+    :class:`WorkerEnded`, and the pool's supervisor starts the next one after the backoff. A replaced worker ends the
+    incarnation with :class:`~omni_actors.actors.errors.Renewed`.
     """
 
     def __init__(self, replica: StageReplica) -> None:
@@ -45,7 +45,7 @@ class Incarnation(Actor[Never]):
         self._child: ChildProcess
         self._page: LivenessPage
         self._settled = trio.Event()
-        """Set when the worker is ready, or will never be."""
+        """Set when the worker is ready, or is known never to become ready."""
         self._final_error: ErrorInfo | None = None
 
     async def setup(self) -> None:
@@ -66,7 +66,7 @@ class Incarnation(Actor[Never]):
         self.start_soon(self._watch, watch)
 
     async def receive(self, message: Never) -> Never:
-        """No messages are sent to it."""
+        """Never called: the actor has no messages."""
         assert_never(message)
 
     async def _start(self) -> None:
@@ -103,7 +103,7 @@ class Incarnation(Actor[Never]):
         self._page.close()
 
     async def _read(self, channel: Channel) -> None:
-        """Read the channel until its end, and say how the worker ended."""
+        """Read the channel until its end, and report how the worker ended."""
         replica = self._replica
         reader = up_reader()
         cause: ExitCause = "crash"
@@ -124,25 +124,28 @@ class Incarnation(Actor[Never]):
             cause = "protocol"
             self._final_error = ErrorInfo(message=f"protocol error: {broken}", stage=replica.stage.name)
         if replica.state is ReplicaState.DEAD:
-            return  # whoever found it dead says so
+            return  # the code that found the worker dead reports it
         if replica.restarting:
             await self._end("replaced", None)
             raise Renewed("its worker was replaced by command")
         if replica.state is ReplicaState.DRAINING:
             self._settled.set()
-            return  # it was asked to
+            return  # the worker was asked to end
         error = self._final_error or ErrorInfo(message="the worker ended without a message", stage=replica.stage.name)
         if replica.state is ReplicaState.STARTING:
             cause = "start"
         if replica.kill_reason is not None:
             cause, error = replica.kill_reason
-        # First those who wait are told: the end of the whole group may take a moment.
+        # Tell the waiters first, because the end of the whole group may take a moment.
         replica.exited(cause, error)
         raise WorkerEnded(error, await self._end(cause, error))
 
     async def _watch(self, watch: Watch) -> None:
-        """End a worker that is stuck. What it had told is read first, and then its end, which ends this life. Where not
-        even SIGKILL ends it soon, those who wait for it are told."""
+        """End a worker that is stuck.
+
+        The worker's last frames are read first, and then the end of the socket, which ends the incarnation. If not even
+        SIGKILL ends the worker soon, all waiters are told.
+        """
         replica = self._replica
         why = f"the worker is stuck: {await watch.until_stuck()}"
         replica.kill("stuck", why)
@@ -152,7 +155,7 @@ class Incarnation(Actor[Never]):
         raise WorkerEnded(error, await self._end("stuck", error))
 
     async def _end(self, cause: ExitCause | None, error: ErrorInfo | None) -> Death | None:
-        """Make sure that the worker is gone; idempotent. ``None`` if not even SIGKILL helped."""
+        """End the worker, and return its death, or ``None`` if it outlasts SIGKILL. Idempotent."""
         replica = self._replica
         death = None
         try:

@@ -1,4 +1,4 @@
-"""StagePool: all replicas of one stage, and the choice among them."""
+"""The pool of a stage: all its replicas, and the choice among them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _MAX_AFFINITIES = 4096
 
 
 class StagePool:
-    """The replicas of a stage. A request is bound to one replica for its whole life, so its chunks stay in order."""
+    """The replicas of a stage. A request is bound to one replica for a whole attempt, so that its chunks stay in
+    order."""
 
     def __init__(self, stage: StagePlan, replicas: tuple[StageReplica, ...]) -> None:
         self.stage = stage
         self.replicas = replicas
         self.changing: set[StageReplica] = set()
-        """Replicas that a command is at, which replaces them."""
+        """The replicas that are being replaced by command."""
         self._turn = 0
         self._affinities: dict[str, StageReplica] = {}
         self.balancer = balancer_for(stage) if len(replicas) > 1 else None
@@ -53,22 +54,23 @@ class StagePool:
 
     @property
     def replacing(self) -> bool:
-        """Whether a replica is being replaced by command: a request that finds none waits, and is not refused."""
+        """Whether a replica is being replaced by command, so that a request without a replica waits instead of
+        failing."""
         return bool(self.changing) or any(replica.replacement_pending for replica in self.replicas)
 
     def expected_s(self) -> float:
-        """Seconds until a replica is likely to be ready: 0 if one is."""
+        """Seconds until a replica is likely to be ready; 0 if a replica is ready."""
         return min(replica.expected_s() for replica in self.replicas)
 
     def unavailable(self) -> OmniError:
-        """The refusal (503) of a request that finds no replica, with the time after which there may be one."""
+        """Return the error (503) for a request without a replica, with the time after which there may be a replica."""
         return stage_unavailable(self.stage.name, max(1.0, self.expected_s()))
 
     def bind(self, request: Request, sources: Sequence[StageReplica] = ()) -> StageReplica:
-        """A live replica, if there are several one that ``sources``, which will feed it, have links to: the one that
-        is :meth:`pinned` if it is such a one, else by the stage's balancer.
+        """Choose a live replica for a request: the :meth:`pinned` replica, or the choice of the stage's balancer.
 
-        Raises ``stage_unavailable`` (503) when there is none.
+        Of several replicas, only those with links to ``sources`` (the replicas that will feed it) are candidates.
+        Raises ``stage_unavailable`` (503) without a candidate.
         """
         pinned = None if request.affinity is None else self.pinned(request)
         if pinned is None or not _can_take(pinned, sources):
@@ -78,7 +80,7 @@ class StagePool:
         return pinned
 
     def options(self, request: Request) -> list[StageReplica]:
-        """All that it may be bound to: the one that is :meth:`pinned`, then the others, the less busy ones first."""
+        """Return the candidates for a request: the :meth:`pinned` replica, then the others, the less busy first."""
         pinned = self.pinned(request)
         return sorted(
             (replica for replica in self.replicas if replica.accepts_requests),
@@ -86,21 +88,21 @@ class StagePool:
         )
 
     def pinned(self, request: Request) -> StageReplica | None:
-        """The replica that the request's affinity had before, if it may have it again."""
+        """Return the previous replica of the request's affinity, if that replica can take the request."""
         if request.affinity is None:
             return None
         found = self._affinities.get(request.affinity)
         return found if found is not None and found.accepts_requests else None
 
     def pin(self, affinity: str, replica: StageReplica) -> None:
-        """The affinity has this one from now on."""
+        """Bind the affinity to a replica from now on."""
         self._affinities.pop(affinity, None)
         if len(self._affinities) >= _MAX_AFFINITIES:
             del self._affinities[next(iter(self._affinities))]
-        self._affinities[affinity] = replica  # at the end: the one that was not used for longest goes first
+        self._affinities[affinity] = replica  # at the end, because the least recently used affinity is dropped first
 
     def forget(self, replica: StageReplica) -> None:
-        """What a replica had cached is gone, though it history."""
+        """Take note that the caches of a living replica are empty now."""
         if self.balancer is not None:
             self.balancer.forget(replica)
 
@@ -119,7 +121,7 @@ class StagePool:
         return self.balancer.choose(live[start:] + live[:start], request)
 
     def health(self, unlinked: tuple[str, ...] = ()) -> StageHealth:
-        """``unlinked`` are the neighbours that it lacks links to."""
+        """Return the health of the stage. ``unlinked`` are the neighbour stages without links."""
         replicas, now = self.replicas, trio.current_time()
         live = sum(replica.live and not replica.drained for replica in replicas)
         exits = dict.fromkeys(EXIT_CAUSES, 0)
@@ -147,6 +149,6 @@ class StagePool:
 
 
 def _can_take(replica: StageReplica, sources: Sequence[StageReplica]) -> bool:
-    """A link by TCP may be broken, and not made anew yet, while both its ends live."""
+    """Whether a replica has links to all sources. (A TCP link may be broken while both its ends live.)"""
     place = replica.stage.name, replica.index
     return replica.accepts_requests and all(place in source.links for source in sources)

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 CHUNK_TOKENS = 32
 CHUNK_CHARACTERS = 96
-"""Characters of a chunk, counted as a third as many tokens.
+"""Characters of a chunk, which counts as :data:`CHUNK_TOKENS` tokens of three characters each.
 
-Text with more tokens than the estimate is assumed to be cached for too long, text with fewer tokens for too short a
-time."""
+Text with more tokens is assumed to be cached for too long, text with fewer tokens for too short a time."""
 
 MEDIUM_CHUNKS = 16
 """The number of chunks for which a clip or picture counts."""
@@ -36,8 +35,7 @@ MAX_CHUNKS = 512
 """The number of chunks after which the rest of a prompt is ignored."""
 
 IMBALANCE = 8
-"""Requests by which a replica with all of a prompt in its cache may be busier than the least busy replica, and be
-chosen.
+"""Requests by which a chosen replica with all of a prompt in its cache may be busier than the least busy replica.
 
 For a part of the prompt the number is proportionally smaller, so a beginning that all prompts share outweighs no
 queue."""

@@ -54,8 +54,11 @@ log = logging.getLogger("omni_actors.stages")
 
 
 class RequestListener(Protocol):
-    """A request as the replicas that serve it see it. Everything here is synchronous and never raises. What belongs to
-    an attempt (``key``) that is over changes nothing but what is left to release."""
+    """A request, as its replicas see it.
+
+    All methods are synchronous and never raise. An event of an attempt (``key``) that is over changes nothing, except
+    that the attempt is released.
+    """
 
     def on_text(self, replica: StageReplica, delta: TextDelta) -> None: ...
     def on_media(self, replica: StageReplica, chunk: MediaChunk) -> None: ...
@@ -93,7 +96,7 @@ class StageReplica:
         self.links: dict[tuple[str, int], int] = {}
         """Link ids by (other stage, other replica), for both directions."""
         self.address: tuple[str, int] | None = None
-        """Where its worker is called for links by TCP."""
+        """The address of the worker for links by TCP."""
         self.requests: dict[int, RequestListener] = {}
         self.requests_at_exit = 0
         """Requests that were in the last worker when that worker ended."""
@@ -102,18 +105,18 @@ class StageReplica:
         self.pid: int | None = None
         self.history = ReplicaHistory()
         self.drained = False
-        """Whether an operator wants it to take no new requests."""
+        """Whether an operator has drained the replica, so that it takes no new requests."""
         self.restarting = False
-        """Whether its worker is being ended for another one to begin."""
+        """Whether the worker is being replaced."""
         self.replacement_pending = False
-        """Whether its worker was ended for another one, which is not ready yet and has not failed to become so."""
+        """Whether a replaced worker has ended, and the new worker is neither ready nor has failed to start."""
         self.kill_reason: tuple[ExitCause, ErrorInfo] | None = None
-        """Why its worker is being killed, if it is."""
+        """The reason for which the worker is being killed, or ``None``."""
         self.watch: Watch | None = None
         self.actor: ActorRef[Never] | None = None
-        """The actor of its lives, once there was one."""
+        """The actor of the incarnations, once the first has begun."""
         self.changed = trio.lowlevel.ParkingLot()
-        """Woken when its state or progress changes, and when a drained replica has become empty."""
+        """Woken when the replica's state or progress changes, and when a drained replica has become empty."""
         self.launcher = launcher
         self.on_unlinked = on_unlinked
         self._restart_policy = restart_policy(plan.limits)
@@ -126,17 +129,18 @@ class StageReplica:
 
     @property
     def name(self) -> str:
-        """``stage#replica@incarnation``, for logs."""
+        """The name ``stage#replica@incarnation``, for logs."""
         return f"{self.stage.name}#{self.index}@{self.incarnation}"
 
     @property
     def load(self) -> int:
-        """Requests that it holds."""
+        """The number of requests in the replica."""
         return len(self.requests)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Processes of this life: its worker's, and those of the other ranks once it has said them (``info``)."""
+        """The processes of the incarnation: the worker's, and the other ranks' once the worker has reported them
+        (``info``)."""
         said = self.info.get("ranks")
         if isinstance(said, list) and said[:1] == [self.pid] and all(isinstance(pid, int) for pid in said):
             return tuple(said)
@@ -148,33 +152,36 @@ class StageReplica:
 
     @property
     def accepts_requests(self) -> bool:
-        """Whether new requests may be bound to it. None is new to the media process, which holds its media: that drains
-        by beginning nothing (``Orchestrator.query_media``)."""
+        """Whether new requests may be bound to the replica.
+
+        A request is never new to the media process, which holds its media. The media process drains by beginning no
+        operations (``Orchestrator.query_media``).
+        """
         if self.state is not ReplicaState.READY or self.quarantined:
             return False
         return not self.drained or self.stage.is_media
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of anybody is in it."""
+        """Whether the replica holds no request and no client's data."""
         return not self.requests and not self._questions
 
     @property
     def questions(self) -> int:
-        """Questions that wait for their answers."""
+        """The number of pending queries."""
         return len(self._questions)
 
     def has_work(self) -> bool:
-        """Whether its worker has something to do, and should be seen to do it."""
+        """Whether the worker has work, and must show progress."""
         return self.state is ReplicaState.READY and not self.empty
 
     def expected_s(self) -> float:
-        """Seconds until it is likely to be ready."""
+        """Seconds until the replica is likely to be ready."""
         return self.history.expected_s(self.pause_s)
 
     @property
     def pause_s(self) -> float:
-        """Seconds until its next life begins; 0 unless it is between two."""
+        """Seconds until the next incarnation begins; 0 outside of the backoff."""
         actor = self.actor
         if actor is None or self.history.started_at is not None or self.restarting:
             return 0.0
@@ -185,7 +192,7 @@ class StageReplica:
     # ---- requests
 
     def submit(self, key: int, listener: RequestListener, data: bytes, *, later: bool) -> None:
-        """Send an encoded Submit and have the listener told what becomes of it. The replica must be live."""
+        """Send an encoded Submit, and let the listener be told of the request's events. The replica must be live."""
         assert self._channel is not None
         if not self.requests:
             self._work_begins()
@@ -194,21 +201,21 @@ class StageReplica:
         self._channel.send(data, later=later)
 
     def send(self, data: bytes) -> None:
-        """Send an encoded frame, if the worker is there."""
+        """Send an encoded frame, if there is a worker."""
         if self._channel is not None:
             self._channel.send(data)
 
     def notify(self, what: str, args: dict[str, Any]) -> None:
-        """Ask the worker something whose answer nobody waits for, if it is there."""
+        """Send a query without an answer (fire and forget), if there is a worker."""
         self.send(self._questions.notify(what, args))
 
     def abort(self, key: int) -> None:
-        """Have the worker forget a request; ``on_released`` follows (also when the worker dies)."""
+        """Let the worker forget a request. ``on_released`` follows, also when the worker dies."""
         if key in self.requests and self._channel is not None:
             self._channel.send(frame(Abort(key)))
 
     def wire(self, link: int, other: StageReplica, end: int | TcpEnd) -> None:
-        """Hand the worker one end of a link: a descriptor, which is closed here, or what it must know for TCP."""
+        """Hand the worker one end of a link: a descriptor, which is closed here, or the settings of a TCP link."""
         if self._channel is None:
             if isinstance(end, int):
                 os.close(end)
@@ -220,15 +227,18 @@ class StageReplica:
             self._channel.send(frame(Wire(link, other.name, end)))
 
     def unwire(self, other: StageReplica, link: int) -> bool:
-        """Forget a link that is broken; whether it is the one that is used."""
+        """Forget a broken link; return whether the link is the one in use."""
         if self.links.get((other.stage.name, other.index)) != link:
             return False
         del self.links[other.stage.name, other.index]
         return True
 
     async def query(self, what: str, args: dict[str, Any] | None = None, *, timeout_s: float | None = None) -> Any:
-        """Ask the worker. Raises its typed error, ``stage_unavailable`` without a live worker, ``stage_died`` when it
-        dies meanwhile, ``deadline_exceeded`` after ``timeout_s`` (default: the plan's ``query_timeout_s``)."""
+        """Send a query to the worker, and return its answer.
+
+        Raises the worker's typed error, ``stage_unavailable`` without a live worker, ``stage_died`` when the worker
+        dies meanwhile, ``deadline_exceeded`` after ``timeout_s`` seconds (default: the plan's ``query_timeout_s``).
+        """
         if self._channel is None or self.state is not ReplicaState.READY:
             raise stage_unavailable(self.stage.name, max(1.0, self.expected_s()))
         self._work_begins()
@@ -241,7 +251,7 @@ class StageReplica:
     # ---- life
 
     def start(self) -> None:
-        """The next life begins."""
+        """Begin the next incarnation."""
         self.incarnation += 1
         self.state = advance(self.state, ReplicaState.STARTING)
         self.progress = "starting"
@@ -250,8 +260,11 @@ class StageReplica:
         self._changed()
 
     async def stop(self) -> None:
-        """End this life for good: by message, SIGTERM and SIGKILL, with ``stop_grace_s`` for each to take effect. If
-        cancelled, the worker is killed at once. The actor's owner stops the actor too, or another life begins."""
+        """End the worker by message, SIGTERM and SIGKILL, with ``stop_grace_s`` seconds for each to take effect.
+
+        Cancellation kills the worker at once. The owner of the actor must stop the actor too; otherwise another
+        incarnation begins.
+        """
         child = self._child
         if child is None or self._channel is None:
             return
@@ -259,27 +272,32 @@ class StageReplica:
         if self.state is not ReplicaState.DRAINING:
             self.state = advance(self.state, ReplicaState.DRAINING)
             self._channel.send(frame(Stop()))
-        # While it loads a worker hears nothing, and has nothing to lose.
+        # A loading worker reads no messages, and has nothing to lose.
         grace_s = 0.0 if loading else self.plan.limits.stop_grace_s
         with contextlib.suppress(trio.TooSlowError):  # logged by the launcher, and left to the warden
             await child.stop(message_s=grace_s, term_s=grace_s)
 
     def drain(self, drained: bool) -> None:
-        """Whether it is to take no new requests."""
+        """Set whether the replica takes no new requests."""
         self.drained = drained
         self._changed()
 
     async def restart(self) -> None:
-        """End this life for another one to begin at once, which is no failure: as :meth:`stop` does. Requests in it are
-        told that their worker was replaced. Nothing happens between two lives. The next one is not drained."""
+        """End the worker like :meth:`stop`, so that the next incarnation begins at once and no failure is counted.
+
+        Requests in the worker are told that the worker was replaced. Between two incarnations the call does nothing.
+        The next incarnation is not drained.
+        """
         if self._child is not None and self.state is not ReplicaState.DRAINING:
             self.restarting = self.replacement_pending = True
             self.drained = False
             await self.stop()
 
     def kill(self, cause: ExitCause | None = None, why: str = "") -> None:
-        """End this life now, as a crash: another one begins. ``cause`` and ``why`` are kept as the reason, if its
-        worker itself has none."""
+        """Kill the worker, like a crash: the next incarnation begins after the backoff.
+
+        ``cause`` and ``why`` are recorded as the reason, unless the worker itself reports one.
+        """
         if self._child is not None:
             if cause is not None and self.kill_reason is None:
                 self.kill_reason = cause, ErrorInfo(message=why, stage=self.stage.name)
@@ -292,10 +310,11 @@ class StageReplica:
         channel.send(frame(self.plan.hello(self.stage.name, self.index, self.incarnation, log_level=self._log_level)))
 
     def exited(self, cause: ExitCause | None, error: ErrorInfo | None) -> None:
-        """This life is over: tell everybody who waits for it. Idempotent. No ``cause``: with the whole deployment."""
+        """Note the end of the incarnation, and tell all waiters. Idempotent. Without ``cause`` the whole deployment
+        ends."""
         if self.state is ReplicaState.DEAD:
             return
-        # Where it is ended by command, or for a request that is over, those in it have done nothing wrong.
+        # A worker ended by command, or for a request that is over, casts no suspicion on its requests.
         blameless = self.state is ReplicaState.DRAINING or cause in ("killed", "unreleased")
         gone = stage_replaced if blameless else stage_died
         if self.state is ReplicaState.DRAINING and not self.restarting:
@@ -315,13 +334,13 @@ class StageReplica:
         self.requests_at_exit = len(requests)
         for key, listener in requests.items():
             listener.on_failed(self, key, info)
-        for key, listener in requests.items():  # once it is known what becomes of each
+        for key, listener in requests.items():  # after the fate of each request is known
             listener.on_released(self, key)
         self._questions.died()
         self._changed()
 
     def record_exit(self, death: Death) -> None:
-        """How the process of the life that has ended came to its end, for those who look."""
+        """Record how the process of the last incarnation ended, for the replica's status."""
         if self.last_error is not None and str(death) not in self.last_error.message:
             message = f"{self.last_error.message} ({death})"
             self.last_error = msgspec.structs.replace(self.last_error, message=message)
