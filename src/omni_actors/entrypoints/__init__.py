@@ -1,1 +1,1 @@
-"""How the outside reaches a deployment: command line, Python, HTTP."""
+"""The ways to reach a deployment: command line, Python, HTTP."""

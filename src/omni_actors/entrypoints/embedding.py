@@ -11,7 +11,7 @@ from omni_actors.entrypoints.middleware import PROBES
 from omni_actors.entrypoints.offline import AsyncOmni
 from omni_actors.entrypoints.openai.errors import http_error_body
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.entrypoints.serve import cannot_listen, tls_of, warn_of_open_doors
+from omni_actors.entrypoints.serve import cannot_listen, tls_of, warn_if_open
 from omni_actors.entrypoints.server import serve
 
 
@@ -110,5 +110,5 @@ class _Announced(trio.TaskStatus[list[str]]):
     def started(self, value: list[str] | None = None) -> None:
         assert value is not None
         self.listening = True
-        warn_of_open_doors(value, self._options)
+        warn_if_open(value, self._options)
         self._told.started(value)

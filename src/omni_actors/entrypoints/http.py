@@ -157,7 +157,7 @@ class RequestContext:
             raise deadline_exceeded()
         return left
 
-    def later(self, priority: int | None) -> int:
+    def combined_priority(self, priority: int | None) -> int:
         """Return the priority from field and header: the less urgent of the two, so that a proxy can bound it."""
         if self.priority is None:
             return priority or 0
@@ -165,7 +165,7 @@ class RequestContext:
 
 
 @contextmanager
-def before(context: RequestContext) -> Iterator[Callable[[float], None]]:
+def until_deadline(context: RequestContext) -> Iterator[Callable[[float], None]]:
     """Return a block that ends with the request's deadline, for work before the orchestrator (which keeps the deadline
     afterwards).
 

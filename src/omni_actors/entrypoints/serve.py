@@ -144,7 +144,7 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
             where = " and ".join(urls)
             log.info("listening on %s", where)
             published.enter_context(keyfile.published(admin_key, urls))
-            warn_of_open_doors(urls, options)
+            warn_if_open(urls, options)
             await show_loading(orchestrator, plan)
             gc.collect()
             gc.freeze()  # a full collection of the permanent objects would stop the loop for some 30 ms now and then
@@ -165,7 +165,7 @@ async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, patien
         patient.cancel()
 
 
-def warn_of_open_doors(urls: Sequence[str], options: ServerOptions) -> None:
+def warn_if_open(urls: Sequence[str], options: ServerOptions) -> None:
     """Warn if other machines can reach the server and no key is needed."""
     beyond = [url for url in urls if not url.startswith("unix:") and not is_loopback(urlsplit(url).hostname)]
     if beyond and not options.api_keys:

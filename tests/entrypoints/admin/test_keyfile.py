@@ -25,7 +25,7 @@ from omni_actors.entrypoints.admin import keyfile
 from omni_actors.entrypoints.admin.keyfile import find_key, folders, published
 from omni_actors.entrypoints.cli import cli
 from omni_actors.entrypoints.options import ServerOptions
-from omni_actors.entrypoints.serve import warn_of_open_doors
+from omni_actors.entrypoints.serve import warn_if_open
 from omni_actors.protocol.errors import OmniError
 
 
@@ -268,7 +268,7 @@ def test_serve_leaves_it_and_the_commands_find_it(cache: Path, tmp_path: Path) -
 def test_beyond_this_machine_without_a_key_is_a_warning(
     urls: list[str], keys: tuple[str, ...], beyond: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn_of_open_doors(urls, ServerOptions(api_keys=keys))
+    warn_if_open(urls, ServerOptions(api_keys=keys))
     assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(beyond)
     assert all(url in caplog.text for url in beyond)
     assert "127.0.0.1" not in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -62,10 +63,10 @@ async def test_a_program_serves_its_own_handler_and_error_format() -> None:
 
 def test_the_server_imports_no_other_package_of_this_project() -> None:
     code = (
-        "import sys, omni_actors.entrypoints.server\n"
+        "import json, sys, omni_actors.entrypoints.server\n"
         "ours = {'.'.join(name.split('.')[:3]) for name in sys.modules if name.startswith('omni_actors.')}\n"
-        "print(sorted(ours))"
+        "print(json.dumps(sorted(ours)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    imported = set(eval(found.stdout))
+    imported = set(json.loads(found.stdout))
     assert imported <= {"omni_actors.version", "omni_actors.entrypoints", "omni_actors.entrypoints.server"}, imported

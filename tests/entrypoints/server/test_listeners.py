@@ -33,7 +33,7 @@ from tests.entrypoints.server.door import (
 )
 
 from omni_actors.entrypoints.server import Exchange, Limits, addresses, hypercorn, serve
-from omni_actors.entrypoints.server.acceptor import RESERVED, _most
+from omni_actors.entrypoints.server.acceptor import RESERVED, possible_connections
 from omni_actors.entrypoints.server.listeners import INHERITED
 
 ONCE = request("/", None, "Connection: close")
@@ -216,8 +216,8 @@ async def test_few_descriptors_are_shared_by_halves_and_many_but_for_the_reserve
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))
     try:
-        assert _most(4096) == descriptors - min(RESERVED, descriptors // 2)
-        assert _most(10) == 10
+        assert possible_connections(4096) == descriptors - min(RESERVED, descriptors // 2)
+        assert possible_connections(10) == 10
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

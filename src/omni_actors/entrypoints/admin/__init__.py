@@ -1,1 +1,1 @@
-"""The admin routes: what operators do while it serves, who may, and where the server's own admin key is found."""
+"""The admin routes: commands to replicas while the server runs, access to them, and the server's own admin key."""

@@ -1,1 +1,1 @@
-"""One file per command of the shell."""
+"""The commands of the command line, one file each."""

@@ -8,7 +8,7 @@ import os
 import click
 from rich.console import Console
 
-from omni_actors.entrypoints.commands.target import host_option, one_door, typed
+from omni_actors.entrypoints.commands.target import check_one_address, host_option, typed
 from omni_actors.entrypoints.doctor import examine
 from omni_actors.pipelines.planning.platforms import VARIABLE
 from omni_actors.telemetry import logs
@@ -63,7 +63,7 @@ def doctor(
     """
     if not deep and typed(context, "deadline"):
         raise click.UsageError("--deadline needs --deep")
-    one_door(context)
+    check_one_address(context)
     if context.obj:
         logs.configure("error")  # what choosing a platform warns of is among the findings
     report = examine(

@@ -18,7 +18,7 @@ from omni_actors.entrypoints.commands.deployment import (
     ready_plan,
 )
 from omni_actors.entrypoints.commands.keys import checked_keys
-from omni_actors.entrypoints.commands.target import host_option, one_door
+from omni_actors.entrypoints.commands.target import check_one_address, host_option
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.server.limits import Limits
 from omni_actors.pipelines.nearest import nearest
@@ -146,7 +146,7 @@ def serve(
         raise click.UsageError(
             "--api-key and --admin-key must be different keys: an API key must not open the admin routes"
         )
-    one_door(context)
+    check_one_address(context)
     if tls_key is not None and tls_certificate is None:
         raise click.UsageError("--ssl-keyfile needs --ssl-certfile")
     if limits and server != "builtin":

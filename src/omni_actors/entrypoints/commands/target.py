@@ -78,7 +78,7 @@ def typed(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def one_door(context: click.Context) -> None:
+def check_one_address(context: click.Context) -> None:
     """Raise :class:`click.UsageError` if ``--uds`` is given together with an address that it would replace."""
     if typed(context, "unix_path"):
         for name, option in (("hosts", "--host"), ("port", "--port")):

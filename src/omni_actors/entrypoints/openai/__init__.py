@@ -1,1 +1,1 @@
-"""OpenAI's HTTP surfaces: wire formats and nothing else. What they ask for goes to the orchestrator."""
+"""OpenAI's HTTP API: wire formats and handlers. Requests go on to the orchestrator."""

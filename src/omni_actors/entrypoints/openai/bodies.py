@@ -17,7 +17,7 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from omni_actors.entrypoints.http import Call, before
+from omni_actors.entrypoints.http import Call, until_deadline
 from omni_actors.entrypoints.services import Services
 from omni_actors.media.limits import Limits
 from omni_actors.media.service.uploads import ParsedBody
@@ -82,7 +82,7 @@ async def read_json(
         return JsonBody(data)
     if here:
         reject_early_by_head(services, call, needs)
-    with before(call.context):
+    with until_deadline(call.context):
         parsed = await call.enter(
             services.media.parse(
                 data if ended else call.rest(data),
@@ -109,7 +109,7 @@ async def bring_media(
     is used up.
     """
     services.reject_early(request, priority_may_drop=False)
-    with before(call.context) as bound:
+    with until_deadline(call.context) as bound:
         if timeout_s is not None:
             bound(timeout_s)
         media = await decode(services.plan.input_limit(request.task, "audio"))
@@ -130,7 +130,7 @@ def reject_early_by_head(services: Services, call: Call, needs: Key) -> None:
         task=task,
         inputs=inputs,
         outputs=outputs,
-        priority=call.context.later(-MAX_PRIORITY),
+        priority=call.context.combined_priority(-MAX_PRIORITY),
         tenant=call.context.tenant,
     )
     services.reject_early(outline, priority_may_drop=True)

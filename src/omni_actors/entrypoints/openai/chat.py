@@ -168,7 +168,7 @@ def _request(services: Services, call: Call, body: ChatRequest, media: tuple[str
         params=params,
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
-        priority=call.context.later(body.priority),
+        priority=call.context.combined_priority(body.priority),
         tenant=call.context.tenant,
     )
     keep_read(services, request, body)

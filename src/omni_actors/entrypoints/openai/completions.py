@@ -84,7 +84,7 @@ async def create(services: Services, call: Call) -> Reply:
             params={"prompt": prompt, "sampling": sampling, **own},
             id=call.context.id,
             deadline_s=call.context.remaining(body.timeout),
-            priority=call.context.later(body.priority),
+            priority=call.context.combined_priority(body.priority),
             tenant=call.context.tenant,
         )
         for prompt in prompts

@@ -202,7 +202,9 @@ def _components() -> dict[str, Schema]:
     listens = (transcriptions.TranscriptionRequest, transcriptions.TranslationRequest)
     kinds = (schemas.ChatRequest, schemas.CompletionRequest, speech_request.SpeechRequest, *listens, Command)
     _, made = msgspec.json.schema_components(kinds, ref_template=_REF)
-    structs = [it for room in (schemas, speech_request, transcriptions) for it in vars(room).values() if _is_struct(it)]
+    structs = [
+        it for module in (schemas, speech_request, transcriptions) for it in vars(module).values() if _is_struct(it)
+    ]
     for kind in structs:
         if kind.__name__ in made:
             _mark(kind, made[kind.__name__]["properties"])

@@ -45,7 +45,7 @@ async def create(services: Services, call: Call) -> Reply:
         },
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
-        priority=call.context.later(body.priority),
+        priority=call.context.combined_priority(body.priority),
         tenant=call.context.tenant,
     )
     keep_read(services, request, body)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from omni_actors.entrypoints.http import Call, Reply, before
+from omni_actors.entrypoints.http import Call, Reply, until_deadline
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.bodies import JsonBody, bring_media, read_json, reject_early_by_head
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, convert, decode, list_fields
@@ -139,7 +139,7 @@ async def _create(services: Services, call: Call, kind: type[TranslationRequest]
         },
         id=call.context.id,
         deadline_s=call.context.remaining(body.timeout),
-        priority=call.context.later(body.priority),
+        priority=call.context.combined_priority(body.priority),
         tenant=call.context.tenant,
     )
     keep_read(services, request, body)
@@ -167,7 +167,7 @@ async def _read_form(services: Services, call: Call, needs: Key, kind: type[B]) 
         reject_early_by_head(services, call, needs)
 
     async def take(pieces: AsyncIterator[bytes], filename: str | None, content_type: str | None) -> _File:
-        with before(call.context):
+        with until_deadline(call.context):
             upload = await call.enter(services.media_process().upload(pieces, param="file"))
         return _File(upload, filename, content_type)
 

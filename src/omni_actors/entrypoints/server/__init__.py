@@ -90,7 +90,7 @@ async def serve(
             async with trio.open_nursery() as connections:
                 acceptor = Acceptor(server, connections)
                 async with trio.open_nursery() as accepting:
-                    accepting.start_soon(acceptor.place)
+                    accepting.start_soon(acceptor.give_slots)
                     for listener in opened:
                         accepting.start_soon(acceptor.accept, listener)
                     task_status.started([listeners.url_of(listener, tls) for listener in opened])

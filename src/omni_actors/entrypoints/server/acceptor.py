@@ -59,7 +59,7 @@ class Acceptor:
         self._nursery = connections
         self._clients: Counter[str] = Counter()
         self._full = False
-        self._most = _most(limits.connections)
+        self._most = possible_connections(limits.connections)
         self._most_of_one = limits.connections_per_client or max(LEAST_OF_ONE, self._most // 4)
         self._counts_loopback = bool(limits.connections_per_client)
         self._warn_at = -math.inf
@@ -68,19 +68,19 @@ class Acceptor:
         """Accept connections until cancelled. No failure of a client or of the kernel ends this function."""
         while True:
             await trio.lowlevel.wait_readable(listener)
-            await self._room()
+            await self._make_room()
             for _ in range(BATCH):
                 if not self._has_room() or not await self._accept_one(listener):
                     break
             await trio.lowlevel.checkpoint()
 
-    async def place(self) -> None:
+    async def give_slots(self) -> None:
         """Give slots to waiting connections as soon as slots are free. Runs until cancelled."""
         server = self._server
         while True:
-            wanted = [it for it in server.waiting if not it.probed and not it.lingers]
+            wanted = [it for it in server.waiting if not it.on_probe and not it.is_lingering]
             while wanted and not self._is_full():
-                server.place(wanted.pop(0))
+                server.give_slot(wanted.pop(0))
             _, following = server.shed(len(wanted)) if wanted else (0, math.inf)
             with trio.move_on_at(following):
                 await server.freed.park()
@@ -102,7 +102,7 @@ class Acceptor:
         server = self._server
         return not self._is_full() or len(server.waiting) < server.limits.connections_reserved
 
-    async def _room(self) -> None:
+    async def _make_room(self) -> None:
         """Make room for a connection in the listen queue."""
         server = self._server
         reserved = server.limits.connections_reserved
@@ -111,7 +111,7 @@ class Acceptor:
         while not self._has_room():
             found, following = server.shed(reserved or 1)
             if not found:
-                server.turn_away()
+                server.evict_longest_waiting()
             with trio.move_on_at(following):
                 await server.freed.park()
 
@@ -129,7 +129,7 @@ class Acceptor:
                 log.warning("accepting pauses: %s", error.strerror)
             self._server.metrics.accepting_paused("descriptors")
             self._server.shed(BATCH)
-            self._server.turn_away()
+            self._server.evict_longest_waiting()
             with trio.move_on_after(PAUSE_S):
                 await self._server.freed.park()
             return False
@@ -200,7 +200,7 @@ class Acceptor:
             )
 
 
-def _most(wanted: int) -> int:
+def possible_connections(wanted: int) -> int:
     """Return the number of connections for which file descriptors suffice, beside the process's own needs."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = max(1, descriptors - min(RESERVED, descriptors // 2))

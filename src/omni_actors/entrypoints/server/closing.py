@@ -43,7 +43,7 @@ class ClosableConnection:
         "client",
         "idle",
         "idle_until",
-        "probed",
+        "on_probe",
         "reason",
         "refusal",
         "scope",
@@ -64,7 +64,7 @@ class ClosableConnection:
         self.idle = False
         self.idle_until = math.inf
         """Trio time at which :meth:`Server.sweep` ends the connection, if the connection is idle then."""
-        self.probed = False
+        self.on_probe = False
         """Whether a probe is being answered on this connection without a slot."""
         self.reason: Reason | None = None
         self.scope = trio.CancelScope()
@@ -88,7 +88,7 @@ class ClosableConnection:
             self.reason = reason
         self.scope.cancel()
 
-    def make_way(self, reason: Reason) -> None:
+    def evict(self, reason: Reason) -> None:
         """End the connection in favour of another one. The client is told why, as far as that takes no time."""
         self._hurried = True
         if reason == "shed" and self._lingering is None and self._body_comes:
@@ -102,17 +102,17 @@ class ClosableConnection:
         self._late = reason
         self.scope.deadline = trio.current_time() + seconds
 
-    def depart(self) -> None:
+    def on_disconnect(self) -> None:
         """Handle a client that has closed its end or reset the connection."""
         if self.idle:
             self.end("done")
-        elif self.socket is None or not self.socket.departs():
+        elif self.socket is None or not self.socket.on_disconnect():
             self.end("client_left")
 
     def drain(self) -> None:
         if self._lingering is not None:
             self._lingering.deadline = min(self._lingering.deadline, trio.current_time() + CLOSED_S)
-        if self.idle or self._reads_head:
+        if self.idle or self._has_partial_head:
             self.end("drained")
         elif self.socket is not None:
             self.socket.drain()
@@ -122,7 +122,7 @@ class ClosableConnection:
         elif not self._served:  # during the TLS handshake
             self.end_after(CLOSED_S, "drained")
 
-    async def _part(self) -> None:
+    async def _finish_connection(self) -> None:
         """Send the last bytes, and give the client time to read. A socket that is closed with unread bytes in it resets
         the connection, which would destroy a response under way."""
         if self.scope.cancelled_caught and self.reason is None:
@@ -131,7 +131,7 @@ class ClosableConnection:
                 self.refusal = BadRequest(408, "The head of the request did not arrive in time.")
         if self.reason == "crowded" and self._exchange is not None:
             self.refusal = BadRequest(503, CROWDED)
-        if self.reason == "drained" and (self._reads_head or self.transport.has_bytes()):
+        if self.reason == "drained" and (self._has_partial_head or self.transport.has_bytes()):
             # a request that crossed the drain
             self.refusal = BadRequest(503, DRAINING)
         last = b""
@@ -163,13 +163,13 @@ class ClosableConnection:
         return self._lingering
 
     @property
-    def asks(self) -> bool:
+    def reads_head(self) -> bool:
         """Whether only a part of a request's head, or of the TLS handshake before, has arrived: nothing more may ever
         come."""
-        return self.reason in (None, "shed") and (self._reads_head or not self._served)
+        return self.reason in (None, "shed") and (self._has_partial_head or not self._served)
 
     @property
-    def lingers(self) -> bool:
+    def is_lingering(self) -> bool:
         """Whether the response has been sent and the server only waits for the rest of the client's bytes."""
         return self._lingering is not None
 
@@ -190,10 +190,10 @@ class ClosableConnection:
     @property
     def _is_held_up(self) -> bool:
         """Whether the request's body is still arriving, or the request waits for a slot."""
-        return not self._parser.complete or (self in self.server.waiting and not self.probed)
+        return not self._parser.complete or (self in self.server.waiting and not self.on_probe)
 
     @property
-    def _reads_head(self) -> bool:
+    def _has_partial_head(self) -> bool:
         """Whether a part of a request's head has arrived, and no more."""
         return self._served and not self.idle and self._exchange is None and self.refusal is None
 
@@ -207,7 +207,7 @@ class ClosableConnection:
         """End with a short notice because the server ends; nothing may be waited for."""
         self.reason = "shutdown"
         if self.socket is not None:
-            self.socket.say_goodbye()
+            self.socket.send_close()
         elif self._exchange is not None and not self._exchange.started:
             self.transport.send_last(error_response(BadRequest(503, DRAINING), self.server.error_body))
 

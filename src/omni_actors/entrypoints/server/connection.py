@@ -38,11 +38,11 @@ class Connection(ClosableConnection):
         """Serve the connection until its end. Raises nothing except cancellation from outside."""
         disconnects = self.server.disconnects
         try:
-            disconnects.watch(self.transport.socket, self.depart)
+            disconnects.watch(self.transport.socket, self.on_disconnect)
             with self.scope:
                 if not isinstance(self.transport, TlsTransport) or await shake_hands(self, self.transport):
                     await self._requests()
-            await self._part()
+            await self._finish_connection()
         except Exception:
             self.reason = "failed"
             log.exception("a connection failed")
@@ -113,7 +113,7 @@ class Connection(ClosableConnection):
                 await self._websocket(exchange)
                 return
             await answer(self.server, exchange)
-            self.probed = False
+            self.on_probe = False
             if not exchange.finished or self.transport.torn:
                 self.reason = "unfinished"
                 return
@@ -127,8 +127,8 @@ class Connection(ClosableConnection):
 
     async def _wait_for(self, place: trio.Event, exchange: Exchange) -> None:
         """Wait for a slot. A request for a probe does not wait."""
-        self.probed = exchange.received and exchange.path in self.server.probes
-        if self.probed:
+        self.on_probe = exchange.received and exchange.path in self.server.probes
+        if self.on_probe:
             exchange.keep_alive = False
         else:
             self.end_after(self.server.limits.head_s, "crowded")

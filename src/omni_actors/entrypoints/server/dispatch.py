@@ -53,7 +53,7 @@ async def serve_socket(server: Server, exchange: Exchange, socket: WebSocket) ->
     if not exchange.started:
         await refuse(server, exchange, 500 if failed else 403, "Internal error." if failed else "Not accepted.")
     else:
-        await socket.part(1011 if failed else 1000)
+        await socket.close_and_wait(1011 if failed else 1000)
 
 
 async def refuse(server: Server, exchange: Exchange, status: int, message: str) -> None:

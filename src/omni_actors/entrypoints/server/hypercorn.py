@@ -101,8 +101,10 @@ async def serve(
             await lifespan.wait_for_startup()
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as accepting:
-                    doors = [_door(listener, tls) for listener in opened]
-                    accepting.start_soon(partial(trio.serve_listeners, connection, doors, handler_nursery=connections))
+                    sockets = [_listener(listener, tls) for listener in opened]
+                    accepting.start_soon(
+                        partial(trio.serve_listeners, connection, sockets, handler_nursery=connections)
+                    )
                     task_status.started([listeners.url_of(listener, tls) for listener in opened])
                     await (trio.sleep_forever if shutdown is None else shutdown)()
                     accepting.cancel_scope.cancel()
@@ -117,7 +119,7 @@ async def serve(
             listeners.close(listener)
 
 
-def _door(listener: socket.socket, tls: ssl.SSLContext | None) -> trio.abc.Listener[trio.abc.Stream]:
+def _listener(listener: socket.socket, tls: ssl.SSLContext | None) -> trio.abc.Listener[trio.abc.Stream]:
     """Make a trio listener whose connections the kernel ends when their clients do not read (connections inherit the
     listener's options). Hypercorn would wait for such clients without end, in a shielded send that also delays its own
     shutdown."""

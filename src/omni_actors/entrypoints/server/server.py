@@ -64,23 +64,23 @@ class ManagedConnection(Protocol):
     def spared_until(self) -> float: ...
 
     @property
-    def asks(self) -> bool: ...
+    def reads_head(self) -> bool: ...
 
     @property
-    def lingers(self) -> bool: ...
+    def is_lingering(self) -> bool: ...
 
     @property
     def left_s(self) -> float | None: ...
 
     @property
-    def probed(self) -> bool: ...
+    def on_probe(self) -> bool: ...
 
     @property
     def socket(self) -> WebSocket | None: ...
 
     def end(self, reason: Reason) -> None: ...
 
-    def make_way(self, reason: Reason) -> None: ...
+    def evict(self, reason: Reason) -> None: ...
 
     def drain(self) -> None: ...
 
@@ -128,7 +128,7 @@ class Server:
             self.connections[connection] = None
         self.metrics.connection_opened()
 
-    def place(self, connection: ManagedConnection) -> None:
+    def give_slot(self, connection: ManagedConnection) -> None:
         """Give a slot to a waiting connection."""
         place = self.waiting.pop(connection)
         self.connections[connection] = None
@@ -167,7 +167,7 @@ class Server:
             largest = max(sockets, key=lambda it: it.held)
             self.held -= largest.held
             largest.held = 0
-            largest.let_go()
+            largest.drop()
 
     def drain(self) -> None:
         """Begin to drain: idle connections end now, other connections after their current response."""
@@ -203,10 +203,10 @@ class Server:
         for it in self.connections:
             if found == number:
                 break
-            if (it.idle or it.asks) and it.spared_until <= now:
-                it.make_way("shed")
+            if (it.idle or it.reads_head) and it.spared_until <= now:
+                it.evict("shed")
                 found += 1
-            elif it.idle or it.asks:
+            elif it.idle or it.reads_head:
                 following = min(following, it.spared_until)
             elif (left_s := it.left_s) is not None:
                 slow.append((left_s, len(slow), it))
@@ -216,16 +216,16 @@ class Server:
             if left_s > 0:
                 following = min(following, now + left_s)
                 break
-            it.make_way("shed")
+            it.evict("shed")
             found += 1
         if not found:
             self._none_until = following
         return found, following
 
-    def turn_away(self) -> bool:
+    def evict_longest_waiting(self) -> bool:
         """End the connection that has waited longest for a slot. Returns whether there was one."""
         for it in self.waiting:
-            if not it.probed:
-                it.make_way("crowded")
+            if not it.on_probe:
+                it.evict("crowded")
                 return True
         return False

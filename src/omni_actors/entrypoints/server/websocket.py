@@ -190,7 +190,7 @@ class WebSocket:
             self._nursery = None
             nursery.cancel_scope.cancel()
 
-    async def part(self, code: int) -> None:
+    async def close_and_wait(self, code: int) -> None:
         """Close with ``code`` unless the WebSocket is closed already, and wait until the client has closed as well."""
         if not self.accepted:
             return
@@ -207,7 +207,7 @@ class WebSocket:
         """Whether the close handshake is complete: no bytes should follow."""
         return self._protocol.close_rcvd is not None
 
-    def departs(self) -> bool:
+    def on_disconnect(self) -> bool:
         """Handle a client that has left; return whether a task reads, and will reach the end of the client's bytes by
         itself."""
         if self._closed is not None:
@@ -222,7 +222,7 @@ class WebSocket:
         if not self._busy:
             self._go_away()
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         """Close, and drop the unfinished message."""
         closed = SocketClosed(1013, "Too many bytes of unfinished messages.")
         self._protocol.fail(closed.code, closed.reason)
@@ -232,7 +232,7 @@ class WebSocket:
             self._nursery.start_soon(self._flush)
         self._connection.end_after(self._limits.close_s, "close_timeout")
 
-    def say_goodbye(self) -> None:
+    def send_close(self) -> None:
         """Send a close frame without waiting."""
         if self.accepted and self._closed is None:
             self._end(1001, "The server is shutting down.")
