@@ -88,7 +88,7 @@ class AudioConditionedLM(AutoregressiveAdapter):
             raise OmniError(ErrorInfo(message=f"its text model is of type '{text_config.model_type}'", status=500))
         try:
             generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-        except OSError:  # no file: what the model's own configuration says
+        except OSError:  # without the file: the model's own configuration
             generation = GenerationConfig.from_model_config(config)
         self.eos = eos_ids(generation, config, self.text.tokenizer)
         self.sampling_defaults = sampling_defaults(generation)
@@ -169,7 +169,7 @@ class AudioConditionedLM(AutoregressiveAdapter):
         request.features = {}
         continued = isinstance(asked, Prompt) and asked.messages is None
         most = None if isinstance(asked, Prompt) else asked.max_tokens
-        if most is not None:  # as many as the context leaves; that it leaves none is the engine's to say
+        if most is not None:  # as many as the context leaves; the engine refuses a request with none left
             most = max(1, min(most, self.max_model_len - len(expanded)))
         return PromptInput(expanded, root=root_of(media), continued=continued, complete=True, max_tokens=most)
 

@@ -18,7 +18,7 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
 
 _FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-"""Where a folder may keep its template, the first that does."""
+"""Files in which a folder may keep its template, in order of preference."""
 
 
 class Chat:
@@ -29,7 +29,7 @@ class Chat:
         self._tokenizer = tokenizer
         self._allow = allow_control_tokens
         self.control_tokens = ControlTokens(tokenizer, "\n".join(templates_of(tokenizer).values()))
-        """Those of any of its templates."""
+        """Control tokens of all of the tokenizer's templates."""
 
     def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> str:
         """Return the chat template's text, control tokens included. Raises :class:`OmniError` (400) when the template
@@ -76,7 +76,7 @@ class Chat:
                 add_generation_prompt=prompt.add_generation_prompt and not prompt.continue_final_message,
                 continue_final_message=prompt.continue_final_message,
             )
-        except Exception:  # the template has rendered it once: only what follows it can have failed
+        except Exception:  # the template has rendered the chat once: only the tracing can have failed
             return None
         return made if made.plain == text else None
 

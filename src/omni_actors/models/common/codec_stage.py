@@ -71,7 +71,7 @@ class CodecStage(GenerationAdapter[Decoding, Decoding]):
     frames: ClassVar[str]
     """The name of the payloads' one tensor, [frames, width]."""
     frame: TensorSpec
-    """What that must be."""
+    """The declaration of a frame's tensor."""
 
     sample_rate: int
     samples_per_frame: int

@@ -42,7 +42,7 @@ class ControlTokens:
                 token.special or token.content in listed or token.content in template or _SHAPE.fullmatch(token.content)
             )
         }
-        """Their texts, by id."""
+        """The tokens' texts, by id."""
         self._tokenizer = tokenizer
         self._unknown = tokenizer.unk_token_id
         backend: Tokenizer = tokenizer.backend_tokenizer

@@ -17,7 +17,7 @@ def reach(stack: Any, *, causal: bool) -> tuple[int, int, int]:
     path count as if they followed: the result is then too large, never too small). ``causal`` says that each
     convolution looks back only, whatever its own padding says: such modules pad, and trim, around the convolution.
     """
-    rate = Fraction(1)  # samples per frame of what the next convolution reads
+    rate = Fraction(1)  # samples per frame of the next convolution's input
     before = behind = Fraction(0)
     for module in stack.modules():
         if isinstance(module, torch.nn.ConvTranspose1d):

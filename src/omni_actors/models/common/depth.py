@@ -22,7 +22,7 @@ from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engines.autoregressive.graphs import RecordedRows
 
 _ALL = 1 << 24
-"""More codes than any head has; a float32 counts to it."""
+"""A number above any head's count of codes; a float32 counts up to it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class DepthDecoder:
         recorded = self._recorded.get(columns is not None)
         made = None if recorded is None else recorded(hidden, first, *(columns or ()))
         codes, total, sums = self._compute(hidden, first, columns) if made is None else made
-        if not sums.isfinite().all():  # one number that is none makes its row's sum none
+        if not sums.isfinite().all():  # a NaN makes the sum of its row NaN
             raise OutputError("the code predictor's states are not finite")
         return codes, total
 

@@ -34,7 +34,7 @@ from omni_actors.worker.memory import give_memory_back
 from omni_actors.worker.tensors import tensor_payload
 
 RATE = 16_000
-"""Of the sound that comes, in Hz."""
+"""Sampling rate of incoming sound, in Hz."""
 
 LEAST_SAMPLES = 400
 """A clip shorter than a window of the spectrum has none."""

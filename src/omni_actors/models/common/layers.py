@@ -23,7 +23,7 @@ Mix = Callable[[torch.Tensor], torch.Tensor]
 """A feed-forward part: [tokens, width] → [tokens, width]."""
 
 After = Callable[[int, torch.Tensor], torch.Tensor]
-"""Called with a layer's index and output [tokens, width]; what it returns goes on."""
+"""A function of a layer's index and output [tokens, width]; its result is the input of the next layer."""
 
 
 @dataclass(slots=True)

@@ -146,7 +146,7 @@ def collapse(layout: Layout, tokens: Sequence[int], media: Sequence[Medium]) -> 
     made: list[int] = []
     at = 0
     for medium, first in zip(media, begins(layout, tokens, media), strict=True):
-        heard = bool(medium.audio_tokens)  # its sound is between two marks, which the prompt did not have
+        heard = bool(medium.audio_tokens)  # the video's sound is between two marks, which the prompt did not have
         made += tokens[at : first - heard]
         made.append(layout.placeholder(medium.modality))
         at = first + medium.tokens + medium.audio_tokens + heard

@@ -50,7 +50,7 @@ def _assigned(cls: type[M], config: Any, weights: Mapping[str, torch.Tensor], dt
     weights are stored in another form than the class's."""
     if cls._keep_in_fp32_modules or cls._keep_in_fp32_modules_strict:
         return None
-    with no_init_weights():  # its own weights are never written: they take no memory
+    with no_init_weights():  # the module's own weights are never written and take no memory
         model: M = cls._from_config(config, dtype=dtype)
     own = model.state_dict()
     if any(name not in weights or weights[name].shape != tensor.shape for name, tensor in own.items()):

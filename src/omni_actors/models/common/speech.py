@@ -44,7 +44,7 @@ LANGUAGES = {"en": "english", "zh": "chinese"}
 """Codes → names: requests may have either."""
 
 BREAK = "break"
-"""In the metadata of a payload without frames: what follows has nothing to do with what came before, for the codec."""
+"""Metadata key of a payload without frames: for the codec, frames behind it are unrelated to frames before it."""
 
 Frames = np.ndarray[Any, Any]
 Samples = np.ndarray[Any, np.dtype[np.float32]]
@@ -84,10 +84,10 @@ class Talker(GenerationAdapter[Utterance, Utterance]):
     """
 
     frames: ClassVar[str]
-    """What a frame is made of: the kind of the payloads and the name of their one tensor, [frames, width]."""
+    """The kind of the payloads and the name of their one tensor, [frames, width]."""
 
     languages: ClassVar[tuple[str, ...]] = ()
-    """Codes of those that it speaks, where its pipeline declares them."""
+    """Codes of the languages that the model speaks, if its pipeline declares them."""
 
     _known: KnownClips | None = None
     _marks: tuple[str, ...] = ()

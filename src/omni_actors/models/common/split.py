@@ -42,7 +42,7 @@ def load_split(
     """
     disable_progress_bar()
     weights = stack_experts(read_split(folder, prefix, split, dtype, device))
-    with no_init_weights():  # the weights of the whole are never written: they take no memory
+    with no_init_weights():  # the whole's weights are never written and take no memory
         model = make()
     names = {name for name, _ in model.named_parameters()}
     tied = {tied: source for tied, source in (model.all_tied_weights_keys or {}).items() if tied not in weights}

@@ -33,7 +33,8 @@ from omni_actors.worker.engines.autoregressive.sampling import resolve
 from omni_actors.worker.tensors import tensor_payload
 
 RESIDUAL_TOP_K, RESIDUAL_TOP_P = 50, 0.8
-"""How residual codes are sampled: both reference implementations draw them so, whatever the first code's settings."""
+"""Sampling parameters of residual codes: both reference implementations use these values, whatever the first code's
+settings."""
 
 
 class Rows:

@@ -25,7 +25,7 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-"""Files that hold a vocabulary: transformers makes an empty tokenizer of a folder that has none of them."""
+"""Files that hold a vocabulary: transformers makes an empty tokenizer of a folder without such a file."""
 
 
 class Text:

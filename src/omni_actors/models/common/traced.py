@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex, cast
 
 TEMPLATE, CLIENT, UNSURE = 0, 1, 2
-"""Who wrote a character: the chat template, a client, or either of them (an operation that is not followed)."""
+"""The author of a character: the chat template, a client, or either of them (after an operation that is not
+followed)."""
 
 
 class Traced(str):
@@ -58,7 +59,7 @@ class Traced(str):
 
     __rmul__ = __mul__
 
-    # ---- what cuts
+    # ---- methods that cut
 
     def lstrip(self, characters: str | None = None, /) -> Traced:
         return self[len(self) - len(super().lstrip(characters)) :]
@@ -111,7 +112,7 @@ class Traced(str):
             at += len(piece) + len(separator or "")
         return made
 
-    # ---- what changes
+    # ---- methods that change
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> Traced:
         if not old:

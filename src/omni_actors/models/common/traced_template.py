@@ -24,13 +24,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from omni_actors.models.common.traced import CLIENT, Traced, concatenated, followed, joined, traced
 
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
-"""Roles of messages, which a template may make control tokens of (``'<|' + role + '|>'``): they count as its own."""
+"""Roles of messages, from which a template may make control tokens (``'<|' + role + '|>'``): roles count as the
+template's."""
 
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-"""What transformers puts behind a message that is to be continued, to find its end in what is rendered."""
+"""The text that transformers puts behind a message to be continued, to find the message's end in the rendered text."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's reasoning: transformers fills the first two from any of them."""
+"""Names of a message's reasoning: transformers fills the first two from any of the names."""
 
 
 def render_traced(

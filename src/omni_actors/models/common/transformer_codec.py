@@ -43,7 +43,7 @@ class TransformerCodec(CodecAdapter):
 
     def decode_after(self, codes: torch.Tensor, context: int, begins: torch.Tensor) -> torch.Tensor:
         embedded = self._before(self._embed(codes)).transpose(1, 2)
-        # Positions count from the stream's begin: rotations are rounded then as they are in the whole.
+        # Positions count from the stream's begin, so that rotations are rounded as in decoding in one go.
         positions = begins[:, None] + torch.arange(codes.shape[1], device=codes.device)
         seen = self._transformer(inputs_embeds=embedded, position_ids=positions).last_hidden_state
         skipped = max(0, context - self._convolutions_see)

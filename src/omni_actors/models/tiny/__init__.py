@@ -50,5 +50,5 @@ def build(family: str, folder: Path, *, seed: int = 0) -> Path:
     with resolve_name("torch.random:fork_rng")(devices=[]):
         module.write(folder, seed)
     for path in folder.rglob("*.safetensors"):
-        path.chmod(0o644)  # they are written for their owner alone; a folder may be shared
+        path.chmod(0o644)  # files are written for their owner alone; a folder may be shared
     return folder

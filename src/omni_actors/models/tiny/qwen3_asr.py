@@ -11,7 +11,7 @@ from omni_actors.models.tiny.weights import initialise, silence
 
 # In the order of the checkpoint's ids, which begin at 151643; some in between are left out.
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"]
-# Beside a tokenizer's special tokens: what decoding leaves in the text.
+# Tokens beside the tokenizer's special ones, which decoding leaves in the text.
 MARKS = ["<asr_text>", "<timestamp>"]
 NAMES = {
     "eos_token": "<|im_end|>",

@@ -76,7 +76,7 @@ def recommend(generation_config: Any, **settings: Any) -> None:
     """Put these settings into a generation config, also settings that only the family knows."""
     for name, value in settings.items():
         setattr(generation_config, name, value)
-    generation_config._from_model_config = False  # else what only the family knows is dropped when it is read
+    generation_config._from_model_config = False  # else settings that only the family knows are dropped on reading
 
 
 def name_audio_tokenizer(folder: Path, codec: Any, name: str = "audio_tokenizer") -> None:

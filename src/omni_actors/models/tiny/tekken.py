@@ -18,14 +18,14 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from omni_actors.models.tiny.text import TEXT
 
 SPECIAL_TOKENS = 1000
-"""So many ids come before the first byte's, most of them unused."""
+"""Number of ids before the first byte's, most of them unused."""
 
 PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How text is cut before it is merged: words by case, single digits, punctuation, blanks."""
+"""The pattern that cuts text before merging: words by case, single digits, punctuation, blanks."""
 
 
 def write_tekken(folder: Path, specials: dict[int, str], *, base: int, audio: dict[str, Any]) -> int:

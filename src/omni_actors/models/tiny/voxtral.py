@@ -43,7 +43,7 @@ GAINS = {
     "*layers*": 1.4,
     "*language_model*self_attn.q_proj*": 2.5,
     "*embed_positions*": 0.3,
-    # The conv front-end shrinks what it is given; the encoder shall hear more than its own positions.
+    # The convolutions in front shrink their input; the encoder should get more than its own positions.
     "*conv?.weight": 2.0,
     "*lm_head*": 3.0,
 }
