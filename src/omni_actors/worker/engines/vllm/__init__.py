@@ -1,11 +1,11 @@
 """The vLLM engine: stages that read prompts and write text, computed by vLLM.
 
-- ``engine.py``: the engine. Prompts, choices and texts are those of the ``autoregressive`` package.
+- ``engine.py``: the engine, with the prompts, choices and texts of the ``autoregressive`` package.
 - ``core.py``: vLLM itself, its configuration and its step.
 - ``params.py``: sampling parameters and log probabilities, to and from vLLM's.
-- ``told.py``: the logits processor that gives an interrupted answer's tokens again.
-- ``events.py``: which prefixes vLLM's cache holds.
-- ``options.py``: the stage options, which the serving process reads without vLLM.
+- ``told.py``: the logits processor that applies penalties to the tokens of earlier attempts.
+- ``events.py``: the prefixes in vLLM's cache.
+- ``options.py``: the stage options, read by the serving process without vLLM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""vLLM's engine as one thread steps it: what goes in, what comes out, and what it holds.
+"""vLLM's engine core, stepped by one thread: requests in, tokens out.
 
-Everything that is taken of vLLM beside its public engine (its scheduler's books, its model runner's generators) is
-taken here, and only here.
+Only this module uses parts of vLLM beside its public engine (the scheduler's tables, the model runner's generators).
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from omni_actors.worker.engines.vllm.told import ToldTokens
 from vllm import SamplingParams
 
 GRAMMAR_S = 30.0
-"""Longest that a resumed answer's constraint is waited for. (A first attempt's is compiled beside others' steps.)"""
+"""Seconds to wait, at most, for the grammar of a resumed answer. (Other grammars are compiled beside other steps.)"""
 
 Media: TypeAlias = MultiModalInput
-"""A prompt's media as vLLM's processor has made them, and where they stand in it."""
+"""A prompt's media after vLLM's processor, with their places in the prompt."""
 
 
 class Core:
-    """One model in vLLM. Raises :class:`OmniError` (500) for options that vLLM or this process cannot have."""
+    """One model in vLLM. Raises :class:`OmniError` (500) for options that vLLM or this process does not support."""
 
     def __init__(self, hello: Hello, options: VllmOptions) -> None:
         if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items() if name.endswith("PROCESSING")):
@@ -47,8 +46,8 @@ class Core:
         torch.set_num_threads(hello.threads)
         config = _arguments(hello, options).create_engine_config()
         self.resumes_penalties = not config.use_v2_model_runner
-        """Whether penalties go on behind what an earlier attempt has told: vLLM's second model runner takes no logits
-        processors."""
+        """Whether penalties count the tokens of earlier attempts. (vLLM's second model runner takes no logits
+        processors.)"""
         if self.resumes_penalties:
             config.model_config.logits_processors = [ToldTokens]
         self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
@@ -57,7 +56,7 @@ class Core:
         self.cached_blocks = CachedBlocks() if options.kv_events else None
         if self.cached_blocks is not None:
             self._scheduler.kv_event_publisher = self.cached_blocks
-        # With several ranks the model runners are in processes of vLLM's own.
+        # With several ranks the model runners are in other processes of vLLM.
         driver = getattr(core.model_executor, "driver_worker", None)
         runner = getattr(getattr(driver, "worker", None), "model_runner", None)
         self._states: Mapping[str, Any] = getattr(runner, "requests", {})
@@ -77,11 +76,11 @@ class Core:
 
     @property
     def kv_blocks(self) -> int:
-        return int(self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1  # one is never given out
+        return int(self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1  # one block is never given out
 
     @property
     def kv_blocks_used(self) -> int:
-        """Blocks that requests hold; those that are only kept for reuse are not."""
+        """The number of blocks that requests use, without blocks that are only kept for reuse."""
         return self.kv_blocks - int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     @property
@@ -102,13 +101,18 @@ class Core:
 
     @property
     def busy(self) -> bool:
-        """Whether :meth:`step` has something to do."""
+        """Whether :meth:`step` has work."""
         return bool(self._names) and not self.asleep
 
     def look(self, tokens: list[int], media: Mapping[str, Sequence[Any]]) -> tuple[list[int], Media]:
-        """A prompt with media, which have a mark each among its tokens: the tokens with these marks as wide as the
-        media are, and what :meth:`add` is to be given. Raises :class:`OmniError` (400) for media that the model does
-        not take, or that are not as many as the marks."""
+        """Process the media of a prompt, which have one placeholder token each.
+
+        Returns:
+            The tokens, with each placeholder as wide as its medium, and the processed media for :meth:`add`.
+
+        Raises:
+            OmniError: The model does not take the media, or their number is not the number of placeholders (400).
+        """
         renderer = self._llm.renderer
         if not self._llm.model_config.supports_multimodal_inputs:
             raise invalid_request("This model takes text only.", param="messages")
@@ -131,8 +135,10 @@ class Core:
         told: int = 0,
         media: Media | None = None,
     ) -> None:
-        """Take a request in, whose last ``told`` tokens are its answer's first, and whose prompt has ``media`` as
-        :meth:`look` gave them. Raises :class:`OmniError` (400) for what vLLM does not take."""
+        """Add a request. The last ``told`` tokens are the first tokens of its answer; ``media`` come from :meth:`look`.
+
+        Raises :class:`OmniError` (400) for a request that vLLM refuses.
+        """
         adapter = None
         if lora is not None:
             adapter = self._loras.get(lora)
@@ -147,7 +153,7 @@ class Core:
             self._advance(name, tokens[-told:])
 
     def _advance(self, name: str, tokens: list[int]) -> None:
-        """A resumed answer's constraint goes on behind its first tokens."""
+        """Advance the grammar of a resumed answer over the answer's first tokens."""
         structured = self._scheduler.requests[self._names[name]].structured_output_request
         compiled = structured._grammar
         grammar = compiled.result(GRAMMAR_S) if isinstance(compiled, Future) else compiled
@@ -156,21 +162,24 @@ class Core:
             raise ValueError("the part of the answer that was already sent breaks its constraint")
 
     def abort(self, name: str) -> None:
-        """Forget a request at once; what it held is free on return."""
+        """Forget a request at once. Its blocks are free on return."""
         internal = self._names.pop(name, None)
         if internal is not None:
             self._llm.abort_request([internal], internal=True)
 
     def reseed(self, name: str, seed: int) -> None:
-        """The next token of a request is drawn by this seed. Nothing happens before its first step, whose seed is that
-        of its parameters, and with several ranks: their generators are out of reach."""
+        """Draw the next token of a request with this seed.
+
+        Does nothing before the request's first step, which uses the seed of the request's parameters, and with several
+        ranks, whose generators are out of reach.
+        """
         state = self._states.get(self._names[name])
         generator = None if state is None else getattr(state, "generator", None)
         if generator is not None:
             generator.manual_seed(seed)
 
     def step(self) -> list[RequestOutput]:
-        """One iteration over everything that can run. What has ended is forgotten."""
+        """Run one iteration over all runnable requests, and forget the finished ones."""
         outputs: list[RequestOutput] = self._llm.step()
         for output in outputs:
             if output.finished:
@@ -178,9 +187,11 @@ class Core:
         return outputs
 
     def sleep(self, level: int) -> None:
-        """Stand still. With a ``level`` of 1 the device's memory is given back too: the weights go to the host, the
-        cache is forgotten. Raises :class:`OmniError` (400) for that with requests in it, or where vLLM was not started
-        for it (``enable_sleep_mode``)."""
+        """Pause the engine. A ``level`` of 1 also frees the device's memory: the weights go to the host, and the cache
+        is lost.
+
+        Raises :class:`OmniError` (400) for level 1 with requests in the engine, or without ``enable_sleep_mode``.
+        """
         if level not in (0, 1):
             raise invalid_request("'level' is 0 (pause) or 1 (also free the device's memory).", "level")
         if level and not self._llm.vllm_config.model_config.enable_sleep_mode:
@@ -199,7 +210,7 @@ class Core:
         self._level = level
 
     def wake(self) -> None:
-        """Go on. Nothing happens when it is awake."""
+        """Continue after :meth:`sleep`. Does nothing when the engine is awake."""
         if self.asleep:
             self._llm.wake_up(None if self._level else ["scheduling"])
         self._level = None
@@ -229,7 +240,7 @@ def _arguments(hello: Hello, options: VllmOptions) -> EngineArgs:
     chosen: dict[str, Any] = {
         "model": hello.model,
         "dtype": hello.dtype,
-        # Where nobody says: as much of the model's context as the KV cache can hold.
+        # Without a setting: as much of the model's context as the KV cache can hold.
         "max_model_len": options.max_model_len or -1,
         "block_size": options.block_size,
         "max_num_seqs": options.max_batch,

@@ -1,12 +1,12 @@
 """vLLM as the engine of a stage that reads prompts and writes text.
 
-vLLM computes tokens: its scheduler, its paged cache, its kernels. The rest is this project's as in every other engine,
-so that a client cannot tell which engine it has: prompts and defaults are the family's adapter's, text and stop strings
-the choice's, and a request goes on after a death behind what it has told. Each choice of a request is one request of
-vLLM's; their common prompt is computed once, through the prefix cache.
+vLLM computes tokens, with its own scheduler, paged cache and kernels. Everything else is this project's, as in every
+other engine, so that clients see no difference between engines: the family's adapter makes prompts and defaults,
+the choice makes text and finds stop strings, and a request continues after a death behind its reported tokens. Each
+choice of a request is one request of vLLM; the common prompt of the choices is computed once, through the prefix cache.
 
-vLLM's core runs in this process, and the worker's one thread steps it. It cannot be kept from computing a request whose
-next stage has given no credit: what that request makes waits here, at most its answer's length of tokens.
+vLLM's core runs in the worker's process and is stepped by the worker's one thread. vLLM also computes requests whose
+next stage has given no credit: the output of such a request waits here, at most the tokens of one answer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class VllmEngine(Engine):
-    """Drives vLLM for the :class:`PromptAdapter` named by ``hello.adapter``. Options: :class:`VllmOptions`."""
+    """The vLLM engine, for the :class:`PromptAdapter` named by ``hello.adapter``. Options: :class:`VllmOptions`."""
 
     commands = frozenset({"sleep", "wake"})
 
@@ -57,12 +57,12 @@ class VllmEngine(Engine):
         self._prompts = PromptTable(hello, self.options, self._forget, totals=("prefix_hit_tokens",), constrained=True)
         self._requests, self._totals = self._prompts.requests, self._prompts.totals
         self._computed: dict[str, tuple[Request, Choice]] = {}
-        """What vLLM holds, by the name it has there."""
+        """The requests in vLLM, by vLLM's name."""
         self._media: dict[int, Media] = {}
-        """What vLLM's processor has made of a request's media, by its key."""
+        """The processed media of requests, by key."""
         self._begun: set[str] = set()
         self._moved: dict[tuple[int, int], Choice] = {}
-        """Choices that have something to hand out, by request and index."""
+        """The choices with output to send, by request and index."""
         self._core: Core
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class VllmEngine(Engine):
         }
 
     def _warm_up(self) -> None:
-        """A prompt and a decode: what is made at first use is made now."""
+        """Compute a prompt and a decode step, so that everything made on first use is made now."""
         count = min(16, self._prompts.max_len - 2)
         if count > 0:
             self._core.add(
@@ -104,7 +104,7 @@ class VllmEngine(Engine):
     def admit(self, work: Work) -> None:
         request = self._prompts.admit(work)
         try:
-            self._core.wake()  # who sends requests wants answers
+            self._core.wake()  # a new request wakes a sleeping engine
             self._extend(request, self._prompts.open(request))
         except BaseException:
             self._prompts.remove(work.key)
@@ -119,7 +119,7 @@ class VllmEngine(Engine):
         self._prompts.abort(key)
 
     def _extend(self, request: Request, prompt: PromptInput) -> None:
-        """More of the prompt is there; when it is whole, vLLM computes it."""
+        """Extend the prompt; when the prompt is whole, let vLLM compute it."""
         if prompt.media and not request.first.sealed:
             assert not request.first.tokens, "media, and the prompt is not whole"
             tokens, self._media[request.work.key] = self._core.look(prompt.tokens, prompt.media)
@@ -129,7 +129,7 @@ class VllmEngine(Engine):
             self._start(request, limit)
 
     def _start(self, request: Request, limit: int) -> None:
-        """The prompt is whole: each choice goes on where an earlier attempt has left it."""
+        """Start the choices of a whole prompt, each behind the tokens of earlier attempts."""
         work, first = request.work, request.first
         for index in range(request.sampling.n):
             sequence = first if index == 0 else first.sibling(index)
@@ -160,7 +160,7 @@ class VllmEngine(Engine):
             raise not_resumable(self.hello.stage)
         scored = bool(choice.sequence.score) or (request.scored and not choice.completion_tokens)
         if scored and self.options.loras:
-            # vLLM (0.32) raises then, in a step with another request: it takes the prompt's rows for the sampled ones.
+            # vLLM (0.32) raises then, in a step with another request: it takes the prompt's rows for sampled rows.
             if choice.completion_tokens:
                 raise not_resumable(self.hello.stage)
             raise invalid_request(
@@ -180,7 +180,7 @@ class VllmEngine(Engine):
         self._computed[name] = (request, choice)
 
     def _forget(self, request: Request) -> None:
-        """A request has left: see :class:`PromptTable`."""
+        """Forget a request that has left the :class:`PromptTable`."""
         key = request.work.key
         self._media.pop(key, None)
         for index in range(len(request.choices)):
@@ -188,7 +188,7 @@ class VllmEngine(Engine):
             self._drop(f"{key}.{index}")
 
     def _drop(self, name: str) -> None:
-        """Nothing more is wanted of this choice: vLLM need not compute it."""
+        """Stop computing a choice in vLLM."""
         self._begun.discard(name)
         if self._computed.pop(name, None) is not None:
             self._core.abort(name)
@@ -217,7 +217,7 @@ class VllmEngine(Engine):
         return self._deliver(out) or ran
 
     def _take(self, output: Any, request: Request, choice: Choice) -> None:
-        """What vLLM has made of one choice since its last word."""
+        """Take vLLM's new output of one choice."""
         name, made = output.request_id, output.outputs[0]
         if name not in self._begun:
             self._begun.add(name)
@@ -244,7 +244,7 @@ class VllmEngine(Engine):
         self._moved[request.work.key, choice.sequence.index] = choice
 
     def _begin(self, output: Any, request: Request, choice: Choice) -> None:
-        """vLLM's first word on a choice: what it found in its cache, and what it knows of the tokens before."""
+        """Take vLLM's first output of a choice: the cached tokens of the prompt, and the prompt's log-probabilities."""
         first, sequence = request.first, choice.sequence
         if first.cached is None:
             first.cached = min(output.num_cached_tokens or 0, first.prompt_len)
@@ -267,8 +267,11 @@ class VllmEngine(Engine):
             choice.echo(prompt_text(request, self._adapter), scores)
 
     def _deliver(self, out: Outbox) -> bool:
-        """Hand out what choices made, as far as there is credit, and finish requests of which all have ended; whether
-        there was any."""
+        """Send the output of the choices, as far as there is credit, and finish requests with all choices ended.
+
+        Returns:
+            Whether anything was sent.
+        """
         keys = dict.fromkeys(key for key, _ in self._moved if out.ready(key))
         for key in keys:
             request = self._requests[key]
@@ -286,8 +289,8 @@ class VllmEngine(Engine):
     # ---- the rest
 
     def query(self, query: Query, out: Outbox) -> None:
-        """``sleep`` (``level``: 0 stands still, 1 also gives back the device's memory), ``wake``, ``kv_blocks`` (hashes
-        of the cached ones, with the option ``kv_events``)."""
+        """Answer ``sleep`` (``level``: 0 pauses, 1 also frees the device's memory), ``wake``, and ``kv_blocks`` (the
+        hashes of the cached blocks, with the option ``kv_events``)."""
         core = self._core
         if query.what == "sleep":
             core.sleep(query.args.get("level", 0))
@@ -301,8 +304,11 @@ class VllmEngine(Engine):
             super().query(query, out)
 
     def counters(self) -> dict[str, float]:
-        """Gauges: ``requests`` held, choices ``running`` and ``waiting``, ``kv_blocks_used`` (blocks that are only kept
-        for reuse are not). What ends in ``_total`` only grows."""
+        """Return gauges and counters.
+
+        Gauges are ``requests``, the choices ``running`` and ``waiting``, and ``kv_blocks_used`` (without blocks that
+        are only kept for reuse). Names of counters end in ``_total``.
+        """
         core = self._core
         return {
             **self._prompts.counters(),
@@ -318,7 +324,7 @@ class VllmEngine(Engine):
 
 
 def _failed(output: Any, reason: str) -> OmniError:
-    """vLLM has given up on a request of its own accord."""
+    """Return the error for a request that vLLM itself has failed."""
     error = getattr(output, "error", None)
     message = error.message if error is not None else f"vLLM ended it: {reason}"
     return OmniError(ErrorInfo(message=message, code="engine_error", status=500))

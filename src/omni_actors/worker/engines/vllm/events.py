@@ -1,4 +1,4 @@
-"""Which blocks of prompts a worker's vLLM has cached, for who asks it."""
+"""The blocks of prompts in the cache of a worker's vLLM."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 
 class CachedBlocks:
-    """Takes vLLM's KV events in the place of a publisher: the hashes of the blocks that are cached now, in the order in
-    which they came."""
+    """A receiver of vLLM's KV events, in place of a publisher.
+
+    It keeps the hashes of the cached blocks, in the order of their arrival.
+    """
 
     def __init__(self) -> None:
         self._hashes: dict[Any, None] = {}
@@ -15,7 +17,7 @@ class CachedBlocks:
         self.removed = 0
 
     def publish(self, batch: Any) -> None:
-        """One step's events."""
+        """Take the events of one step."""
         for event in batch.events:
             kind = type(event).__name__
             if kind == "BlockStored":
@@ -30,7 +32,7 @@ class CachedBlocks:
                 self._hashes.clear()
 
     def hashes(self) -> list[str]:
-        """In hexadecimal, oldest first."""
+        """Return the hashes in hexadecimal, oldest first."""
         return [it.hex() if isinstance(it, bytes) else f"{it & (1 << 64) - 1:016x}" for it in self._hashes]
 
     def counters(self) -> dict[str, float]:

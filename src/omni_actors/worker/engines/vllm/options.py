@@ -1,4 +1,4 @@
-"""What a deploy file may set on a stage that vLLM computes, and what its worker's environment must be."""
+"""The options of a stage that vLLM computes, and the environment of its worker."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ OPTIONS: dict[str, Option] = {
     ),
     "arguments": Option({}, "Further arguments of vLLM's engine, by their own names (enforce_eager, quantization, …)."),
 }
-"""The options of every stage that vLLM computes."""
+"""The options of every stage that vLLM computes, by name."""
 
 ENVIRONMENT: dict[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_LOG_STATS_INTERVAL": "3600",
 }
-"""Of the worker: its one thread steps the engine core, and logs are the worker's."""
+"""The environment of the worker: its one thread steps the engine core, and its logs are the worker's logs."""
 
 OWNED: Mapping[str, str] = {
     "model": "the model",
@@ -89,12 +89,12 @@ OWNED: Mapping[str, str] = {
     "max_logprobs": "nothing: it is the API's",
     "logits_processors": "nothing",
 }
-"""Arguments of vLLM's engine that are settled elsewhere → where."""
+"""The place where each argument of vLLM's engine is set, for arguments that ``engine_args`` may not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """The options of one stage, and its limits."""
+    """The options and limits of one stage."""
 
     max_model_len: int | None
     max_tokens: int | None

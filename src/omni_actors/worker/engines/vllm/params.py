@@ -1,4 +1,4 @@
-"""Between this project's words for how tokens are chosen and vLLM's."""
+"""Conversion between this project's sampling parameters and vLLM's."""
 
 from __future__ import annotations
 
@@ -19,25 +19,30 @@ UNIFORM_BITS = 40
 
 
 def seed_of(choice: Choice) -> int:
-    """The seed of the draw at the choice's current position. It belongs to (seed, stage, choice, position) alone, so
-    that what comes next does not depend on the process that computed what came before."""
+    """Return the seed of the draw at the choice's current position.
+
+    The seed depends on (seed, stage, choice, position) alone, so that the next token does not depend on the process
+    that computed the tokens before.
+    """
     return int(choice.row.uniform() * (1 << UNIFORM_BITS))
 
 
 def counts_tokens(request: Request) -> bool:
-    """Whether what comes next depends on how often a token is in the answer so far."""
+    """Whether the next token depends on the counts of tokens in the answer so far."""
     return bool(request.choosing.presence_penalty or request.choosing.frequency_penalty)
 
 
 def sampling_params(request: Request, choice: Choice, eos: frozenset[int], scored: bool) -> SamplingParams:
-    """How vLLM goes on with a choice, behind the tokens that it has already. Text and stop strings are not vLLM's
-    part. ``scored`` says that log-probabilities of what comes before are wanted too."""
+    """Return vLLM's parameters for the rest of a choice, behind its tokens so far.
+
+    Text and stop strings are not vLLM's part. ``scored`` asks for the log-probabilities of the tokens so far too.
+    """
     choosing, sampling, done = request.choosing, request.sampling, choice.completion_tokens
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
     told = choice.sequence.tokens[choice.sequence.prompt_len :] if counts_tokens(request) else []
     return SamplingParams(
         temperature=choosing.temperature,
-        top_p=choosing.top_p or 1e-6,  # vLLM takes none below: the likeliest token alone is left of either
+        top_p=choosing.top_p or 1e-6,  # vLLM takes no smaller value; either leaves the most likely token only
         top_k=choosing.top_k,
         min_p=choosing.min_p,
         repetition_penalty=choosing.repetition_penalty,
@@ -73,7 +78,7 @@ def structured_outputs(constraint: Constraint) -> StructuredOutputsParams:
 def token_logprob(
     token_id: int, entry: Mapping[int, Any], count: int, token_bytes: Callable[[int], bytes]
 ) -> TokenLogprob:
-    """One token's log-probability, and its ``count`` best alternatives, from vLLM's entry for its position."""
+    """Return one token's log-probability and its ``count`` best alternatives, from vLLM's entry for the position."""
     best = sorted((it.rank, other, it.logprob) for other, it in entry.items() if it.rank <= count)
     return TokenLogprob(
         token_id,
@@ -90,8 +95,10 @@ def prompt_scores(
     count: int,
     token_bytes: Callable[[int], bytes],
 ) -> list[TokenLogprob]:
-    """Log-probabilities of the tokens at ``places`` of a prompt that vLLM has scored. A prompt's first token has none
-    and is not among them."""
+    """Return the log-probabilities of the tokens at ``places`` of a prompt that vLLM has scored.
+
+    The first token of a prompt has no log-probability, and is not among ``places``.
+    """
     found = []
     for place in places:
         entry = entries[place]

@@ -1,4 +1,4 @@
-"""Penalties for tokens that an earlier attempt of a request has told, which are part of the prompt to vLLM."""
+"""Penalties for the tokens of earlier attempts, which vLLM sees as a part of the prompt."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 from vllm import SamplingParams
 
 TOLD = "omni_actors_told"
-"""Where a request's parameters have those tokens (``SamplingParams.extra_args``)."""
+"""The key of the tokens of earlier attempts in a request's ``SamplingParams.extra_args``."""
 
 RequestLogits = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 
 
 class ToldTokens(AdapterLogitsProcessor):
-    """vLLM counts an answer's own tokens for its presence and frequency penalties, and a resumed answer's first ones
-    are a prompt to it. What they miss of their penalty is taken off here."""
+    """A logits processor that subtracts the missing penalties of a resumed answer's first tokens.
+
+    vLLM counts an answer's own tokens for presence and frequency penalties, and takes a resumed answer's first tokens
+    for a part of the prompt.
+    """
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -30,10 +33,13 @@ class ToldTokens(AdapterLogitsProcessor):
 
 
 def penalty_of(told: Sequence[int], params: Any) -> RequestLogits:
-    """Called with the tokens that vLLM counts itself, and the logits [vocabulary], which are changed in place.
+    """Return a function that subtracts the missing penalties of the ``told`` tokens.
 
-    vLLM's penalties come after it: first repetition's, a factor, then the two that are subtracted. So what is
-    subtracted here is subtracted as if behind that factor, which told tokens have as any token of a prompt."""
+    The function takes the tokens that vLLM counts, and the logits [vocabulary], which it changes in place. vLLM's
+    penalties come afterwards: first the factor for repetition, then presence and frequency, which are subtracted. So
+    the function subtracts in such a way that the factor, which told tokens have like any token of a prompt, is
+    cancelled.
+    """
     counts = Counter(told)
     ids = torch.tensor(list(counts))
     often = torch.tensor([float(count) for count in counts.values()]) * params.frequency_penalty
