@@ -128,10 +128,10 @@ def _exit_for(group: BaseExceptionGroup[BaseException]) -> None:
     expected, bugs = group.split((OmniError, KeyboardInterrupt, click.exceptions.Abort))
     if bugs is not None or expected is None:
         raise group
-    said = dict.fromkeys(error.info.message for error in leaves(expected) if isinstance(error, OmniError))
-    for message in said:
+    messages = dict.fromkeys(error.info.message for error in leaves(expected) if isinstance(error, OmniError))
+    for message in messages:
         click.echo(f"Error: {message}", err=True)
-    sys.exit(1 if said else EXIT_INTERRUPTED)
+    sys.exit(1 if messages else EXIT_INTERRUPTED)
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

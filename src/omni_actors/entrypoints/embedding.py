@@ -102,13 +102,13 @@ async def serve_http(
 class _Announced(trio.TaskStatus[list[str]]):
     """A task status that notes that the server listens, and passes the URLs on."""
 
-    def __init__(self, options: ServerOptions, told: trio.TaskStatus[list[str]]) -> None:
+    def __init__(self, options: ServerOptions, inner: trio.TaskStatus[list[str]]) -> None:
         self.listening = False
         self._options = options
-        self._told = told
+        self._inner = inner
 
     def started(self, value: list[str] | None = None) -> None:
         assert value is not None
         self.listening = True
         warn_if_open(value, self._options)
-        self._told.started(value)
+        self._inner.started(value)

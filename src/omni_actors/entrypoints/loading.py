@@ -51,10 +51,10 @@ async def _draw(orchestrator: Orchestrator, plan: Plan, console: Console) -> Non
 
 
 async def _log(orchestrator: Orchestrator, plan: Plan, console: Console) -> None:
-    said: dict[str, str] = {}
+    shown: dict[str, str] = {}
     while True:
         for name, health in orchestrator.health().items():
-            if health.progress != said.get(name):
-                said[name] = health.progress
+            if health.progress != shown.get(name):
+                shown[name] = health.progress
                 log.info("%s: %s", name, health.progress)
         await orchestrator.changed.park()

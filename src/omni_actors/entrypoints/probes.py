@@ -54,9 +54,9 @@ async def health(services: Services, call: Call) -> Reply:
     stages = {name: _shown(state) for name, state in states.items()}
     if not dead and not unlinked:
         return _json({"status": "ok", "stages": stages})
-    said = [f"No live replica: {', '.join(dead)}."] if dead else []
-    said += [f"No link: {name} with {', '.join(others)}." for name, others in unlinked.items()]
-    error = {"message": " ".join(said), "type": "unavailable_error", "param": None, "code": "stage_unavailable"}
+    problems = [f"No live replica: {', '.join(dead)}."] if dead else []
+    problems += [f"No link: {name} with {', '.join(others)}." for name, others in unlinked.items()]
+    error = {"message": " ".join(problems), "type": "unavailable_error", "param": None, "code": "stage_unavailable"}
     body = {"status": "unavailable", "error": error, "unavailable": dead, "stages": stages}
     if unlinked:
         body["unlinked"] = unlinked

@@ -191,6 +191,6 @@ async def _pieces(pieces: AsyncGenerator[bytes, None], events: bool, request_id:
 
 
 async def _render(error: Exception) -> Response:
-    asked = request if has_request_context() else websocket
-    context: RequestContext = cast(dict[str, Any], asked.scope)[CONTEXT]
-    return _response(error_reply(error, context, getattr(asked, "method", "GET"), asked.path), context.id)
+    current = request if has_request_context() else websocket
+    context: RequestContext = cast(dict[str, Any], current.scope)[CONTEXT]
+    return _response(error_reply(error, context, getattr(current, "method", "GET"), current.path), context.id)

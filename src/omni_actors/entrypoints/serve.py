@@ -61,10 +61,10 @@ def run_server(plan: Plan, options: ServerOptions) -> None:
 
 @dataclass(slots=True)
 class _Ending:
-    """The state of a requested end: in order, or (``at_once``) with the workers killed."""
+    """The state of a requested end: in order, or (``immediate``) with the workers killed."""
 
-    at_once: trio.CancelScope
-    asked: trio.Event = field(default_factory=trio.Event)
+    immediate: trio.CancelScope
+    requested: trio.Event = field(default_factory=trio.Event)
     over: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
     ready: bool = False
 
@@ -86,9 +86,9 @@ async def _signals(plan: Plan, ending: _Ending) -> None:
         numbers.append(signal.SIGHUP)
     with trio.open_signal_receiver(*numbers) as received:
         async for number in received:
-            if ending.asked.is_set() or not ending.ready:
+            if ending.requested.is_set() or not ending.ready:
                 log.warning("%s: ending now", signal.Signals(number).name)
-                ending.at_once.cancel()
+                ending.immediate.cancel()
                 with ending.over:
                     await trio.sleep(AT_ONCE_S)
                     log.warning("a client does not read and holds its connection open: ending without it")
@@ -96,8 +96,8 @@ async def _signals(plan: Plan, ending: _Ending) -> None:
                     os._exit(1)  # the workers end with this process, however it ends
                 return
             log.info("%s: draining, requests in flight may finish", signal.Signals(number).name)
-            ending.at_once.deadline = trio.current_time() + plan.limits.drain_s + END_S
-            ending.asked.set()
+            ending.immediate.deadline = trio.current_time() + plan.limits.drain_s + END_S
+            ending.requested.set()
 
 
 async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
@@ -132,7 +132,7 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
                     unix_path=options.unix_path,
                     tls=tls,
                     grace_s=plan.limits.drain_s + TAIL_S,
-                    shutdown=ending.asked.wait,
+                    shutdown=ending.requested.wait,
                     task_status=task_status,
                 )
                 nursery.cancel_scope.cancel()
@@ -158,7 +158,7 @@ async def _serve(plan: Plan, options: ServerOptions, ending: _Ending) -> None:
 async def _drain(orchestrator: Orchestrator, plan: Plan, ending: _Ending, patient: trio.CancelScope | None) -> None:
     """Drain when asked. ``patient`` is the scope of a server that would also wait for idle connections; it is cancelled
     once no request is in flight."""
-    await ending.asked.wait()
+    await ending.requested.wait()
     await orchestrator.drain(plan.limits.drain_s)
     if patient is not None:
         await trio.sleep(TAIL_S)

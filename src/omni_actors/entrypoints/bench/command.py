@@ -155,7 +155,7 @@ def bench_command(
 
     async def main() -> tuple[Workload, list[dict[str, Any]]]:
         try:
-            asked = WORKLOADS[workload](
+            measured = WORKLOADS[workload](
                 model=model or await _first_model(client),
                 prompts=lines or (SENTENCES if workload.startswith("speech") else PROMPTS),
                 extra=extra,
@@ -164,25 +164,25 @@ def bench_command(
                 usage=not no_usage,
                 sample_rate=sample_rate,
             )
-            return asked, await _sweep(client, asked, levels, requests, warmup, repeats, timeout, seed)
+            return measured, await _sweep(client, measured, levels, requests, warmup, repeats, timeout, seed)
         finally:
             await client.aclose()
 
-    asked, results = trio.run(main)
+    measured, results = trio.run(main)
     settings = {
         "workload": workload,
         "url": str(target),
-        "model": asked.model,
+        "model": measured.model,
         "requests": requests,
         "warmup": warmup,
         "repeats": repeats,
         "max_tokens": max_tokens,
-        "prompts": list(asked.prompts),
+        "prompts": list(measured.prompts),
         "extra": extra,
         "seed": seed,
         "version": __version__,
     }
-    title = f"{workload} · {asked.model} · {requests} requests a level, median of {repeats}"
+    title = f"{workload} · {measured.model} · {requests} requests a level, median of {repeats}"
     click.echo(title)
     rich.console.Console().print(table(results))
     for result in results:

@@ -39,9 +39,9 @@ class Deployment:
 
     def plan(self) -> Plan:
         """Resolve the plan. Raises :class:`~omni_actors.protocol.errors.OmniError`."""
-        return self.asked().plan()
+        return self.spec().plan()
 
-    def asked(self) -> DeploymentSpec:
+    def spec(self) -> DeploymentSpec:
         """Return the deployment in the library's form, with options of the command line among the settings."""
         overrides = [*map(Override.of, self.settings), *self._engines()]
         if self.deadline is not None:
@@ -153,7 +153,7 @@ def ready_plan(deployment: Deployment) -> Plan:
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    plan = ready_to_start(deployment.asked(), FetchProgress(say, progress_reporter, lambda: download_reporter(say)))
+    plan = ready_to_start(deployment.spec(), FetchProgress(say, progress_reporter, lambda: download_reporter(say)))
     _check_folder(plan)
     return plan
 

@@ -51,22 +51,22 @@ def _findings(subject: str, answer: ProbeAnswer, bad: Verdict, remedy: str) -> I
     if answer.trouble:
         yield Finding(subject, bad, f"does not open: {answer.trouble}", remedy)
         return
-    said: dict[str, Any] = answer.value
-    took = said["seconds"]
+    facts: dict[str, Any] = answer.value
+    took = facts["seconds"]
     parts = [
-        f"opens in {took['open']:.1f} s (torch {said['torch']}: {took['torch']:.1f} s)",
-        " ".join(filter(None, (said["capability"], *said["features"]))),
-        _memory(said["memory"]),
-        "kernels: " + (", ".join(said["kernels"]) or "torch's own"),
-        "graphs" if said["graphs"] else "no graphs",
-        f"transport {said['transport']}" if said["transport"] else "no transport",
-        *(f"patched: {name}" for name in said["patches"]),
+        f"opens in {took['open']:.1f} s (torch {facts['torch']}: {took['torch']:.1f} s)",
+        " ".join(filter(None, (facts["capability"], *facts["features"]))),
+        _memory(facts["memory"]),
+        "kernels: " + (", ".join(facts["kernels"]) or "torch's own"),
+        "graphs" if facts["graphs"] else "no graphs",
+        f"transport {facts['transport']}" if facts["transport"] else "no transport",
+        *(f"patched: {name}" for name in facts["patches"]),
     ]
     yield Finding(subject, Verdict.OK, "; ".join(parts))
-    for kind, trouble in said["engines"].items():
+    for kind, trouble in facts["engines"].items():
         if trouble:
             yield Finding(f"{subject.partition(':')[0]} {kind}", bad, f"cannot be imported: {trouble}")
 
 
-def _memory(said: dict[str, int | None]) -> str:
-    return size(said["total"]) + ("" if said["free"] is None else f", {size(said['free'])} free")
+def _memory(facts: dict[str, int | None]) -> str:
+    return size(facts["total"]) + ("" if facts["free"] is None else f", {size(facts['free'])} free")

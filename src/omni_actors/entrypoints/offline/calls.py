@@ -246,7 +246,7 @@ class TranscriptionCall(Call):
             )
         if self.language is not None and not isinstance(self.language, str):
             raise invalid_request("'language' is a text.", "language", "invalid_value")
-        said = section(
+        transcription = section(
             Transcription(
                 language=chosen_language(self.language, plan.languages),
                 prompt=self.prompt,
@@ -258,7 +258,7 @@ class TranscriptionCall(Call):
             Transcription,
         )
         kept.append(await _decoded(media, self.audio, "audio", How(), plan.input_limit(task, "audio")))
-        params = {"transcription": said}
+        params = {"transcription": transcription}
         return Request(task=task, inputs=("audio",), params=params, media=tuple(kept))
 
 

@@ -181,16 +181,16 @@ def _media_kwargs(services: Services, body: ChatRequest) -> dict[str, Any]:
     if body.mm_processor_kwargs is None and body.use_audio_in_video is None:
         return {}
     given = body.mm_processor_kwargs or MediaKwargs()
-    heard = given.use_audio_in_video
-    if None not in (heard, body.use_audio_in_video) and heard != body.use_audio_in_video:
+    use_audio = given.use_audio_in_video
+    if None not in (use_audio, body.use_audio_in_video) and use_audio != body.use_audio_in_video:
         raise invalid_request("'use_audio_in_video' is given twice with different values.", "use_audio_in_video")
-    heard = heard or body.use_audio_in_video
-    if (heard or given.fps or given.max_frames) and "video" not in services.plan.tasks[TASK].entries:
+    use_audio = use_audio or body.use_audio_in_video
+    if (use_audio or given.fps or given.max_frames) and "video" not in services.plan.tasks[TASK].entries:
         param = "use_audio_in_video" if body.use_audio_in_video else "mm_processor_kwargs"
         raise invalid_request(
             f"'{param}' is for videos, which this model does not take.", param, "unsupported_parameter"
         )
-    return {"use_audio_in_video": True} if heard else {}
+    return {"use_audio_in_video": True} if use_audio else {}
 
 
 async def _whole(services: Services, call: Call, stream: RequestStream, wanted: _ReplyFormat) -> bytes:
@@ -288,7 +288,7 @@ def _choice(index: int, delta: bytes, finish: str | None = None, logprobs: Any =
     )
 
 
-def _heard(data: bytes, metadata: bytes) -> bytes:
+def _audio_choice(data: bytes, metadata: bytes) -> bytes:
     """Return a choice with a piece of encoded audio."""
     return _choice(0, b'{"audio":{"data":"%b"}}' % data)[:-1] + b',"audio_metadata":%b}' % metadata
 
@@ -312,12 +312,12 @@ async def _text_stream(
     made = [template.chunk(_choice(index, role), wanted.so_far(index)) for index in range(wanted.choices)]
     texts = [template.around(_choice(index, b'{"content":%b}')) for index in range(wanted.choices)]
 
-    def at_once(event: TextDelta) -> bool:
+    def write_immediately(event: TextDelta) -> bool:
         plain = event.finish_reason is None and bool(event.text)
         return plain and call.write_now(texts[event.index] % sse.encode(event.text))
 
     if not wanted.logprobs and tally is None:
-        stream.set_text_callback(at_once)
+        stream.set_text_callback(write_immediately)
     async for event in stream:
         if isinstance(event, TextDelta):
             logprobs = chat_logprobs(event.logprobs) if wanted.logprobs else None
@@ -369,7 +369,7 @@ async def _spoken_stream(
                 metadata = sse.encode(audio.metadata_of(wanted.format, rate, channels))
                 encoder = await _encoder(services, call, wanted, rate, channels, streaming=True)
             if data := base64.feed(await encoder.feed(event.data)):
-                yield sounding.chunk(_heard(data, metadata), wanted.so_far())
+                yield sounding.chunk(_audio_choice(data, metadata), wanted.so_far())
         else:
             if encoder is None:
                 metadata = sse.encode(audio.metadata_of(wanted.format, *_silence(services)))
@@ -377,7 +377,7 @@ async def _spoken_stream(
             usage = usage_of(services.plan, TASK, event.usage)
             all_used = None if tally is None else usage
             if data := base64.feed(await encoder.finish()) + base64.finish():
-                yield sounding.chunk(_heard(data, metadata), all_used)
+                yield sounding.chunk(_audio_choice(data, metadata), all_used)
             services.history.put(wanted.audio_id, "".join(transcript))
             expires = b'{"audio":{"expires_at":%d}}' % services.history.expires_at()
             yield sounding.chunk(_choice(0, expires, finish), all_used)

@@ -65,8 +65,11 @@ def usage_of(plan: Plan, task: str, usage: Mapping[str, Usage]) -> dict[str, Any
     outputs = plan.tasks[task].outputs
     text = usage.get(outputs.get("text", ""), Usage())
     audio = 0
-    if (heard := outputs.get("audio", "")) in usage:
-        makers = [heard, *(edge.source for edge in plan.edges if edge.target == heard and edge.kind == "codes")]
+    if (audio_stage := outputs.get("audio", "")) in usage:
+        makers = [
+            audio_stage,
+            *(edge.source for edge in plan.edges if edge.target == audio_stage and edge.kind == "codes"),
+        ]
         audio = next((made for maker in makers if (made := usage.get(maker, Usage()).completion_tokens)), 0)
     return totals(text.prompt_tokens, text.cached_tokens, text.completion_tokens, audio)
 

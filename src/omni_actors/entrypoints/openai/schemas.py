@@ -81,8 +81,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def usage_last(self) -> bool:
         """Whether a stream ends with the usage."""
-        asked = self.stream_options
-        return asked is not None and (self.usage_always if asked.include_usage is None else asked.include_usage)
+        options = self.stream_options
+        return options is not None and (self.usage_always if options.include_usage is None else options.include_usage)
 
     @property
     def usage_always(self) -> bool:

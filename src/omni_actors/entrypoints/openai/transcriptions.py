@@ -226,8 +226,8 @@ async def _stream(
             delta = event.text if texts else event.text.lstrip()
             if delta:
                 texts.append(delta)
-                said: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
-                yield sse.event(sse.encode(said | ({"usage": _tokens(tally.of())} if counted else {})))
+                event_data: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
+                yield sse.event(sse.encode(event_data | ({"usage": _tokens(tally.of())} if counted else {})))
         elif isinstance(event, Completed):
             used = event.usage.get(services.plan.tasks[task].outputs["text"], Usage())
             done = {"type": "transcript.text.done", "text": "".join(texts), "usage": _tokens(used)}

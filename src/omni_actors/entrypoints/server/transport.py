@@ -244,11 +244,11 @@ class TlsTransport(Transport):
         if first not in _INITIALS:
             return None
         plain = Transport(self.socket, self._stall_s)
-        said = b""
-        while not said.startswith(_REQUESTS):
+        received = b""
+        while not received.startswith(_REQUESTS):
             piece = await plain.receive()
-            said += piece
-            if not piece or not any(begin.startswith(said[: len(begin)]) for begin in _REQUESTS):
+            received += piece
+            if not piece or not any(begin.startswith(received[: len(begin)]) for begin in _REQUESTS):
                 raise trio.BrokenResourceError("neither TLS nor HTTP")
         return plain
 

@@ -83,7 +83,7 @@ class WebSocket:
         self._sending = False
         self._turn = trio.lowlevel.ParkingLot()
         self._reading = False
-        self._heard = trio.current_time()
+        self._last_received = trio.current_time()
         self._pinged = False
         self._writes: list[bytes] = []
         self._closed: SocketClosed | None = None
@@ -244,7 +244,7 @@ class WebSocket:
         """Process the next bytes, and send the protocol's own answers."""
         if not self._unparsed:
             self._unparsed = await self._connection.transport.receive()
-            self._heard = trio.current_time()
+            self._last_received = trio.current_time()
             self._pinged = False
         protocol = self._protocol
         if self._unparsed:
@@ -320,21 +320,21 @@ class WebSocket:
         notice the answer."""
         silence = self._limits.ping_s
         while True:
-            await trio.sleep_until(self._heard + silence)
+            await trio.sleep_until(self._last_received + silence)
             now = trio.current_time()
-            if now < self._heard + silence:
+            if now < self._last_received + silence:
                 continue
             if self._closed is not None:
                 return
             if not self.accepted:
-                self._heard = now
+                self._last_received = now
                 continue
             if self._pinged and self._reading:
                 self._end(1011, "No answer to a ping.")
                 self._post()
                 self._connection.end("ping_timeout")
                 return
-            self._heard = now
+            self._last_received = now
             self._pinged = True
             self._writes.append(Frame(Opcode.PING, b"").serialize(mask=False))
             await self._flush()
