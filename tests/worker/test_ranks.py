@@ -96,7 +96,7 @@ def test_each_follower_has_its_own_device_and_is_ended() -> None:
         places = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in followers.pids]
         assert [b"PLACE=1" in places[0], b"PLACE=2" in places[1]] == [True, True]
         assert len(set(followers.filenos())) == 2
-        assert isinstance(followers.part(ValueError("x")), RanksDesynchronized)
+        assert isinstance(followers.failure_of(ValueError("x")), RanksDesynchronized)
         followers.check(set())
     finally:
         pids = followers.pids
@@ -112,9 +112,9 @@ def test_a_failed_step_names_the_rank_that_ended() -> None:
         followers.wait_loaded()
         (pid,) = followers.pids
         os.kill(pid, signal.SIGSTOP)
-        assert isinstance(followers.part(ValueError("x")), RanksDesynchronized)
+        assert isinstance(followers.failure_of(ValueError("x")), RanksDesynchronized)
         os.kill(pid, signal.SIGKILL)
-        lost = followers.part(ValueError("a connection broke"))
+        lost = followers.failure_of(ValueError("a connection broke"))
         assert isinstance(lost, RankLost)
         assert str(lost) == f"rank 1 (pid {pid}) has ended"
     finally:

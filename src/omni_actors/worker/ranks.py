@@ -150,22 +150,22 @@ class Followers:
         for follower in self._followers:
             self._next(follower, Ready)
 
-    def tell(self, message: msgspec.Struct) -> None:
+    def broadcast(self, message: msgspec.Struct) -> None:
         """Send each follower a frame. Raises :class:`RankLost` when a follower is gone."""
         data = frame(message, MAX_FRAME)
         for follower in self._followers:
             try:
                 follower.sock.sendall(data)
             except OSError:
-                raise RankLost(self._epitaph(follower)) from None
+                raise RankLost(self._reason_for_end(follower)) from None
 
     def check(self, readable: Collection[int]) -> None:
         """Raise :class:`RankLost` if one of these descriptors belongs to a follower."""
         for follower in self._followers:
             if follower.sock.fileno() in readable:
-                raise RankLost(self._epitaph(follower))
+                raise RankLost(self._reason_for_end(follower))
 
-    def part(self, error: Exception) -> RankLost | RanksDesynchronized:
+    def failure_of(self, error: Exception) -> RankLost | RanksDesynchronized:
         """Return the error for a step that failed here after other ranks had begun it: :class:`RankLost` if a rank has
         ended, which a collective may notice first, else :class:`RanksDesynchronized`."""
         poll = select.poll()
@@ -240,7 +240,7 @@ class Followers:
     def _failed(self, follower: _Follower, what: str) -> OmniError:
         return OmniError(ErrorInfo(message=f"rank {follower.rank} (pid {follower.popen.pid}) {what}", status=500))
 
-    def _epitaph(self, follower: _Follower) -> str:
+    def _reason_for_end(self, follower: _Follower) -> str:
         """Return the reason for a follower's end, from its last message if there is one."""
         with contextlib.suppress(TimeoutError, RankLost, msgspec.DecodeError):
             follower.sock.settimeout(SETTLE_S)
@@ -262,7 +262,7 @@ class Followers:
         last = select.poll()
         last.register(self._closing, select.POLLIN)
         if not last.poll(GRACE_S * 1000):
-            lost = self._epitaph(next(it for it in self._followers if it.pidfd in ended))
+            lost = self._reason_for_end(next(it for it in self._followers if it.pidfd in ended))
             log.error("%s while this rank loads or waits in a collective operation", lost)
             if self.control is not None:
                 with contextlib.suppress(OSError):

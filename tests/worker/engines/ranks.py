@@ -59,7 +59,7 @@ class ThreadFollowers:
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self._sockets = sockets
 
-    def tell(self, message: msgspec.Struct) -> None:
+    def broadcast(self, message: msgspec.Struct) -> None:
         for sock in self._sockets:
             sock.sendall(frame(message, MAX_FRAME))
 

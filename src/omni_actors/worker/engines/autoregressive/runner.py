@@ -41,7 +41,7 @@ class ModelRunner:
         self.cache = KVCache(decoder.kv_shape, blocks, block_size, decoder.device, kernels)
         self._followers = followers
         if followers is not None:
-            followers.tell(Attach(blocks, block_size))
+            followers.broadcast(Attach(blocks, block_size))
 
     @property
     def shared(self) -> bool:
@@ -51,13 +51,13 @@ class ModelRunner:
     def copy(self, source: int, target: int) -> None:
         """Give block ``target`` the content of block ``source``."""
         if self._followers is not None:
-            self._followers.tell(Copy(source, target))
+            self._followers.broadcast(Copy(source, target))
         self.cache.copy(source, target)
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Make blocks zero: see :meth:`KVCache.scrub`."""
         if self._followers is not None:
-            self._followers.tell(Scrub(list(blocks)))
+            self._followers.broadcast(Scrub(list(blocks)))
         self.cache.scrub(blocks)
 
     def warm_up(self, pool: BlockPool, max_len: int, most: int = 16) -> None:
@@ -119,11 +119,11 @@ class ModelRunner:
             return self.compute(inputs, ordered)
         if isinstance(self.decoder, LeadingDecoder):
             inputs = replace(inputs, known=self.decoder.known(inputs))
-        self._followers.tell(Pass.of(tokens, rows, ordered, spans, inputs.known))
+        self._followers.broadcast(Pass.of(tokens, rows, ordered, spans, inputs.known))
         try:
             return self.compute(inputs, ordered)
         except Exception as error:
-            raise self._followers.part(error) from error
+            raise self._followers.failure_of(error) from error
 
     def inputs(
         self, tokens: list[int], rows: list[int], extents: Sequence[Extent], spans: Sequence[Span]
