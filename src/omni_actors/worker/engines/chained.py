@@ -1,7 +1,8 @@
-"""Several engines in one worker, one after the other: what each emits, the next takes. To the outside they are one.
+"""A chain of engines in one worker: each engine takes the output of the one before, and together they are one engine.
 
-For stages that are worth no worker of their own: nothing is copied or sent between them, and one step of the loop runs
-one iteration of each, so that a frame that the first makes is heard in the same step. They take turns on one thread.
+A chain is for stages that are too small for workers of their own. Nothing is copied or sent between the engines. One
+step of the loop runs one iteration of each engine in turn, so that a frame of the first engine becomes sound in the
+same step.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from omni_actors.worker.returned import flag_of, kind_of, usage_problem, wrong
 log = logging.getLogger(__name__)
 
 CAPACITY = 64
-"""Payloads of one request that may wait for an engine; the one before it stands still then."""
+"""The number of payloads of one request that may wait for an engine, before the engine in front pauses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One engine of a chain. ``name`` is what it takes for its stage's name: draws with a seed depend on it. ``engine``
-    is a kind, of which the worker's platform has its own, or a dotted name, as ``adapter`` is. The first engine of a
-    request has the stage's own ports; ``port`` of each other one takes what the one before emits. Requests without
-    input on a port leave out those that are ``optional``.
+    """One engine of a chain.
+
+    ``name`` is the stage name for the engine; seeded draws depend on the name. ``engine`` is a kind, which the worker's
+    platform implements, or a dotted name; ``adapter`` is a dotted name. The first engine of a request has the stage's
+    own ports; ``port`` of every other engine takes the payloads of the engine before. Requests without input on a port
+    skip ``optional`` engines.
     """
 
     name: str
@@ -48,8 +51,11 @@ class Link:
 
 @dataclass(slots=True)
 class _Request:
-    """``begin`` is the place of its first engine. ``waiting`` are payloads by the engine's place, ``usage`` is that of
-    the engines that have finished."""
+    """A request in the chain.
+
+    ``begin`` is the place of the request's first engine. ``waiting`` are payloads by the place of their engine;
+    ``usage`` is the usage of finished engines.
+    """
 
     work: Work
     begin: int
@@ -58,8 +64,10 @@ class _Request:
 
 
 class ChainedEngine(Engine):
-    """Drives the :class:`Link` objects in the sequence that ``hello.adapter`` names. Each gets all options; what the
-    last one makes leaves the worker."""
+    """The engine of a chain, the sequence of :class:`Link` objects named by ``hello.adapter``.
+
+    Each engine gets all options. The output of the last engine leaves the worker.
+    """
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -121,7 +129,7 @@ class ChainedEngine(Engine):
         for place, engine in enumerate(self._engines):
             if engine.runnable:
                 ran |= engine.step(_Place(self, place, out))
-            # Not before: an engine is not told to forget a request in the middle of its own step.
+            # Abort after the step: an engine must not forget a request in the middle of its own step.
             while self._failed:
                 key, error = self._failed.popitem()
                 self.abort(key)
@@ -129,14 +137,14 @@ class ChainedEngine(Engine):
         return ran
 
     def ready(self, place: int, key: int, out: Outbox) -> bool:
-        """Whether the engine may go on with a request: what it emits has somewhere to go."""
+        """Whether an engine may continue with a request: there is room for its output."""
         if place + 1 == len(self._links):
             return out.ready(key)
         request = self._requests.get(key)
         return request is not None and request.waiting[place + 1] < CAPACITY
 
     def hand_on(self, place: int, key: int, payload: Payload | None, end: bool) -> None:
-        """From the engine to the next one."""
+        """Hand a payload on to the next engine."""
         request = self._requests.get(key)
         if request is None or key in self._failed:
             return
@@ -179,7 +187,7 @@ class ChainedEngine(Engine):
     # ---- the rest
 
     def counters(self) -> dict[str, float]:
-        """Gauge: ``requests`` held. Each engine's own, behind its name and an underscore."""
+        """Return the gauge ``requests``, and each engine's counters under the engine's name and an underscore."""
         found: dict[str, float] = {"requests": len(self._requests)}
         for link, engine in zip(self._links, self._engines, strict=True):
             found |= {f"{link.name}_{name}": value for name, value in engine.counters().items()}
@@ -191,7 +199,7 @@ class ChainedEngine(Engine):
 
 
 def links_named(dotted: str) -> tuple[Link, ...]:
-    """The links of a chain, by the dotted name of a sequence of them. Raises :class:`OmniError` for anything else."""
+    """Return the chain with the dotted name of a sequence of links. Raises :class:`OmniError` for any other object."""
     found = thing_named(dotted, "adapter")
     if not isinstance(found, Sequence) or not found or not all(isinstance(it, Link) for it in found):
         raise unfit("adapter", dotted, f"is {kind_of(found)}, and not a sequence of Link")
@@ -200,7 +208,7 @@ def links_named(dotted: str) -> tuple[Link, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The outbox of one of the engines."""
+    """The outbox of one engine of the chain."""
 
     chain: ChainedEngine
     place: int
@@ -216,7 +224,7 @@ class _Place:
         self.out.media(chunk)
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
-        """Not reported: a chain is computed again as a whole."""
+        """Drop the entry, since a chain is computed again as a whole."""
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         if self._last:

@@ -1,7 +1,7 @@
 """The one-shot engine: models that turn one input into one output, in batches. Its kind is called ``generation``.
 
-- ``adapter.py``: what a model family brings (:class:`~.adapter.GenerationAdapter`).
-- ``outputs.py``: what an adapter returns: results, and their pieces of text, sound and payloads.
+- ``adapter.py``: the part of a model family (:class:`~.adapter.GenerationAdapter`).
+- ``outputs.py``: the return values of an adapter: results, with pieces of text, sound and payloads.
 - ``engine.py``, ``request.py``: the engine, and a request in it.
 - ``codec.py``: the adapter of codecs that decode frames window by window; ``ramp.py`` chooses the windows' sizes.
 - ``options.py``: the options of codec stages.

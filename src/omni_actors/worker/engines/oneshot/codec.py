@@ -1,14 +1,14 @@
-"""Codec decoders that work window by window: codes in by a chunk port, sound out while they come.
+"""The adapter of codec decoders that work in windows: codes arrive on a chunk port, and sound leaves meanwhile.
 
-Codes gather per request. Whenever a piece's worth is there (:class:`Ramp` says how many), a window of frames is
-decoded: the piece's own, those whose samples were not settled the time before, and those before them that these samples
-depend on (*context*). Only settled samples leave: what a listener gets does not depend on where the windows were cut.
+Codes gather per request. When there are enough frames for a piece (:class:`Ramp` says how many), a window of frames is
+decoded: the frames of the piece, the frames whose samples were not settled the time before, and the earlier frames on
+which these samples depend (*context*). Only settled samples leave, so the sound does not depend on the cuts of windows.
 
-A decoder that can remember what earlier frames left behind (:meth:`CodecAdapter.remember`) decodes each frame once,
-without context; windows are then for deployments that ask for some context of their own.
+A decoder with a memory of earlier frames (:meth:`CodecAdapter.remember`) decodes each frame once, without context;
+such a decoder uses windows only in deployments that set a context.
 
 Pieces of several requests run as one batch. A payload's credit goes back at once: codes are small, and a talker must
-not stand still because a piece is not full.
+not wait because a piece is not full.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ _SILENCE: Samples = np.empty(0, np.float32)
 
 @dataclass(slots=True)
 class Stream:
-    """One request's codes. ``codes`` holds frames from number ``base`` on; ``decoded`` is how many have been part of a
-    piece, ``sent`` how many samples have left. ``memory`` is what a decoder that remembers needs of the former.
-    ``origin`` samples are a clip's; ``counted`` are those that usage has. While it ``skips`` the stream has not begun:
-    the frames that the client has the sound of are still to come."""
+    """The codes of one request.
+
+    ``codes`` holds frames from number ``base`` on. ``decoded`` is the number of frames that were part of a piece,
+    ``sent`` the number of samples that have left. ``memory`` is the decoder's memory of the decoded frames. ``origin``
+    is the number of samples of a clip; ``counted`` is the number of samples in the usage. While the stream ``skips``,
+    it waits for the frames whose sound the client has.
+    """
 
     work: Work
     ramp: Ramp
@@ -67,8 +70,8 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is decoded of one stream in one go: frames ``begin … end - 1``, of which samples ``first … last - 1`` (both
-    counted from the stream's begin) leave."""
+    """A part of a stream that is decoded at once: frames ``begin … end - 1``, of which samples ``first … last - 1``
+    leave. Frames and samples are counted from the begin of the stream."""
 
     stream: Stream
     begin: int
@@ -78,28 +81,28 @@ class Piece:
 
 
 class CodecAdapter(GenerationAdapter[Stream, Stream]):
-    """A codec's side of its stage. A family sets the attributes below in :meth:`prepare` and gives :meth:`decode`.
+    """The adapter of a codec. A family sets the attributes below in :meth:`prepare` and implements :meth:`decode`.
 
-    Options: those of :mod:`omni_actors.worker.engines.oneshot.options`. The section ``speech``, where the stage reads
-    it, may say how many frames the first piece has. ``context`` in the first payload's metadata says how many of its
-    frames are a clip's, from which the sound goes on.
+    Options are in :mod:`omni_actors.worker.engines.oneshot.options`. The section ``speech``, if the stage reads it, may
+    set the number of frames of the first piece. ``context`` in the first payload's metadata is the number of leading
+    frames that belong to a clip, which the sound continues.
     """
 
     sample_rate: int
     samples_per_frame: int
     groups: int
-    """Codes of a frame."""
+    """The number of codes in a frame."""
     codebook_size: int
-    """Codes are below this."""
+    """The upper bound of codes, exclusive."""
     sufficient_context: int
-    """So many frames before a frame have a part in its samples; with fewer, they change."""
+    """The number of earlier frames that a frame's samples depend on. With less context the samples change."""
     unsettled: int | None = None
-    """So many of a window's last samples, counted from ``frames * samples_per_frame`` back, change or are still to come
-    when more frames follow. ``None`` for a decoder that only ever leaves such samples out."""
+    """The number of last samples of a window, counted back from ``frames * samples_per_frame``, that change when more
+    frames follow. ``None`` for a decoder that always leaves these samples out."""
     paddable: bool = True
-    """Whether frames behind a row's own change nothing in its samples, so that rows of a batch may be filled up."""
+    """Whether padding frames behind a row change none of the row's samples, so that rows of a batch may be padded."""
     tensor: ClassVar[str] = "codes"
-    """Name of the payloads' tensor."""
+    """The name of the tensor in payloads."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -109,32 +112,37 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     @abstractmethod
     def prepare(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        """Load the codec and set the attributes. Returns what the serving process should know beside them."""
+        """Load the codec and set the attributes. Return further facts for the serving process."""
 
     @abstractmethod
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Codes int64 [batch, frames, groups] on the stage's device → samples float [batch, n], where ``n`` is
+        """Decode codes int64 [batch, frames, groups] on the stage's device to samples float [batch, n], where ``n`` is
         ``frames * samples_per_frame`` less a constant."""
 
     def decode_after(self, codes: torch.Tensor, context: int, begins: torch.Tensor) -> torch.Tensor:
-        """The same without the samples of the first ``context`` frames. ``begins`` int64 [batch] says which frame of
-        its stream a row begins with. For decoders whose later layers need less context than their earlier ones, or that
-        count positions."""
+        """Decode without the samples of the first ``context`` frames.
+
+        ``begins`` int64 [batch] is the number of each row's first frame in its stream. For decoders whose later layers
+        need less context than their earlier layers, and for decoders that count positions.
+        """
         return self.decode(codes)[:, context * self.samples_per_frame :]
 
     def remember(self) -> torch.Tensor | None:
-        """What a stream that has not begun remembers: a tensor [size], zero; ``None`` for a decoder that cannot."""
+        """Return the memory of a new stream, a zero tensor [size]; ``None`` for a decoder without a memory."""
         return None
 
     def decode_next(
         self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next frames of streams that remember [batch, size], from frame ``begins`` on (``fresh``: all of them from
-        their first): the samples that are settled with them and not before, and what they remember then."""
+        """Decode the next frames of streams with memories [batch, size], from frame ``begins`` on.
+
+        ``fresh`` says that all streams begin with their first frame. Returns the newly settled samples, and the new
+        memories.
+        """
         raise NotImplementedError(f"{type(self).__name__} remembers nothing")
 
     def recall(self, codes: torch.Tensor, begins: torch.Tensor, memories: torch.Tensor, fresh: bool) -> torch.Tensor:
-        """What streams remember [batch, size] after :meth:`decode_next`, of frames whose samples nobody wants."""
+        """Return the memories [batch, size] after frames whose samples are not needed, as after :meth:`decode_next`."""
         return self.decode_next(codes, begins, memories, fresh)[1]
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
@@ -160,7 +168,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
                 raise OutputError(f"{type(self).__name__}.prepare set '{name}' to {kind_of(value)}; expected an int")
 
     def configure(self, options: Mapping[str, Any]) -> None:
-        """Take these options, for requests that are opened from now on; what they do not say is as by default."""
+        """Use these options for requests opened from now on. Missing options have their defaults."""
         self._options = filled(CODEC_OPTIONS, options)
         context = self._options["left_context_frames"]
         self._context = self.sufficient_context if context is None else context
@@ -171,8 +179,10 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     @torch.inference_mode()
     def _measure(self) -> None:
-        """How many samples the decoder leaves out at the end. Raises when that is no constant, since each cut would be
-        heard, and when what it makes are no numbers."""
+        """Measure how many samples the decoder leaves out at the end.
+
+        Raises when the number is not constant, since each cut would be audible, and when samples are not finite.
+        """
         missing = set()
         for frames in (4, 7):
             codes = torch.zeros(2, frames, self.groups, dtype=torch.int64, device=self.hello.device)
@@ -193,7 +203,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         self._unsettled = self._missing if self.unsettled is None else self.unsettled
 
     def _checked(self, method: str, samples: Any, rows: int) -> torch.Tensor:
-        """Return what the decoder made of a batch, if it is samples [rows, n]."""
+        """Return the decoder's output of a batch, after a check that it is samples [rows, n]."""
         if not isinstance(samples, torch.Tensor):
             raise wrong(self, method, kind_of(samples), f"a tensor of samples [{rows}, n]")
         if samples.ndim != 2 or len(samples) != rows:
@@ -205,11 +215,11 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         return Stream(work, self.ramp(work), blank, memory=self._blank, skips=work.delivered > 0), ()
 
     def ramp(self, work: Work) -> Ramp:
-        """The sizes of this request's pieces."""
+        """Return the ramp of this request's pieces."""
         options = self._options
         speech = work.params.get("speech")
         asked = None if speech is None else speech.initial_chunk_frames
-        # Fewer frames than these settle no sample where a stream begins: there would be nothing to remember after.
+        # Fewer frames settle no sample at the begin of a stream, and a memory without a sample is useless.
         least = self._missing // self.samples_per_frame + 1
         most = max(least, options["chunk_frames"])
         first = options["first_chunk_frames"] if options["ramp"] else most
@@ -234,8 +244,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     @torch.inference_mode()
     def _hear(self, stream: Stream, frames: int) -> None:
-        """The stream's first frames are a clip's, from which its sound goes on: what is settled of them is not
-        played."""
+        """Take the stream's first frames as a clip's, which the sound continues: their settled samples are not sent."""
         if stream.memory is not None:
             self._remember(stream, 0, frames, stream.memory)
         stream.decoded = frames
@@ -243,9 +252,11 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     @torch.inference_mode()
     def _skip(self, stream: Stream) -> None:
-        """Once the frames are there that the client has the sound of, go on behind them, as if they had been decoded:
-        what a sample depends on is computed again, and its sound is not. The last frame is decoded once more, so that
-        there is something to finish with."""
+        """Continue behind the frames whose sound the client has, once these frames have arrived.
+
+        Their memory or context is computed again, but not their sound. The last frame is decoded once more, so that the
+        stream has a piece to finish with.
+        """
         rate = self.samples_per_frame
         done = (stream.origin + stream.work.delivered + self._unsettled) // rate - 1
         if stream.ended:
@@ -266,14 +277,14 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         stream.decoded, stream.sent = done, sent
 
     def _remember(self, stream: Stream, begin: int, end: int, memory: torch.Tensor) -> None:
-        """Frames ``begin … end - 1`` have been decoded, beginning with this memory; no earlier one is needed more."""
+        """Store the memory after frames ``begin … end - 1``. Earlier memories are not needed any more."""
         codes = torch.from_numpy(stream.codes[None, begin - stream.base : end - stream.base]).to(self.hello.device)
         begins = torch.tensor([begin], device=codes.device)
         (stream.memory,) = self.recall(codes, begins, memory[None], begin == 0)
         self._forget(stream, end)
 
     def _forget(self, stream: Stream, keep: int) -> None:
-        """Drop the frames before this one."""
+        """Drop the frames before number ``keep``."""
         stream.codes, stream.base = stream.codes[keep - stream.base :], keep
 
     def more(self, state: Stream) -> Sequence[Stream]:
@@ -307,7 +318,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
     # -- a piece
 
     def _settled(self, stream: Stream, frames: int) -> int:
-        """So many samples of the stream are certain when so many of its frames are decoded."""
+        """Return the number of settled samples of a stream after ``frames`` decoded frames."""
         whole = stream.ended and frames == stream.received
         return max(stream.sent, frames * self.samples_per_frame - (self._missing if whole else self._unsettled))
 
@@ -319,8 +330,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         return Piece(stream, begin, end, stream.sent, self._settled(stream, end))
 
     def _groups(self, pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
-        """Pieces that run as one batch: equally long ones, or, where rows may be filled up, those within a factor of
-        two."""
+        """Group pieces into batches: pieces of equal length, or, with padding, of lengths within a factor of two."""
         groups: dict[Any, list[Piece]] = {}
         for piece in pieces:
             frames = piece.end - piece.begin
@@ -334,7 +344,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         return groups.values()
 
     def _go_on(self, pieces: Sequence[Piece]) -> tuple[list[Samples], list[torch.Tensor]]:
-        """Each piece's samples, and what its stream remembers then."""
+        """Return each piece's samples, and the new memory of its stream."""
         device = self.hello.device
         codes = np.stack([p.stream.codes[p.begin - p.stream.base : p.end - p.stream.base] for p in pieces])
         begins = torch.tensor([piece.begin for piece in pieces], device=device)
@@ -350,11 +360,11 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         if decoded.shape[1] != count:
             raise OutputError(f"{codes.shape[1]} frames became {decoded.shape[1]} samples, not {count}")
         samples = decoded.to("cpu", torch.float32).numpy()
-        # Rows of their own: a stream must not keep its company's memory.
+        # Copies: a stream must not keep the memories of other rows alive.
         return [np.ascontiguousarray(row) for row in samples], [row.clone() for row in then]
 
     def _decode(self, pieces: Sequence[Piece]) -> list[Samples]:
-        """Each piece's samples."""
+        """Return each piece's samples."""
         rate = self.samples_per_frame
         codes = np.zeros((len(pieces), max(p.end - p.begin for p in pieces), self.groups), np.int64)
         for row, piece in zip(codes, pieces, strict=True):
@@ -381,7 +391,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         stream = piece.stream
         stream.ramp.cut(piece.end - stream.decoded, (piece.last - piece.first) / self.sample_rate)
         stream.decoded, stream.sent, stream.counted, stream.busy = piece.end, piece.last, piece.last, False
-        # What no later piece reads.
+        # Frames that no later piece reads.
         if memory is not None:
             stream.memory, keep = memory, piece.end
         else:

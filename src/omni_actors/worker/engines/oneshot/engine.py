@@ -1,9 +1,9 @@
 """The one-shot engine: models that turn one input into one output (recogniser, acoustic model, vocoder, encoder).
 
-An adapter cuts each request into *items*, what the model takes at once: an audio clip, a sentence, a window of frames.
-Each step runs one batch of compatible items, one from each of several requests. The engine never waits for a batch to
-fill: what can run now runs now. Requests take turns, so that one of a hundred sentences delays one of a single sentence
-by one item. Within a request items start, and their outputs leave, in order.
+An adapter cuts each request into *items*, the units of the model's input: an audio clip, a sentence, a window of
+frames. Each step runs one batch of compatible items, one from each of several requests. The engine never waits for a
+batch to fill: a runnable item runs now. Requests take turns, so that a request of a hundred sentences delays a request
+of a single sentence by one item. Within a request items start, and their outputs leave, in order.
 
 An item starts only when its request has a credit on every edge. A batch that raises is run again item by item, and only
 the items that raise alone fail. A batch that runs out of memory is run again in halves. (See
@@ -37,7 +37,7 @@ _KEY = "a hashable value that compares with =="
 
 
 class GenerationEngine(Engine):
-    """Drives one :class:`GenerationAdapter`, named by ``hello.adapter``."""
+    """The one-shot engine, which drives the :class:`GenerationAdapter` named by ``hello.adapter``."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -47,7 +47,7 @@ class GenerationEngine(Engine):
         self._limit = BatchLimit(self.max_batch)
         self._failed_in_a_row = 0
         self._requests: dict[int, Held] = {}
-        # Those of them with something to do, in the order of their turns. One that waits for input is not here.
+        # The requests with work, in the order of their turns. Requests that wait for input are not here.
         self._active: dict[int, Held] = {}
         # Those of them that had the last turn. They go to the end of the queue when the next begins: what came in the
         # meantime waits for that one turn, not for two.
@@ -118,9 +118,12 @@ class GenerationEngine(Engine):
         return self._run_batch(out) or self._emit(out)
 
     def counters(self) -> dict[str, float]:
-        """Gauges: ``requests`` held, items ``waiting`` for a batch, requests ``running`` (with output under way). What
-        ends in ``_total`` only grows: batches, the items in them (one that is run again counts again), items that came
-        through, how requests ended, and how often memory was short."""
+        """Return gauges and counters.
+
+        Gauges are ``requests``, items ``waiting`` for a batch, and requests ``running`` (with output to send).
+        Counters, with names in ``_total``, are batches, their items (an item that runs again counts again), completed
+        items, ends of requests, and shortages of memory.
+        """
         return {
             "requests": len(self._requests),
             "waiting": sum(len(r.items) for r in self._requests.values()),
@@ -143,7 +146,8 @@ class GenerationEngine(Engine):
         return moved
 
     def _advance(self, request: Held, out: Outbox) -> bool:
-        """Send what can leave: every finished piece, or one that is yet to be made. Finishes a drained request."""
+        """Send all finished pieces, or compute one piece of an iterator, as far as credits allow; finish a drained
+        request."""
         key, moved = request.work.key, False
         try:
             while request.leaving and out.ready(key):
@@ -233,7 +237,7 @@ class GenerationEngine(Engine):
         return True
 
     def _select(self, out: Outbox) -> list[Held]:
-        """The first request in turn that can run, and others whose next item may run with its own."""
+        """Return the first runnable request in turn, and others whose next item may run in the same batch."""
         batch: list[Held] = []
         broken: list[tuple[Held, Exception]] = []
         batch_key: Hashable = None
@@ -247,7 +251,7 @@ class GenerationEngine(Engine):
                 try:
                     if head.alone or head.batch_key != batch_key:
                         continue
-                except Exception as error:  # keys that cannot be compared
+                except Exception as error:  # the keys cannot be compared
                     broken.append((request, error))
                     continue
             batch.append(request)
@@ -262,7 +266,7 @@ class GenerationEngine(Engine):
     # -- failures
 
     def _after_failed_batch(self, batch: list[Held], error: Exception, out: Outbox) -> None:
-        """A lone item fails; of several, each gets another try: alone, or (memory) in a smaller batch."""
+        """Fail a lone item, or retry each of several items: alone, or in a smaller batch after a lack of memory."""
         memory = self._faults.classify(error)
         if memory:
             self._totals["out_of_memory"] += 1
@@ -290,7 +294,7 @@ class GenerationEngine(Engine):
     # -- the tables
 
     def _enqueue(self, method: str, request: Held, items: Sequence[Any], port: str | None = None) -> None:
-        """Take items that ``method`` of the adapter gave."""
+        """Queue the items that ``method`` of the adapter returned."""
         try:
             queued = self._queued(method, items)
             request.items.extend(queued)
@@ -303,7 +307,7 @@ class GenerationEngine(Engine):
             self._active.setdefault(request.work.key, request)
 
     def _queued(self, method: str, items: Sequence[Any]) -> list[Queued]:
-        """The items that a method gave, each with its batch key."""
+        """Return the items that a method gave, each with its batch key."""
         found = []
         for item in sequence_of(self._adapter, method, items):
             batch_key = self._adapter.batch_key(item)
@@ -327,5 +331,5 @@ class GenerationEngine(Engine):
 
 
 def _of(work: Work) -> dict[str, str]:
-    """Names a log line's request."""
+    """Return the request's id for a log line."""
     return {"request": work.request_id}

@@ -1,5 +1,7 @@
-"""The options of every stage that decodes codec frames window by window: for a declaration's ``options``. Read by
-:mod:`omni_actors.worker.engines.oneshot.codec`."""
+"""The options of every stage that decodes codec frames in windows, for a declaration's ``options``.
+
+:mod:`omni_actors.worker.engines.oneshot.codec` reads the options.
+"""
 
 from omni_actors.protocol.options import Option
 

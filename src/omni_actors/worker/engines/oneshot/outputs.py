@@ -1,4 +1,4 @@
-"""What a one-shot model gives back, and its check at the stage's boundary (:mod:`omni_actors.worker.checks`)."""
+"""The results of a one-shot model, and their checks at the stage's boundary (:mod:`omni_actors.worker.checks`)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ from omni_actors.worker.returned import (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One unit of output: at most one payload for the edges (one credit), and what the client sees with it. ``usage``,
-    if any, is added to the request's: for what an iterator learns only as it computes. A piece may be empty."""
+    """One unit of output: at most one payload for the edges (one credit), and its client-visible output.
+
+    ``usage``, if any, is added to the request's usage: for facts that an iterator learns only while computing. A piece
+    may be empty.
+    """
 
     payload: Payload | None = None
     media: MediaChunk | None = None
@@ -37,11 +40,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one item became.
+    """The result of one item.
 
-    ``pieces`` leave in order. A sequence is finished work: all of it goes as soon as credits allow. An iterator may
-    still compute: the engine takes one piece from it per step, only when that piece can leave, and closes it when the
-    request is aborted. ``usage`` is added to the request's.
+    ``pieces`` leave in order. A sequence is finished work, and leaves as soon as credits allow. An iterator may still
+    compute: the engine takes one piece per step, only when the piece can leave, and closes the iterator when the
+    request is aborted. ``usage`` is added to the request's usage.
     """
 
     pieces: Iterable[Piece] = ()
@@ -49,9 +52,9 @@ class Result:
 
 
 def pcm16(samples: np.ndarray[Any, Any]) -> bytes:
-    """Float samples in [-1, 1], any shape, as little-endian signed 16-bit PCM in C order; louder ones are clipped.
+    """Convert float samples in [-1, 1], any shape, to little-endian signed 16-bit PCM in C order.
 
-    Raises :class:`OutputError` when they are not floats or not finite.
+    Louder samples are clipped. Raises :class:`OutputError` for samples that are not floats or not finite.
     """
     if samples.dtype.kind != "f":
         raise OutputError(f"audio samples are {samples.dtype}, not floats")
@@ -62,7 +65,7 @@ def pcm16(samples: np.ndarray[Any, Any]) -> bytes:
 
 
 def audio_piece(work: Work, samples: np.ndarray[Any, Any], sample_rate: int, **meta: Any) -> Piece:
-    """Mono float32 samples, shape [n], in [-1, 1], for whoever wants them: the client, the next stage, or both."""
+    """Make a piece of mono float32 samples [n] in [-1, 1] for the client, the next stage, or both, as requested."""
     if samples.ndim != 1 or samples.dtype != np.float32:
         raise OutputError(f"audio samples are {samples.dtype}{list(samples.shape)}, not float32[n]")
     media = None
@@ -72,8 +75,10 @@ def audio_piece(work: Work, samples: np.ndarray[Any, Any], sample_rate: int, **m
 
 
 def check_piece(owner: object, method: str, piece: Any, key: int, specs: Specs) -> Piece:
-    """The piece, if it belongs to ``key`` and is what it must be; else raise :class:`OutputError`. ``owner.method``
-    returned it."""
+    """Return a piece that ``owner.method`` returned, after a check.
+
+    Raises :class:`OutputError` for a piece of a wrong type, with wrong contents, or of another request than ``key``.
+    """
     if not isinstance(piece, Piece):
         raise wrong(owner, method, f"{kind_of(piece)} as a piece", "Piece")
     problems = (
@@ -91,7 +96,7 @@ def check_piece(owner: object, method: str, piece: Any, key: int, specs: Specs) 
 
 
 def check_result(owner: object, result: Any) -> Result:
-    """The result that ``owner.run`` returned for an item, if it is one: its pieces are looked at as they leave."""
+    """Return the result that ``owner.run`` returned, after a check. The pieces are checked when they leave."""
     if not isinstance(result, Result):
         raise wrong(owner, "run", f"{kind_of(result)} for an item", "Result or OmniError")
     iterable_of(owner, "run", result.pieces, "a Result whose pieces are ", "an iterable of Piece")
@@ -101,7 +106,7 @@ def check_result(owner: object, result: Any) -> Result:
 
 
 def add_usage(a: Usage, b: Usage) -> Usage:
-    """The sum, field by field."""
+    """Return the sum of two usages, field by field."""
     return Usage(
         prompt_tokens=a.prompt_tokens + b.prompt_tokens,
         cached_tokens=a.cached_tokens + b.cached_tokens,

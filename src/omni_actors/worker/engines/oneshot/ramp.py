@@ -1,7 +1,7 @@
-"""How many frames of audio go into the next piece: few where somebody waits, many where the listener has enough.
+"""The sizes of pieces of audio: few frames while a listener waits, many while the listener's buffer is full.
 
-A piece costs the same overhead whatever its length (the context that is decoded again, a batch, a message on the wire),
-so long ones are cheap; but all of a piece's frames must be there before its first sample can leave.
+A piece has the same overhead whatever its length (context that is decoded again, a batch, a message on the wire), so
+long pieces are cheap. But all frames of a piece must be there before its first sample can leave.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable
 
 SHARE = 0.5
-"""A piece may take so much of the time that the listener's buffer lasts. The other half is for what comes late."""
+"""The share of the listener's buffer that a piece may take to arrive. The rest is a reserve for late frames."""
 
 
 class Ramp:
     """The sizes of one request's pieces, in frames of ``frame_s`` seconds.
 
-    The first has ``first``. Then frames are taken to come at least as fast as they are played, and the next piece has
-    as many as come while half of the listener's buffer (:attr:`buffer_s`) is played: at least ``least``, at most
-    ``most``, and at most twice the last one's, since one measurement is no habit. A buffer that drains makes small
-    pieces at once.
+    The first piece has ``first`` frames. Afterwards frames are assumed to arrive at least as fast as they are played,
+    and the next piece has the frames that arrive while half of the listener's buffer (:attr:`buffer_s`) is played: at
+    least ``least``, at most ``most``, and at most twice the frames of the last piece, since one measurement is no
+    trend. A draining buffer makes small pieces at once.
 
-    Where more frames wait than that (the codec is what is slow, or its input came in one go) small pieces would make
-    things worse: then a piece has up to twice the last one's.
+    If more frames wait (the codec is slow, or the input arrived at once), small pieces would make the delay worse: then
+    a piece has up to twice the frames of the last piece.
 
     With ``adaptive`` false every piece behind the first has ``most``.
     """
@@ -48,12 +48,13 @@ class Ramp:
 
     @property
     def buffer_s(self) -> float:
-        """Seconds of sound that a listener has who plays from the first sample on; negative once it has run dry."""
+        """Seconds of sound in the buffer of a listener who plays from the first sample on; negative once it is
+        empty."""
         return self._emitted_s - (self._clock() - self._heard_from) if self._emitted_s else 0.0
 
     @property
     def wanted(self) -> int:
-        """Frames that make the next piece worth making."""
+        """The number of frames for the next piece."""
         if not self._last:
             return self._next
         if not self._adaptive:
@@ -62,15 +63,14 @@ class Ramp:
         return max(self._least, min(affordable, 2 * self._last, self._most))
 
     def take(self, waiting: int) -> int:
-        """Frames of the next piece when so many wait. Changes nothing."""
+        """Return the frames of the next piece when ``waiting`` frames wait. Changes nothing."""
         most = self.wanted
         if self._last and self._adaptive:
             most = max(most, min(2 * self._last, self._most))
         return min(waiting, most)
 
     def cut(self, frames: int, seconds: float) -> None:
-        """A piece was made of so many frames, and so many seconds of sound left with it (0 at the begin, where a codec
-        looks ahead)."""
+        """Take note of a piece with ``frames`` frames and ``seconds`` of sound (0 at the begin with a look-ahead)."""
         self._last = max(1, frames)
         if seconds and not self._emitted_s:
             self._heard_from = self._clock()

@@ -1,4 +1,4 @@
-"""A request as the one-shot engine keeps it."""
+"""A request in the one-shot engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.oneshot.outputs import Piece
 
 END = object()
-"""What an iterator of pieces that has ended gives."""
+"""The value of an ended iterator of pieces."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Queued:
 
 @dataclass(slots=True)
 class Held:
-    """A request in the engine: the items that wait, and the pieces of output that leave."""
+    """A request in the engine: its waiting items, and its leaving pieces of output."""
 
     work: Work
     state: Any
@@ -47,7 +47,7 @@ class Held:
         return not self.open_ports and not self.items and not self.leaving
 
     def start(self, pieces: Iterable[Piece]) -> None:
-        """An item is through: its pieces leave next."""
+        """Let the pieces of a completed item leave next."""
         if isinstance(pieces, Sequence):
             self.ready.extend(pieces)
         else:
