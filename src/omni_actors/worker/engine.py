@@ -172,11 +172,10 @@ class Engine(ABC):
             end: Whether the port ends with this call.
 
         Returns:
-            Whether the payload is consumed, so that its credit can go back to the producer. ``False`` means queued: the
-                engine
-            calls ``out.consumed(key, port)`` once when work on the payload begins. Work on a queued payload must not
-                wait for
-            another port: both ports may be fed by one producer, which stands still while either edge has no credit.
+            Whether the payload is consumed, so that its credit can go back to the producer. ``False`` means queued:
+            the engine calls ``out.consumed(key, port)`` once when work on the payload begins. Work on a queued payload
+            must not wait for another port: both ports may be fed by one producer, which stands still while either edge
+            has no credit.
 
         Raises:
             OmniError: The request fails.

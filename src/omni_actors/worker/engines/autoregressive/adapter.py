@@ -1,8 +1,8 @@
-"""Adapters: the part of a model family that an engine which reads prompts and writes tokens calls.
+"""Adapters of engines that read prompts and write tokens: the interface that a model family implements.
 
-:class:`PromptAdapter` is the part that every such engine calls, whatever computes the tokens (vLLM's among them).
-:class:`AutoregressiveAdapter` adds what this project's own engine calls beside it: the network
-(:mod:`~omni_actors.worker.engines.autoregressive.decoder`) and what follows a step.
+Every such engine, vLLM's included, calls :class:`PromptAdapter`. This project's own engine calls
+:class:`AutoregressiveAdapter`, which adds the network
+(:mod:`~omni_actors.worker.engines.autoregressive.decoder`) and the work after a step.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from omni_actors.worker.engines.autoregressive.detokenize import Vocabulary
 
 @dataclass(slots=True)
 class PromptInput:
-    """What an admission or an input adds to a request's prompt.
+    """An addition to a request's prompt, by an admission or by an input.
 
-    ``root`` names what the prompt holds beside tokens: two prompts with equal tokens and different roots share no
-    cache. ``reuse`` says whether they may share one at all. ``continued`` says that the answer goes on with the
-    prompt's own text, as in a completion. These three count in the input that brings the first tokens.
+    ``root`` names the contents of the prompt beside tokens: two prompts with equal tokens and different roots share no
+    cache. ``reuse`` says whether the prompt may share a cache at all. ``continued`` says that the answer continues the
+    prompt's own text, as in a completion. These three fields count in the input with the first tokens.
 
-    ``complete`` says that nothing more is added, although ports may be open still: what they bring from now on is input
-    of the steps to come. ``final`` says that nothing is sampled: the request is over when its prompt is computed.
-    ``max_tokens`` bounds the answer beside what the request says: there is no input for more steps.
+    ``complete`` says that the prompt is complete, although ports may still be open: later input is for later steps.
+    ``final`` says that no token is sampled: the request is over when its prompt is computed. ``max_tokens`` bounds the
+    answer, beside the request's own bound, because there is no input for more steps.
 
-    ``media`` are what an engine that has the model's towers too (vLLM) is to look at itself: by modality, in the order
-    of their marks among ``tokens``, each of which it widens to as many tokens as the medium has. An input that has
-    some holds the whole prompt.
+    ``media`` are the media for an engine with the model's encoders (vLLM): by modality, in the order of their
+    placeholder tokens, each of which the engine widens to the tokens of its medium. An input with media holds the whole
+    prompt.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -55,8 +55,7 @@ class PromptInput:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a family knows of a request whose prompt is computed, beside its tokens and what the cache holds: plain
-    builtins, and tensors."""
+    """A family's state of a request after its prompt, beside the tokens and the cache: plain builtins, and tensors."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -64,8 +63,11 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token that was just sampled: the ``position``-th (from 0) of choice ``index`` of a request, from the logits and
-    hidden state of ``row``. ``ends`` says that it is an end-of-sequence token."""
+    """A token that was just sampled, from the logits and hidden state of ``row``.
+
+    The token has the ``position`` (from 0) in choice ``index`` of a request. ``ends`` says that the token is an
+    end-of-sequence token.
+    """
 
     key: int
     index: int
@@ -77,9 +79,11 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What a step made certain of a request's first choice. ``text`` is new text. ``states`` are the side vectors
-    [n, side] of the tokens ``start … start + n - 1`` (``tokens``), prompt included, ``None`` without any: of tokens
-    that are computed and that no stop string may still take back."""
+    """The part of a request's first choice that a step made final.
+
+    ``text`` is new text. ``states`` are the side vectors [n, side] of the tokens ``start … start + n - 1``
+    (``tokens``), prompt included, or ``None``. The tokens are computed, and no stop string can remove them any more.
+    """
 
     key: int
     text: str
@@ -90,25 +94,25 @@ class Release:
 
 
 class PromptAdapter(ABC):
-    """A model family's side of a stage that reads prompts and writes text, whatever computes the tokens between. One
-    thread calls everything.
+    """A model family's side of a stage that reads prompts and writes text, for any engine. One thread calls all
+    methods.
 
-    What a method raises fails one request: :class:`OmniError` as it says, anything else with a 500 that names the
-    stage.
+    An exception of a method fails one request: an :class:`OmniError` with its own status, any other with a 500 that
+    names the stage.
     """
 
     vocabulary: Vocabulary | None
-    """``None`` where tokens are no text (codec frames)."""
+    """The vocabulary; ``None`` if tokens are not text (codec frames)."""
     penalize_prompt: bool = True
     """Whether a repetition penalty counts the prompt's tokens."""
     eos: frozenset[int]
-    """Ids that end an answer."""
+    """The token ids that end an answer."""
     max_model_len: int
-    """Tokens of prompt and answer together."""
+    """The most tokens of prompt and answer together."""
     tensors: ClassVar[Specs] = {}
-    """What emitted payloads must hold, by kind and tensor name. Every float tensor must be finite, declared or not."""
+    """The tensors of emitted payloads, by kind and tensor name. Every float tensor must be finite, declared or not."""
     sampling_defaults: Mapping[str, Any]
-    """For the fields of :class:`~omni_actors.protocol.params.Sampling` that a request leaves ``None``."""
+    """Values for the fields of :class:`~omni_actors.protocol.params.Sampling` that a request leaves ``None``."""
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
@@ -116,87 +120,111 @@ class PromptAdapter(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """The upper bound of token ids, exclusive."""
 
     @abstractmethod
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        """Load what it needs and set the attributes above. Returns what the serving process should know."""
+        """Load the family's files and set the attributes above. Return the facts for the serving process."""
 
     @abstractmethod
     def open(self, work: Work) -> PromptInput:
-        """A new request: its prompt, or as much of it as there is before its ports are fed."""
+        """Open a new request, and return its prompt, or the part of the prompt that needs no input on ports."""
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> PromptInput:
-        """Input on a port, in order: what it adds to the prompt. Sampling begins when all ports have ended. What a step
-        could break on is looked at here (:func:`~omni_actors.worker.checks.check_input`)."""
+        """Take input on a port, in order, and return its addition to the prompt.
+
+        Sampling begins when all ports have ended. Check here what a step could fail on
+        (:func:`~omni_actors.worker.checks.check_input`).
+        """
         raise NotImplementedError(f"{type(self).__name__} takes no input on port {port!r}")
 
     def sampling(self, work: Work) -> Sampling:
-        """How this request's tokens are chosen. It is validated against the vocabulary's size."""
+        """Return the sampling parameters of a request. The engine validates them against the vocabulary's size."""
         return work.params.get("sampling") or Sampling()
 
     def capture(self, graphs: Graphs, most: int) -> None:
-        """Record what :meth:`sampled` computes for up to ``most`` tokens, if that is much. Called once, after
-        :meth:`load`, where the device records steps. Raises RuntimeError when it cannot be."""
+        """Capture the computation of :meth:`sampled` for up to ``most`` tokens, if the computation is large.
+
+        Called once, after :meth:`load`, on devices with graph capture. Raises RuntimeError when capture is impossible.
+        """
 
     def record(self, key: int) -> bytes:
-        """What must be known, beside their tokens, of what was drawn of a request since the last call, to go on behind
-        it in another process (a talker's residual codes): as :meth:`restore` gets it back, piece behind piece."""
+        """Return the state, beside tokens, of the draws since the last call, from which another process can continue.
+
+        An example is a talker's residual codes. :meth:`restore` gets all returned pieces back, concatenated.
+        """
         return b""
 
     def restore(self, key: int, prefix: Prefix) -> None:
-        """An earlier attempt of the request, elsewhere, has got so far: make of it what was made of the same there.
-        Called once, when the prompt is complete. What later stages had of it is theirs to have again: the next
-        :meth:`output` gives all of it."""
+        """Restore the state of an earlier attempt of the request, which ran elsewhere.
+
+        Called once, when the prompt is complete. Later stages get everything again: the next :meth:`output` returns the
+        output of all restored tokens.
+        """
 
     def output(self, release: Release) -> Payload | None:
-        """What the request's edges get of this step, if it has any."""
+        """Return the payload of this step for the request's edges, if there is any."""
         return text_payload(release.text) if release.text else None
 
     def shown(self, delta: TextDelta) -> TextDelta:
-        """What the client sees of a step's text: by default all of it. (A transcriber takes out what it says about the
-        clip.) Called for each delta of a visible request, the last one of a choice too."""
+        """Return the visible part of a step's text; by default all text. (A transcriber removes its marks.)
+
+        Called for each delta of a visible request, including the last delta of a choice.
+        """
         return delta
 
     def counters(self) -> dict[str, float]:
-        """The family's own, beside the engine's (:meth:`~omni_actors.worker.engine.Engine.counters`)."""
+        """Return the family's own counters, beside the engine's
+        (:meth:`~omni_actors.worker.engine.Engine.counters`)."""
         return {}
 
     def close(self, key: int) -> None:
-        """A request has left, by whichever way: also one that :meth:`open` raised for."""
+        """Close a request, however it ended, also after :meth:`open` raised."""
 
 
 class AutoregressiveAdapter(PromptAdapter):
-    """A model family's side of an autoregressive stage whose network this project's own engine drives.
+    """A model family's side of an autoregressive stage with this project's own engine.
 
-    :meth:`sampled` and the decoder are called for all of a step. When they raise they are called again, for fewer
-    requests, until it is known whose fault it is (:mod:`omni_actors.worker.isolation`): they change nothing that a
-    request has before they are sure to return.
+    :meth:`sampled` and the decoder are called for all requests of a step. When a call raises, it is repeated for fewer
+    requests until the faulty request is known (:mod:`omni_actors.worker.isolation`). So a call must change no state of
+    a request before it is sure to return.
     """
 
     decoder: Decoder
     group: Group = ALONE
-    """The ranks among which the network is shared out, of which this process is one. Set before :meth:`load`, by an
-    engine that has several; then the decoder computes this rank's part, and rank 0 gets the whole logits."""
+    """The ranks that share the network, this process among them.
+
+    An engine with several ranks sets the group before :meth:`load`. The decoder then computes this rank's part, and
+    rank 0 gets the whole logits."""
 
     @property
     def vocab_size(self) -> int:
         return self.decoder.vocab_size
 
     def ready(self, key: int) -> bool:
-        """Whether the network's input for the request's next step is there. A request that is not ready stands still;
-        what makes it ready is input (:meth:`feed`)."""
+        """Whether the network's input for the request's next step is there.
+
+        A request that is not ready waits for input (:meth:`feed`).
+        """
         return True
 
     def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
-        """Tokens were chosen: make of them what the next step needs (a talker's residual codes). Called once a step, in
-        inference mode, before :meth:`output`. What it makes, :meth:`restore` makes of what was recorded of it."""
+        """Compute the next step's input from sampled tokens, such as a talker's residual codes.
+
+        Called once a step, in inference mode, before :meth:`output`. :meth:`restore` rebuilds the same state from the
+        records.
+        """
 
     def export_state(self, key: int) -> State:
-        """The prompt is computed, and another engine goes on with it: what the family's adapter there must know (an
-        offset of positions, say). What only the prompt's computation needs stays behind."""
+        """Return the state of a computed prompt for the adapter of the engine that continues (an offset of positions,
+        say).
+
+        State that only the computation of the prompt needs is not exported.
+        """
         return State()
 
     def import_state(self, work: Work, state: State) -> None:
-        """Go on with a request whose prompt was computed elsewhere: in the place of :meth:`open`. The tensors are the
-        adapter's own, in host memory."""
+        """Continue a request whose prompt was computed elsewhere. Called instead of :meth:`open`.
+
+        The tensors belong to the adapter, and are in host memory.
+        """

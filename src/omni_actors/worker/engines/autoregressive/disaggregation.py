@@ -1,10 +1,10 @@
-"""Prefill and decode in two engines: what the one that computes prompts hands to the one that goes on with them.
+"""Prefill/decode disaggregation: one engine computes prompts, and another engine continues with them.
 
-The payloads are those of :mod:`omni_actors.worker.kv`. The last one holds what is not in the cache: the prompt's
-tokens, the logits (and hidden state) after its last one, its own log-probabilities where they are wanted, and what the
-family's adapter says (:meth:`~omni_actors.worker.engines.autoregressive.adapter.AutoregressiveAdapter.export_state`).
-The second engine samples from those logits as if it had computed them, so every choice, its seed and its stop strings
-are its own business.
+The payloads are defined in :mod:`omni_actors.worker.kv`. The last payload holds the state outside the cache: the
+prompt's tokens, the logits (and hidden state) after the last token, the prompt's log-probabilities if asked for, and
+the adapter's state (:meth:`~omni_actors.worker.engines.autoregressive.adapter.AutoregressiveAdapter.export_state`). The
+decode engine samples from the logits as if it had computed them, so choices, seeds and stop strings belong to the
+decode engine alone.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ from omni_actors.worker.tensors import tensor_of, tensor_payload
 PORT = "kv"
 
 PAYLOAD_BYTES = 64 << 20
-"""Most bytes of rows in one payload: what the prefix cache had already is sent in pieces, too."""
+"""Bytes of rows in one payload, at most. Rows from the prefix cache are sent in pieces, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What a computed prompt leaves beside the cache. ``logits`` is float32 [1, vocabulary], ``hidden`` [1, width]
-    where the decoder gives it. ``cached`` counts the prompt's tokens that the first engine found in its cache. ``most``
-    is the adapter's own bound on the answer."""
+    """The state of a computed prompt beside the cache.
+
+    ``logits`` is float32 [1, vocabulary], ``hidden`` [1, width] or ``None``. ``cached`` counts the prompt's tokens that
+    the prefill engine found in its cache. ``most`` is the adapter's own bound on the answer.
+    """
 
     tokens: list[int]
     logits: torch.Tensor
@@ -55,7 +57,7 @@ class Handover:
     state: State
 
     def output(self, device: torch.device) -> StepOutput:
-        """What the step gave that computed the prompt's last token."""
+        """Return the output of the step that computed the prompt's last token."""
         return StepOutput(self.logits.to(device), None if self.hidden is None else self.hidden.to(device))
 
     @property
@@ -64,7 +66,7 @@ class Handover:
         return {"handover": facts}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What of it is more than a frame should carry beside a payload's tensors, as such."""
+        """Return the parts that are too large for metadata, as the tensors of a payload."""
         tensors = {f"state.{name}": tensor for name, tensor in self.state.tensors.items()} | {"logits": self.logits}
         if self.hidden is not None:
             tensors["hidden"] = self.hidden
@@ -76,7 +78,7 @@ class Handover:
 
     @classmethod
     def of(cls, payload: Payload) -> Handover | None:
-        """What a payload holds of it; ``None`` if it is not the last one. The tensors are copies."""
+        """Return the hand-over in a payload; ``None`` if the payload is not the last one. The tensors are copies."""
         meta = payload.meta.get("handover")
         if meta is None:
             return None
@@ -105,10 +107,10 @@ class _Export:
 
 
 class Exports:
-    """The first engine's prompts on their way out, by request.
+    """The prompts that leave the prefill engine, by request.
 
-    A prompt is computed once the other engine has room for it. Rows leave as they come, so that the transfer of one
-    part runs beside the computation of the next; computing waits for no credit.
+    A prompt is computed once the decode engine has room for it. Rows leave as soon as they are computed, so that the
+    transfer of one part runs beside the computation of the next part. The computation waits for no credit.
     """
 
     def __init__(self, hello: Hello, cache: KVCache) -> None:
@@ -120,19 +122,21 @@ class Exports:
         self._total = 0  # tokens sent
 
     def add(self, sequence: Sequence, *, sampled: bool) -> None:
-        """A prompt that is complete. ``sampled`` says that tokens will follow."""
+        """Add a complete prompt. ``sampled`` says that tokens will follow."""
         question = kv.ask(len(sequence.tokens), self._layout)
         question.meta["sampled"] = sampled
         self._by_key[sequence.key] = _Export(sequence, question)
 
     def granted(self, key: int) -> bool:
-        """Whether there is room for this prompt at its destination."""
+        """Whether the decode engine has room for the prompt."""
         export = self._by_key.get(key)
         return export is not None and export.granted
 
     def computed(self, request: Request, output: StepOutput, row: int, state: State) -> None:
-        """The whole prompt is computed; ``row`` of the step's output is what comes after it. Its sequence stays where
-        it is until its rows have left."""
+        """Take note that the whole prompt is computed, with its next token's logits in ``row`` of the step's output.
+
+        The sequence keeps its blocks until its rows have left.
+        """
         first = request.first
         self._by_key[first.key].last = Handover(
             first.tokens,
@@ -148,12 +152,15 @@ class Exports:
 
     @property
     def pending(self) -> bool:
-        """Whether :meth:`send` has something to do, given credit."""
+        """Whether :meth:`send` has work, given credit."""
         return any(not e.granted or e.sequence.computed > e.sent for e in self._by_key.values())
 
     def send(self, out: Outbox) -> tuple[list[int], dict[int, Exception]] | None:
-        """Put out one payload for each request that has a credit. Returns the requests that are through, and those
-        that failed in it; ``None`` if nothing moved."""
+        """Emit one payload for each request with a credit.
+
+        Returns:
+            The completed requests, and the failed requests; ``None`` if nothing was sent.
+        """
         moved, through, failed = False, list[int](), dict[int, Exception]()
         for key, export in self._by_key.items():
             if export.granted and export.sequence.computed <= export.sent:
@@ -165,7 +172,7 @@ class Exports:
                 export.asked = True
                 out.emit(key, export.question)
                 continue
-            export.granted = True  # the question's credit is back
+            export.granted = True  # the credit of the question has come back
             try:
                 if self._send_rows(key, export, out):
                     through.append(key)
@@ -177,7 +184,7 @@ class Exports:
         self._by_key.pop(key, None)
 
     def counters(self) -> dict[str, float]:
-        """``kv_exports`` are prompts that have not left yet."""
+        """Return ``kv_exports``, the number of prompts that have not left yet."""
         return {"kv_exports": len(self._by_key), "kv_exported_tokens_total": self._total}
 
     def _send_rows(self, key: int, export: _Export, out: Outbox) -> bool:
@@ -220,10 +227,11 @@ class _Import:
 
 
 class Imports:
-    """The second engine's prompts that are on their way in, in the order in which they asked for room.
+    """The prompts that arrive at the decode engine, in the order in which they asked for room.
 
-    A reservation holds its blocks and its places in the batch until the prompt is there: nobody can take them, since
-    only the first engine could compute it again. Who runs already comes first; who asked first is granted first.
+    A reservation holds blocks and places in the batch until the prompt is there. No other request can take them, since
+    only the prefill engine could compute the prompt again. Running requests come first; reservations are granted in the
+    order of the questions.
     """
 
     def __init__(self, hello: Hello, cache: KVCache, pool: BlockPool, scheduler: Scheduler) -> None:
@@ -235,8 +243,20 @@ class Imports:
         self._total = 0  # tokens received
 
     def feed(self, request: Request, payload: Payload | None, end: bool, check: Callable[[], object]) -> bool:
-        """A payload of the edge. Returns whether it is consumed: a question is not. ``check`` raises when a prompt of
-        ``request.first.prompt_len`` tokens is too long. Raises :class:`OmniError` for a layout that does not fit."""
+        """Take a payload of the edge.
+
+        Args:
+            request: The request.
+            payload: The payload, or ``None`` for a bare end.
+            end: Whether the port ends.
+            check: Raises when a prompt of ``request.first.prompt_len`` tokens is too long.
+
+        Returns:
+            Whether the payload is consumed. A question for room is not consumed.
+
+        Raises:
+            OmniError: The layouts of the two caches differ.
+        """
         coming = self._by_key.get(request.work.key)
         if payload is not None and coming is None:
             if difference := self._layout.difference(payload.meta["layout"]):
@@ -269,11 +289,11 @@ class Imports:
 
     @property
     def pending(self) -> bool:
-        """Whether :meth:`grant` or :meth:`arrived` may have something to do."""
+        """Whether :meth:`grant` or :meth:`arrived` may have work."""
         return any(i.last is not None or not i.granted for i in self._by_key.values())
 
     def grant(self, out: Outbox, ready: Callable[[int], bool]) -> bool:
-        """Reserve for those whose turn it is; whether there was one."""
+        """Reserve room for the next requests in order; return whether any was granted."""
         granted = False
         for coming in self._by_key.values():
             if coming.granted:
@@ -286,8 +306,10 @@ class Imports:
         return granted
 
     def arrived(self, ready: Callable[[int], bool]) -> Iterator[tuple[Request, Handover]]:
-        """Take out the prompts that are there and whose requests are ``ready`` for a first token. Their sequences are
-        as if they had been computed here."""
+        """Take out the complete prompts whose requests are ``ready`` for a first token.
+
+        Their sequences are as if they had been computed in this engine.
+        """
         for key, coming in list(self._by_key.items()):
             if (last := coming.last) is None or not ready(key):
                 continue
@@ -300,12 +322,12 @@ class Imports:
             yield request, last
 
     def remove(self, key: int) -> None:
-        """Forget it; its blocks are its sequence's."""
+        """Forget a request. Its blocks belong to its sequence."""
         self._by_key.pop(key, None)
 
     def counters(self) -> dict[str, float]:
-        """``kv_imports`` are prompts that are not there yet, ``kv_blocks_reserved`` the blocks for them; ``swapped``
-        are sequences whose keys and values wait in host memory."""
+        """Return gauges: ``kv_imports``, prompts that have not arrived; ``kv_blocks_reserved``, the blocks reserved for
+        them; ``swapped``, sequences with keys and values in host memory."""
         return {
             "kv_imports": len(self._by_key),
             "kv_imported_tokens_total": self._total,
@@ -319,14 +341,14 @@ class Imports:
             return False
         if any(s.pending > 0 and ready(s.key) for s in scheduler.waiting):
             return False
-        # Those in host memory count, too: that bounds it.
+        # Sequences in host memory count, too, which bounds the host memory.
         taken = len(scheduler.running) + len(scheduler.waiting)
         taken += sum(i.request.sampling.n for i in self._by_key.values() if i.granted)
         return not taken or taken + coming.request.sampling.n <= scheduler.max_running
 
 
 def swap_of(cache: KVCache) -> Swap:
-    """How the second engine makes room: it could not compute a prompt again."""
+    """Return the swap by which the decode engine makes room, since it could not compute a prompt again."""
     return Swap(
         save=lambda sequence: kv.extract(cache, sequence.blocks, 0, sequence.computed),
         restore=lambda sequence, saved: kv.insert(cache, sequence.blocks, saved),
