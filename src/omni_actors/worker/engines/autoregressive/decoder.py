@@ -1,8 +1,8 @@
 """The decoder interface: the network that a model family gives to the autoregressive engine.
 
-A family brings an :class:`AutoregressiveAdapter` (prompts, vocabulary, defaults) whose ``decoder`` is the network: it
-computes a flat list of tokens, of many sequences at once, and calls :class:`Attention` in every layer. Where keys and
-values lie, and which tokens see which, is not its business.
+A family brings an :class:`AutoregressiveAdapter` (prompts, vocabulary, defaults) whose ``decoder`` is the network. The
+decoder computes a flat list of tokens of many sequences at once, and calls :class:`Attention` in every layer. The
+attention knows where keys and values lie, and which tokens see each other.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a decoder keeps per token: a key and a value of ``head_dim`` for each of ``kv_heads`` in each layer.
+    """The shape of a decoder's cache for each token: a key and a value of ``head_dim`` for each of ``kv_heads`` in each
+    layer.
 
-    ``side`` is the width of one more vector, which the next stage gets (hidden states, embeddings); 0 for none. It lies
-    beside the keys, so that whoever takes over a computed token takes over this too.
+    ``side`` is the width of one more vector for the next stage (hidden states, embeddings); 0 for none. The vector lies
+    beside the keys, so that a computed token is always taken over with its vector.
     """
 
     layers: int
@@ -60,9 +61,12 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step: ``tokens`` and ``positions`` are int64 [tokens]; ``rows`` int64 [rows] are the tokens after which the
-    next one is wanted; ``spans`` say which request's tokens are where, for a family whose inputs are more than token
-    ids. ``known`` is what :meth:`LeadingDecoder.known` gave of it, where it was asked."""
+    """The inputs of one step.
+
+    ``tokens`` and ``positions`` are int64 [tokens]. ``rows``, int64 [rows], are the tokens whose logits are wanted.
+    ``spans`` are the places of each request's tokens, for a family whose inputs are more than token ids. ``known`` is
+    the result of :meth:`LeadingDecoder.known` for this step, if any.
+    """
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -83,48 +87,55 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """``logits`` [rows, vocab_size] for the step's rows, in the model's dtype or float32. ``hidden`` [rows, width] is
-    the last layer's output there, for an adapter that asks more of it than the next token (:meth:`sampled`)."""
+    """The output of one step.
+
+    ``logits`` [rows, vocab_size] are in the model's dtype or float32. ``hidden`` [rows, width] is the last layer's
+    output, for an adapter that computes more than the next token (:meth:`sampled`).
+    """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
 
 
 class Decoder(Protocol):
-    """The network. Stateless between steps but for what :class:`Attention` keeps."""
+    """The network. Its only state between steps is the cache of :class:`Attention`."""
 
     kv_shape: KVShape
     vocab_size: int
     device: torch.device
 
     def forward(self, inputs: StepInputs, attention: Attention) -> StepOutput:
-        """Compute the step's tokens: what comes out after ``inputs.rows``."""
+        """Compute the step's tokens, and return the output after ``inputs.rows``."""
         ...
 
 
 @runtime_checkable
 class RecordableDecoder(Decoder, Protocol):
-    """A network in two halves. The second one computes from tensors alone, and waits for no result of the device, so
-    that a platform may record what it launches (:mod:`omni_actors.worker.engines.autoregressive.graphs`). ``forward``
-    is both."""
+    """A network in two halves; ``forward`` runs both.
+
+    The second half computes from tensors alone and waits for no result of the device, so that a platform may capture
+    its launches (:mod:`omni_actors.worker.engines.autoregressive.graphs`).
+    """
 
     def prepare(self, inputs: StepInputs) -> tuple[torch.Tensor, ...] | None:
-        """What the step computes from, by token: tensors [tokens, …], as many and of the same further sizes and dtypes
-        in every step of one token per sequence. ``None`` for one that is not only that. Called before :meth:`compute`,
-        perhaps twice."""
+        """Return the inputs of :meth:`compute`, tensors [tokens, …].
+
+        Their number, further sizes and dtypes are equal in every step of one token per sequence. ``None`` for any other
+        step. Called before :meth:`compute`, perhaps twice.
+        """
         ...
 
     def compute(
         self, prepared: tuple[torch.Tensor, ...], rows: torch.Tensor | None, attention: Attention
     ) -> StepOutput:
-        """The step of what was prepared. ``rows`` ``None`` are all of its tokens, in order."""
+        """Compute the step from the prepared inputs. ``rows`` of ``None`` stands for all tokens, in order."""
         ...
 
 
 @runtime_checkable
 class LeadingDecoder(Decoder, Protocol):
-    """A network whose first rank alone knows what a request's input is beside tokens: the other ranks are told."""
+    """A network with request inputs beside tokens, which the first rank knows and sends to the other ranks."""
 
     def known(self, inputs: StepInputs) -> Mapping[str, torch.Tensor]:
-        """What a rank must have of this step, beside tokens and positions, to compute it (:attr:`StepInputs.known`)."""
+        """Return the inputs of a step that other ranks need beside tokens and positions (:attr:`StepInputs.known`)."""
         ...

@@ -87,7 +87,7 @@ class AutoregressiveEngine(Engine):
         follow(self.hello, self._faults.runtime.kernels, control, rendezvous)
 
     def attach(self, adapter: AutoregressiveAdapter) -> None:
-        """Drive this adapter, which is loaded already, with a cache of its own."""
+        """Use a loaded adapter, with a new cache."""
         options = self.options
         blocks = options.blocks(adapter.decoder.kv_shape.token_bytes)
         self._adapter = adapter
@@ -136,7 +136,7 @@ class AutoregressiveEngine(Engine):
         self._prompts.abort(key)
 
     def _extend(self, request: Request, prompt: PromptInput) -> None:
-        """More of the prompt is there. It is computed as soon as it can be, also before it is whole."""
+        """Extend a prompt. The prompt is computed as early as possible, also before it is whole."""
         first = request.first
         if request.scored and not first.sealed:
             first.score = range(1, len(first.tokens) + len(prompt.tokens))
@@ -155,8 +155,7 @@ class AutoregressiveEngine(Engine):
             self._resume(request)
 
     def _resume(self, request: Request) -> list[Choice]:
-        """Bring the choices to where an earlier attempt has left them. Returns those that have nothing to be computed
-        before they go on."""
+        """Bring the choices to the end of an earlier attempt, and return the choices that can continue at once."""
         due, over = resume(request, self._adapter)
         self._totals["resumed_tokens"] += sum(choice.completion_tokens for choice in request.choices)
         if over:
@@ -228,14 +227,14 @@ class AutoregressiveEngine(Engine):
         return True
 
     def _repeat(self, out: Outbox) -> bool:
-        """Hand out to the next stages what the client has been told all of; whether there was any."""
+        """Emit restored output, which the client has already, to the next stages; return whether there was any."""
         keys = [key for key in self._over if out.ready(key)]
         for key in keys:
             self._deliver(self._over.pop(key), out)
         return bool(keys)
 
     def _deliver(self, moved: list[Choice], out: Outbox) -> None:
-        """Hand out what choices made, and finish requests of which all have ended."""
+        """Send the output of choices, and finish requests whose choices have all ended."""
         for choice in moved:
             key = choice.sequence.key
             try:
@@ -251,7 +250,7 @@ class AutoregressiveEngine(Engine):
                 self._prompts.finish(key, request.usage, out)
 
     def _advance(self, chunks: list[Chunk], output: StepOutput, out: Outbox) -> list[tuple[Sequence, int]]:
-        """Take in what was computed: the sequences that a token is due of, with the rows of their logits."""
+        """Record the computed tokens, and return the sequences that need a token, with the rows of their logits."""
         due: list[tuple[Sequence, int]] = []
         row = 0
         for chunk in chunks:
@@ -272,7 +271,7 @@ class AutoregressiveEngine(Engine):
 
     @torch.inference_mode()
     def _sample(self, due: list[tuple[Sequence, int]], output: StepOutput, out: Outbox) -> list[Choice]:
-        """Choose a token wherever one is due: the choices that moved."""
+        """Sample a token for each sequence that needs one, and return the choices with a new token."""
         logits = output.logits
         picks: list[tuple[Choice, int]] = []
         ended: list[Choice] = []
@@ -319,8 +318,11 @@ class AutoregressiveEngine(Engine):
         return ended + moved
 
     def _due(self, request: Request, sequence: Sequence, logits: torch.Tensor) -> list[Choice]:
-        """The choices that a sequence's logits [1, vocabulary] are for: its own, and after the prompt every other one,
-        forked. A choice that is resumed there has tokens to be computed first."""
+        """Return the choices of a sequence's logits [1, vocabulary]: its own choice, and after the prompt all others,
+        forked.
+
+        A resumed choice is left out until its earlier tokens are computed.
+        """
         choice = request.choices[sequence.index]
         if choice.completion_tokens or choice.told or sequence.index:
             return [choice]
@@ -355,7 +357,7 @@ class AutoregressiveEngine(Engine):
     # ---- halves of a split stage
 
     def _send(self, out: Outbox) -> bool:
-        """Prompts, or parts of them, leave for the second half; whether any did."""
+        """Send prompts, or parts of prompts, to the decode engine; return whether any was sent."""
         if self._exports is None or (sent := self._exports.send(out)) is None:
             return False
         through, failed = sent
@@ -366,7 +368,7 @@ class AutoregressiveEngine(Engine):
         return True
 
     def _export(self, due: list[tuple[Sequence, int]], output: StepOutput, out: Outbox) -> None:
-        """These prompts are computed."""
+        """Hand computed prompts to the exports."""
         assert self._exports is not None
         for sequence, row in due:
             key = sequence.key
@@ -379,7 +381,7 @@ class AutoregressiveEngine(Engine):
                 self._prompts.fail(key, error, out)
 
     def _take_over(self, out: Outbox, ready: Callable[[int], bool]) -> bool:
-        """Room is given to prompts that ask for it, and those that are there get their first token; whether any did."""
+        """Grant room to prompts, and start the prompts that have arrived; return whether there was any."""
         if self._imports is None:
             return False
         moved = self._imports.grant(out, ready)
@@ -399,8 +401,11 @@ class AutoregressiveEngine(Engine):
     # ---- the rest
 
     def counters(self) -> dict[str, float]:
-        """Gauges: ``requests`` held, sequences ``running`` and ``waiting``, ``kv_blocks_used`` (blocks that are only
-        kept for reuse are not), and those of a split stage's half. What ends in ``_total`` only grows."""
+        """Return gauges and counters.
+
+        Gauges are ``requests``, sequences ``running`` and ``waiting``, ``kv_blocks_used`` (without blocks that are only
+        kept for reuse), and the gauges of disaggregation. Names of counters end in ``_total``.
+        """
         scheduler = self._scheduler
         found = {
             **self._prompts.counters(),

@@ -1,4 +1,4 @@
-"""A request as the autoregressive engine keeps it."""
+"""A request in the autoregressive engine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from omni_actors.worker.engines.autoregressive.sampling import Choosing, Row, to
 from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
 CONTEXT_TOKENS = 8
-"""So many of the prompt's last tokens say how the first token of its continuation is decoded."""
+"""The number of last prompt tokens that determine the decoded text of the answer's first token."""
 
 
 @dataclass(slots=True)
 class Request:
-    """``first`` is the sequence that computes the prompt, and then the first of the ``choices``, which there are once
-    the prompt is complete. ``opened`` says that the adapter knows the request; ``most`` is its own bound on the
-    answer. ``scored`` says that the prompt's own log-probabilities are wanted, ``prompt_told`` that the client knows
-    how many tokens the prompt has."""
+    """A request.
+
+    ``first`` is the sequence of the prompt, and then of the first choice. The ``choices`` exist once the prompt is
+    complete. ``opened`` says that the adapter knows the request; ``most`` is the adapter's bound on the answer.
+    ``scored`` asks for the prompt's own log-probabilities; ``prompt_told`` says that the client knows the number of
+    prompt tokens.
+    """
 
     work: Work
     sampling: Sampling
@@ -53,7 +56,7 @@ class Request:
         return len(self.choices) == self.sampling.n and all(c.closed for c in self.choices)
 
     def reported(self, index: int) -> tuple[int, ...]:
-        """What earlier attempts have reported of a choice: tokens that it begins with."""
+        """Return the tokens of a choice that earlier attempts have reported, with which the choice begins."""
         prefix = self.work.prefix
         return prefix.tokens[index] if prefix is not None and index < len(prefix.tokens) else ()
 
@@ -67,7 +70,7 @@ class Request:
 
     @property
     def prompt_param(self) -> str:
-        """The field of the client's request that the prompt comes from."""
+        """The field of the client's request with the prompt."""
         prompt = self.work.params.get("prompt")
         if prompt is None and "speech" in self.work.params:
             return "input"
@@ -75,15 +78,18 @@ class Request:
 
     @property
     def limit_param(self) -> str:
-        """The field that an error about too many wanted tokens names: of speech the limit's own; of texts, as OpenAI
-        has it, the prompt's."""
+        """The field named by an error about too many tokens: the limit's for speech, the prompt's for text (as
+        OpenAI)."""
         return "max_new_tokens" if self.prompt_param == "input" else self.prompt_param
 
 
 def limit_of(request: Request, max_len: int, usual: int | None, *, prompt_only: bool) -> int:
-    """Most tokens that a choice may have: what is asked for and what the adapter bounds it to, without either
-    ``usual``, else what ``max_len`` tokens leave.
-    ``prompt_only`` says that they are sampled elsewhere. Raises (400) when the context is too short."""
+    """Return the most tokens that a choice may have.
+
+    The limit is the request's and the adapter's bound; without both, ``usual``; without that, the rest of ``max_len``.
+    ``prompt_only`` says that the tokens are sampled elsewhere. Raises :class:`OmniError` (400) when the context is too
+    short.
+    """
     length, asked, own = request.first.prompt_len, request.sampling.max_tokens, request.most
     most = own if asked is None else asked if own is None else min(asked, own)
     room = max_len - length
@@ -102,7 +108,7 @@ def limit_of(request: Request, max_len: int, usual: int | None, *, prompt_only: 
 
 
 def choice_of(request: Request, sequence: Sequence, limit: int, adapter: PromptAdapter, stage: str) -> Choice:
-    """A choice of a request whose prompt is complete: it follows ``sequence`` for at most ``limit`` tokens."""
+    """Make a choice of a request with a complete prompt, which follows ``sequence`` for at most ``limit`` tokens."""
     sampling, vocabulary = request.sampling, adapter.vocabulary
     prompt = sequence.tokens[: sequence.prompt_len]
     ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else adapter.eos)
@@ -122,9 +128,11 @@ def choice_of(request: Request, sequence: Sequence, limit: int, adapter: PromptA
 
 
 def resume(request: Request, adapter: AutoregressiveAdapter) -> tuple[list[Choice], list[Choice]]:
-    """Bring the choices of a request whose prompt is complete to where an earlier attempt has left them: those that
-    have nothing to be computed before they go on, and those that were over, of which nothing is computed at all (but
-    where the next stage wants states of it). All go on at once if there was none."""
+    """Bring the choices of a request with a complete prompt to the end of an earlier attempt.
+
+    Returns the choices that can continue at once (all of them without an earlier attempt), and the choices that had
+    ended. Of an ended choice nothing is computed, unless the next stage wants its states.
+    """
     prefix = request.work.prefix
     if prefix is None:
         return list(request.choices), []
@@ -152,7 +160,7 @@ def resume(request: Request, adapter: AutoregressiveAdapter) -> tuple[list[Choic
 
 
 def prompt_text(request: Request, adapter: PromptAdapter) -> str:
-    """The prompt as an echo has it."""
+    """Return the text of the prompt for an echo."""
     if adapter.vocabulary is None:
         return ""
     first, skip = request.first, request.sampling.skip_special_tokens
@@ -161,15 +169,17 @@ def prompt_text(request: Request, adapter: PromptAdapter) -> str:
 
 
 def scores_prompt(work: Work, sampling: Sampling) -> bool:
-    """Whether the client still wants the prompt's own log-probabilities: they leave with a choice's first token."""
+    """Whether the prompt's log-probabilities, which leave with a choice's first token, are still to be sent."""
     wanted = sampling.echo and sampling.logprobs is not None
     prefix = work.prefix
     return wanted and (prefix is None or len(prefix.tokens) < sampling.n or not all(prefix.tokens))
 
 
 def score(request: Request, chunk: Chunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]) -> None:
-    """Keep the log-probabilities of tokens that are not sampled (``chunk.scored``), of the logits before each. Of a
-    prompt's, the first has none (NaN)."""
+    """Keep the log-probabilities of tokens that are not sampled (``chunk.scored``), by the logits before each token.
+
+    The first token of a prompt has none (NaN).
+    """
     places, tokens = chunk.scored, chunk.sequence.tokens
     counts = [request.sampling.logprobs or 0] * len(places)
     scores = token_logprobs(logits, [tokens[i] for i in places], counts, token_bytes)

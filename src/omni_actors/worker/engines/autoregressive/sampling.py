@@ -1,12 +1,12 @@
-"""How an autoregressive stage chooses the next token: ranges, penalties, and a draw that repeats.
+"""Sampling of the next token in an autoregressive stage: ranges, penalties, and a repeatable draw.
 
 The draw is a pure function of (seed, stage, choice, position): one uniform number from a keyed hash, inverted through
 the cumulative distribution in the order of token ids. So a token depends on its own logits and identity only, never on
-the batch it ran in or on what the process did before: a preempted or resumed request goes on with the same tokens.
+the batch or on the process: a preempted or resumed request continues with the same tokens.
 
 Order of operations, as in vLLM: log-probabilities are taken of the raw logits; then ``logit_bias``, the ban of stop
 tokens before ``min_tokens``, repetition, frequency and presence penalties; then temperature, ``min_p``, ``top_k``,
-``top_p``. Tokens tied with the last one that these keep are kept too.
+``top_p``. Tokens tied with the last kept token are kept too.
 """
 
 from __future__ import annotations
@@ -59,10 +59,13 @@ class Choosing:
 
 
 def resolve(sampling: Sampling, *defaults: Mapping[str, Any], request_id: str = "") -> Choosing:
-    """Fill what the request leaves open from ``defaults`` (the first that has it wins: the deployment's, then the
-    model's generation config), else with the neutral value. The orchestrator draws a seed where the section has none; a
-    stage that makes up its own section gets that of the request's id. Nothing is drawn here, or another attempt would
-    not go on with the same. Call it after :func:`validate`."""
+    """Resolve the sampling parameters of a request. Call it after :func:`validate`.
+
+    A field that the request leaves open comes from the first of ``defaults`` with a value (the deployment's, then the
+    model's generation config), otherwise the neutral value is used. The orchestrator draws a missing seed; a stage that
+    makes its own section gets the seed of the request's id. No seed is drawn here, because another attempt would not
+    continue with the same seed.
+    """
 
     def pick(name: str, neutral: Any) -> Any:
         for value in (getattr(sampling, name), *(d.get(name) for d in defaults)):
@@ -90,8 +93,10 @@ def _seed_of(request_id: str) -> int:
 
 
 def validate(sampling: Sampling, vocab_size: int, *, constrained: bool = False) -> None:
-    """Raise :class:`OmniError` (400, with ``param``) for a value out of its range. ``None`` is always in range. An
-    engine that can hold an answer to a constraint says so (``constrained``)."""
+    """Raise :class:`OmniError` (400, with ``param``) for a value out of its range. ``None`` is always in range.
+
+    ``constrained`` says that the engine can hold an answer to a constraint.
+    """
 
     def within(name: str, low: float, high: float) -> None:
         value = getattr(sampling, name)
@@ -165,7 +170,7 @@ class Row:
         self._slots: dict[int, int] | None = {int(t): i for i, t in enumerate(seen)} if penalized else None
 
     def append(self, token_id: int) -> None:
-        """The token at the current position is this one."""
+        """Append the token at the current position."""
         self.position += 1
         if self._slots is None:
             return
@@ -180,7 +185,7 @@ class Row:
         self._counts[slot] += 1
 
     def uniform(self) -> float:
-        """The number in [0, 1) that belongs to the current position."""
+        """Return the number in [0, 1) of the current position."""
         noise = self._noise.copy()
         noise.update(self.position.to_bytes(8, "little"))
         return (int.from_bytes(noise.digest(), "little") >> 24) * 2.0**-40
@@ -201,7 +206,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token per row. ``broken`` are rows whose logits were not finite (their token is meaningless)."""
+    """A sampled token for each row. ``broken`` are rows with logits that were not finite, and meaningless tokens."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]
@@ -241,8 +246,8 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], token_bytes: Callable[[int
 def token_logprobs(
     logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int], token_bytes: Callable[[int], bytes]
 ) -> list[TokenLogprob]:
-    """Log-probability of ``token_ids[i]`` under row ``i`` of float32 ``logits``, with its ``counts[i]`` best (or all,
-    where there are fewer)."""
+    """Return the log-probability of ``token_ids[i]`` under row ``i`` of float32 ``logits``, with the ``counts[i]`` best
+    alternatives, or all of a smaller vocabulary."""
     norm = logits.logsumexp(dim=-1, keepdim=True)
     index = torch.tensor(token_ids, device=logits.device)
     own = (logits.gather(1, index[:, None]) - norm).flatten().tolist()
@@ -289,7 +294,7 @@ def _edit(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 def _draw(
     logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int], kernels: Kernels
 ) -> tuple[list[int], list[int]]:
-    """Tokens for the rows ``drawn``, and those among them whose logits are not finite."""
+    """Return tokens for the rows ``drawn``, and the rows among them with logits that are not finite."""
     token_ids: list[int] = []
     broken: list[int] = []
     size = kernels.draw_rows or len(drawn)
@@ -328,7 +333,8 @@ def _restrict(probs: torch.Tensor, params: Sequence[Choosing], kernels: Kernels)
 
 
 def _rank(probs: torch.Tensor, floor: torch.Tensor, params: Sequence[Choosing], kernels: Kernels) -> torch.Tensor:
-    """The least probability that ``top_k`` and ``top_p`` keep of those from ``floor`` on, [rows, 1]."""
+    """Return the least probability, [rows, 1], that ``top_k`` and ``top_p`` keep among probabilities from ``floor``
+    on."""
     width, device = probs.shape[1], probs.device
 
     def column(values: Iterable[float]) -> torch.Tensor:
@@ -357,11 +363,11 @@ def _rank(probs: torch.Tensor, floor: torch.Tensor, params: Sequence[Choosing], 
 
 
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token at which the cumulative weight passes ``uniform`` of the whole, for each row; and whether the weights
-    are numbers that sum to more than zero. Never a token of weight zero.
+    """Return, for each row, the token at which the cumulative weight passes ``uniform`` of the sum, never a token of
+    weight zero; and whether the weights are finite with a positive sum.
 
-    In two levels: a cumulative sum over blocks, then inside of one. Sums are float64 (a tail token's float32 weight
-    would vanish in them).
+    The search has two levels: a cumulative sum over blocks, then within one block. Sums are float64, since a tail
+    token's weight would vanish in float32 sums.
     """
     width = weights.shape[1]
     full = width // _BLOCK * _BLOCK

@@ -1,9 +1,9 @@
-"""Which tokens of which sequences one step computes.
+"""The scheduler: it chooses the tokens of each step, among all sequences.
 
-Decode comes first: every running sequence that needs one token gets it. What is left of the step's token budget goes to
-prompts, in pieces, oldest first. When blocks run out, the youngest running sequence is preempted: its blocks go back,
-its tokens stay, and it is computed again as if they had all been its prompt. Where that cannot be (the prompt was
-computed elsewhere), its keys and values wait in host memory instead, at most those of the sequences that ran at once.
+Decode comes first: every running sequence that needs one token gets it. The rest of the step's token budget goes to
+prompts, in pieces, oldest first. When blocks run out, the youngest running sequence is preempted: its blocks are freed,
+its tokens stay, and the tokens are computed again like a prompt. If the prompt was computed elsewhere, the keys and
+values of the sequence wait in host memory instead, at most those of the sequences that ran at once.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """``save`` copies what is computed of a sequence to host memory; ``restore`` writes that into its blocks."""
+    """Swapping of sequences: ``save`` copies computed keys and values to host memory, ``restore`` writes them to
+    blocks."""
 
     save: Callable[[Sequence], Payload]
     restore: Callable[[Sequence, Payload], object]
 
 
 class Scheduler:
-    """``waiting`` sequences hold no blocks; ``running`` ones do. Both are in order of arrival.
+    """The scheduler of sequences. ``waiting`` sequences hold no blocks, ``running`` sequences do; both are in order of
+    arrival.
 
-    A sequence alone always fits: whoever adds one makes sure that it never grows beyond the pool.
+    A sequence alone always fits: the caller adds no sequence that could grow beyond the pool.
     """
 
     def __init__(self, pool: BlockPool, max_running: int, step_tokens: int, swap: Swap | None = None) -> None:
@@ -50,14 +52,19 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def adopt(self, sequence: Sequence) -> None:
-        """Take in a sequence that has blocks with all of its tokens but the last computed."""
+        """Add a sequence with blocks, all of whose tokens but the last are computed."""
         self.running.append(sequence)
         self.running.sort(key=_order)
 
     def fork(self, parent: Sequence, child: Sequence) -> int | None:
-        """Start ``child``, whose tokens begin with all that ``parent`` has computed, from the parent's blocks. Full
-        blocks are shared. Returns a block for the child's copy of the parent's last, partly filled one (the last of
-        ``child.blocks``), ``None`` if there is none to copy. A child without room waits like any other."""
+        """Start ``child``, whose tokens begin with all computed tokens of ``parent``, from the parent's blocks.
+
+        Full blocks are shared. A child without room waits like any other sequence.
+
+        Returns:
+            The block for the child's copy of the parent's partly filled last block (the last of ``child.blocks``), or
+            ``None`` if there is no block to copy.
+        """
         full, rest = divmod(parent.computed, self.pool.block_size)
         if len(self.running) >= self.max_running or self.pool.available < bool(rest):
             if self.swap is not None:
@@ -75,7 +82,7 @@ class Scheduler:
         return copy
 
     def remove(self, sequence: Sequence) -> None:
-        """Take it out, wherever it is, and free its blocks."""
+        """Remove a sequence, waiting or running, and free its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
@@ -84,8 +91,11 @@ class Scheduler:
         sequence.release(self.pool)
 
     def schedule(self, ready: Callable[[int], bool]) -> list[Chunk]:
-        """The next step's chunks; their blocks are allocated. Sequences of requests that are not ``ready`` (without
-        credit) keep what they have and stand still. Empty if nothing can run."""
+        """Choose the next step's chunks, and allocate their blocks.
+
+        Sequences of requests that are not ``ready`` (without credit) keep their blocks and wait. The result is empty if
+        no sequence can run.
+        """
         chunks = self._decodes(ready)
         budget = self.step_tokens - len(chunks)
         starved = False
@@ -145,8 +155,10 @@ class Scheduler:
         return self.pool.find(sequence.full_names(limit, self.pool.block_size))
 
     def _break_deadlock(self, chunks: list[Chunk], ready: Callable[[int], bool]) -> None:
-        """Prompts that each hold a part of the pool could wait for each other, or for one without credit: the oldest
-        that is ready takes from the youngest."""
+        """Let the oldest ready prompt take blocks from the youngest, if prompts wait for each other's blocks.
+
+        Without this, prompts with parts of the pool could wait for each other, or for a prompt without credit.
+        """
         sequence = next((s for s in self.running if s.pending > 0 and ready(s.key)), None)
         if sequence is None:
             return
@@ -174,7 +186,7 @@ class Scheduler:
         return count
 
     def _victim(self) -> Sequence:
-        """The youngest running sequence whose blocks may be taken; the caller has one of that kind."""
+        """Return the youngest running sequence whose blocks may be taken. There must be one."""
         return next(s for s in reversed(self.running) if not s.pinned)
 
     def _preempt(self, sequence: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""A sequence: one line of tokens that grows at its end, and where its keys and values are."""
+"""A sequence: a growing list of tokens, with the places of its keys and values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NOTHING = range(0)
 class Sequence:
     """One choice of a request.
 
-    ``tokens`` are prompt and sampled tokens; nothing else is needed to compute it again. ``computed`` of them have
-    their keys and values in ``blocks``. While ``sealed`` is false more input may come: the last token then waits, so
-    that there is always one left to compute when the first new token is wanted.
+    ``tokens`` are prompt and sampled tokens, from which the sequence can be computed again. The first ``computed``
+    tokens have their keys and values in ``blocks``. While ``sealed`` is false more input may come: the last token then
+    waits, so that a token is left to compute when the first new token is wanted.
     """
 
     key: int
@@ -26,7 +26,7 @@ class Sequence:
     prompt_len: int
     sealed: bool = True
     root: bytes = b""
-    """What the prompt holds beside its tokens, as part of the blocks' names (empty: tokens are all there is)."""
+    """The contents of the prompt beside tokens, as part of the block hashes (empty without other contents)."""
     reuse: bool = True
     """Whether computed blocks of others may stand in for its own."""
     score: range = NOTHING
@@ -45,14 +45,14 @@ class Sequence:
     names: list[bytes] = field(default_factory=list)
 
     def sibling(self, index: int) -> Sequence:
-        """Choice ``index`` of a request whose first one this is: the same tokens, of which nothing is computed yet."""
+        """Return a new sequence for choice ``index`` of the request, with the same tokens and none of them computed."""
         return Sequence(
             self.key, index, self.order + index, list(self.tokens), self.prompt_len, root=self.root, reuse=self.reuse
         )
 
     @property
     def pending(self) -> int:
-        """Tokens that can be computed now."""
+        """The number of tokens that can be computed now."""
         return len(self.tokens) - self.computed - (0 if self.sealed else 1)
 
     def full_names(self, tokens: int, block_size: int) -> list[bytes]:
@@ -65,7 +65,7 @@ class Sequence:
         return self.names[:count]
 
     def advance(self, count: int, pool: BlockPool) -> None:
-        """``count`` more tokens are computed: publish the blocks that are full now."""
+        """Take note of ``count`` more computed tokens, and publish the blocks that are full now."""
         before = self.computed // pool.block_size
         self.computed += count
         self.reached = max(self.reached, self.computed)
@@ -75,7 +75,7 @@ class Sequence:
                 pool.publish(self.blocks[i], names[i])
 
     def release(self, pool: BlockPool) -> None:
-        """Give every block back; what is computed is forgotten (but for what is ``saved``), the tokens stay."""
+        """Free all blocks. The tokens stay; keys and values are lost, unless they are ``saved``."""
         pool.release(self.blocks)
         self.blocks = []
         self.computed = 0
@@ -83,8 +83,11 @@ class Sequence:
 
 @dataclass(slots=True)
 class Chunk:
-    """What one step computes of a sequence: tokens ``start … start + count - 1``. ``sample`` says that the last of
-    them is the last there is, so that its logits choose the next token."""
+    """The part of a sequence in one step: tokens ``start … start + count - 1``.
+
+    ``sample`` says that the last token of the part is the last of the sequence, so that its logits choose the next
+    token.
+    """
 
     sequence: Sequence
     start: int
@@ -99,7 +102,7 @@ class Chunk:
 
     @property
     def scored(self) -> range:
-        """Places of the tokens whose log-probabilities are wanted by the logits before them, which this computes."""
+        """The places of tokens to be scored by the logits of this chunk."""
         wanted = self.sequence.score
         if not wanted:
             return wanted
@@ -107,6 +110,5 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """How many of its tokens' logits are wanted: those before the scored ones, then the last one's if it
-        samples."""
+        """The number of logits wanted from the chunk: one before each scored token, and the last if it samples."""
         return len(self.scored) + self.sample
