@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 
-def test_every_route_is_in_it_and_no_other() -> None:
+def test_the_document_has_every_route_and_no_other() -> None:
     paths = json.loads(document())["paths"]
     listed = {(method.upper(), path) for path, it in paths.items() for method in it.keys() & {"get", "post"}}
     assert listed == {(method, path.replace("<path:name>", "{name}")) for method, path, _ in ROUTES}

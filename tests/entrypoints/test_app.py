@@ -141,7 +141,7 @@ async def test_a_streamed_answer_is_the_same_under_either_server(server: str) ->
 
 
 @pytest.mark.parametrize("server", SERVERS)
-async def test_a_client_that_leaves_cancels_what_answers_it(server: str) -> None:
+async def test_a_client_that_leaves_cancels_the_handler(server: str) -> None:
     never = trio.Event()
     async with served(lambda request: [never], options=ServerOptions(server=server)) as running:  # type: ignore[arg-type]
         with trio.move_on_after(0.3):

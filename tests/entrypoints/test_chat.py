@@ -228,7 +228,7 @@ def _plain(**more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi"}], **more}
 
 
-async def test_roles_and_parts_become_what_templates_know() -> None:
+async def test_roles_and_parts_take_the_form_of_templates() -> None:
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": "x", "name": "ann"},

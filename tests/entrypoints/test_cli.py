@@ -97,7 +97,7 @@ def test_explain_shows_values_with_their_origin(capsys: pytest.CaptureFixture[st
     assert values["stages.b.threads"] == {"value": 3, "origin": "overlay", "where": f"{deploy}:1"}
 
 
-def test_explain_lists_what_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "explain", "stub", "--platform", "cpu", "--keys")
     assert code == 0
     assert "stages.a.replicas" in out
@@ -117,7 +117,7 @@ def test_explain_says_that_serve_would_refuse_here(
     assert "refuse" not in call(capsys, "explain", "stub", "--platform", "cpu")[2]
 
 
-def test_serving_without_weights_says_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_serving_without_weights_names_the_missing_ones(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     absent = tmp_path / "nothing"
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     code, _, err = call(
@@ -188,7 +188,7 @@ def test_errors_wrapped_by_nurseries_are_still_one_line(
         (["--verion"], "'--version'"),
     ],
 )
-def test_what_is_unknown_is_refused_with_what_may_have_been_meant(
+def test_an_unknown_name_is_refused_with_a_suggestion(
     capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     code, _, error = call(capsys, *words)

@@ -103,7 +103,7 @@ async def test_log_probabilities_that_json_has_no_number_for() -> None:
         }
 
 
-async def test_choices_of_prompts_are_numbered_across_them() -> None:
+async def test_choices_are_numbered_across_prompts() -> None:
     async with served() as server:
         response = await server.post(PATH, {"prompt": ["a", "b"], "n": 2, "stream": True})
         *chunks, done = events_of(response.text)

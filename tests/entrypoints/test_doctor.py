@@ -199,7 +199,7 @@ def test_deep_opens_a_device_in_another_process() -> None:
 
 
 @pytest.mark.process
-def test_a_device_that_does_not_open_is_a_problem_of_what_is_asked_for(
+def test_a_device_that_does_not_open_is_a_problem_of_the_chosen_platform(
     plugins: list[EntryPoint], tmp_path: Path
 ) -> None:
     (tmp_path / "shut_plugin.py").write_text(
@@ -375,7 +375,7 @@ def test_every_address_that_would_be_listened_on_is_told(free_port: int) -> None
         assert host in found[-1].found
 
 
-def test_little_of_what_a_deployment_takes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scarce_resources_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, content in {
         "proc/meminfo": "MemTotal: 4194304 kB\n",
         "sys/fs/cgroup/memory.max": "1073741824\n",
@@ -398,7 +398,7 @@ def test_little_of_what_a_deployment_takes_is_told(tmp_path: Path, monkeypatch: 
         assert said[subject].remedy
 
 
-def test_a_system_without_what_supervision_needs_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_pidfd_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> int:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 

@@ -183,7 +183,7 @@ def test_a_machine_without_any_is_the_cpus(nothing: Path) -> None:
 
 @pytest.mark.deadline(200)
 @pytest.mark.process
-def test_deep_tells_what_a_worker_on_a_vendors_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_reports_the_facts_of_a_vendors_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUILTINS, "ascend", fakes.BUILTINS["ascend"])
     report = examine("ascend", deep_within_s=180)
     opened = findings(report, "opened")["ascend: ascend:0"]

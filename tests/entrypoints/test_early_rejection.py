@@ -99,7 +99,7 @@ async def test_a_full_deployment_refuses_before_the_media_process_is_asked(kind:
         await server.settled()
 
 
-async def test_nothing_is_fetched_for_what_is_refused() -> None:
+async def test_nothing_is_fetched_for_a_refused_request() -> None:
     async with web(ok(PNG)) as other, full(OMNI) as server:
         error_of(await server.post(CHAT, body(image(other.url()))), 429)
         error_of(await server.post(CHAT, body(said(LONG), image(other.url()), priority=0)), 429)
@@ -156,7 +156,7 @@ async def test_one_that_would_be_let_in_for_its_priority_is(kind: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["before", "behind"])
-async def test_a_forms_priority_counts_wherever_it_is(where: str) -> None:
+async def test_a_forms_priority_counts_in_any_place(where: str) -> None:
     mark = b"----b"
     field = b'--%b\r\nContent-Disposition: form-data; name="priority"\r\n\r\n-1\r\n' % mark
     file = b'--%b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n' % (mark, CLIP)
@@ -174,7 +174,7 @@ LARGE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", LARGE)
-async def test_a_large_body_is_read_when_it_might_be_urgent_and_not_decoded_when_it_is_not(kind: str) -> None:
+async def test_a_large_body_without_a_header_priority_is_read_but_not_decoded_when_refused(kind: str) -> None:
     path, request = LARGE[kind]
     async with full(OMNI if kind == "chat" else PIPELINE, "limits.max_queued=1") as server:
         error_of(await server.client.post(path, **request), 429)

@@ -71,7 +71,7 @@ def test_a_clip_beside_a_text_to_say_is_its_voice() -> None:
     assert request.params == {"speech": Speech(text="Hi", reference=True, ref_text="Ho")}
 
 
-def test_options_of_what_is_said_go_to_its_section() -> None:
+def test_options_of_speech_go_to_its_section() -> None:
     plan = plan_of(replace(ASSISTANT, speech_fields=("instructions", "max_tokens", "language")))
     given = Invocation(prompt="Hi", task="speech", instructions="softly", max_tokens=9, seed=4, language="de")
     speech = Speech(text="Hi", instructions="softly", max_tokens=9, seed=4, language="de")
@@ -105,7 +105,7 @@ def test_a_completion_takes_its_prompt_as_it_is() -> None:
     assert build_request(DEMO, Invocation(prompt="Once", task="completion")).params["prompt"] == Prompt(text="Once")
 
 
-def test_a_section_is_over_what_the_options_say_of_it() -> None:
+def test_a_section_of_params_overrules_the_options() -> None:
     request = build_request(
         DEMO, Invocation(prompt="Hi", max_tokens=5, seed=1, params={"sampling": {"top_k": 3, "seed": 2}})
     )

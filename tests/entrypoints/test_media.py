@@ -385,7 +385,7 @@ async def test_the_openai_sdk_sends_images() -> None:
         await server.settled()
 
 
-async def test_routes_without_messages_fetch_nothing_of_them() -> None:
+async def test_routes_without_messages_fetch_nothing() -> None:
     async with web(ok(PNG)) as other, served() as server:
         clip = {"data": base64.b64encode(CLIP).decode(), "format": "wav"}
         for path, fields in (

@@ -250,7 +250,7 @@ async def test_the_smaller_deadline_counts() -> None:
         assert 599 < third <= 600  # the deployment's own
 
 
-async def test_the_deployments_deadline_holds_for_whoever_asks_for_more() -> None:
+async def test_the_deployments_deadline_bounds_the_requests() -> None:
     async with served(answer, "limits.deadline_s=5") as server:
         await server.post("/v1/chat/completions", message(timeout=30), headers={"X-Request-Timeout": "20"})
         (request,) = server.orchestrator.requests
@@ -299,7 +299,7 @@ async def test_callers_are_told_apart_by_their_key_which_goes_nowhere(caplog: py
         assert "secret" not in said
 
 
-async def test_without_keys_nobody_is_told_apart() -> None:
+async def test_without_keys_callers_are_not_distinguished() -> None:
     async with served() as server:
         await server.post("/v1/chat/completions", message(), headers={"Authorization": "Bearer whatever"})
         assert server.orchestrator.requests[0].tenant == ""

@@ -142,7 +142,7 @@ async def test_a_later_turn_refers_to_a_spoken_answer() -> None:
         assert server.orchestrator.requests[1].params["prompt"].messages[2]["content"] == TEXT
 
 
-async def test_an_answer_can_be_sent_back_as_it_came() -> None:
+async def test_an_answer_can_be_sent_back_unchanged() -> None:
     async with served() as server:
 
         def use(client: OpenAI) -> None:

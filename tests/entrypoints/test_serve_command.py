@@ -61,7 +61,7 @@ def test_it_says_where_it_serves_and_ends_in_order_on_a_signal() -> None:
 
 
 @pytest.mark.deadline(60)
-def test_a_unix_socket_a_limit_and_no_trace_of_them(tmp_path: Path) -> None:
+def test_a_unix_socket_and_a_limit_leave_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "door"
     command = [sys.executable, "-m", "omni_actors", "serve", "stub", "--platform", "cpu", "--uds", str(path)]
     with subprocess.Popen([*command, "--limit", "keep_alive_s=0.2"], stdout=subprocess.PIPE, text=True) as process:

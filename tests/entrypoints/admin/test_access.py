@@ -100,7 +100,7 @@ async def test_nginx_as_it_is_configured_by_default_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix", "hypercorn"])
-async def test_an_admin_key_opens_them_and_an_api_key_does_not(kind: str, tmp_path: Path) -> None:
+async def test_an_admin_key_opens_the_admin_routes_and_an_api_key_does_not(kind: str, tmp_path: Path) -> None:
     async with door(kind, KEYED, tmp_path) as server:
         for method, path in ADMIN_ROUTES:
             for key in KEYED.admin_keys:  # also for a proxy and a web page: the key says who it is
@@ -215,7 +215,7 @@ def test_a_key_that_http_would_change_and_one_with_two_rights_are_refused() -> N
 @pytest.mark.parametrize(
     "keys", [{"api_keys": ("",)}, {"admin_keys": (" ",)}, {"api_keys": ("a",), "admin_keys": ("a",)}]
 )
-def test_an_embedder_cannot_set_them_either(keys: dict[str, tuple[str, ...]]) -> None:
+def test_an_embedder_cannot_set_unusable_keys_either(keys: dict[str, tuple[str, ...]]) -> None:
     with pytest.raises(ValueError, match="key"):
         ServerOptions(**keys)  # type: ignore[arg-type]
 

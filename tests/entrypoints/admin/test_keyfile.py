@@ -51,7 +51,7 @@ def found(port: int, host: str = "127.0.0.1") -> str | None:
         return find_key(connection)
 
 
-def test_only_its_user_can_read_it_and_it_goes_with_the_server(cache: Path) -> None:
+def test_only_its_user_can_read_the_key_file_and_the_server_removes_it(cache: Path) -> None:
     with listening() as (url, port), published("secret", [url]) as path:
         assert path is not None
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -105,7 +105,7 @@ def test_over_ipv6() -> None:
                 assert found(port, "::1") == "secret"
 
 
-def test_over_a_unix_socket_it_is_found_by_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_a_unix_socket_the_key_is_found_by_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "door"
     (tmp_path / "link").symlink_to(path)
     with socket.socket(socket.AF_UNIX) as door:
@@ -156,7 +156,7 @@ def test_files_that_another_one_may_have_written_are_passed_over(cache: Path, tm
 
 
 @pytest.mark.parametrize("how", ["a link", "another user's", "a file", "no place"])
-def test_without_a_safe_folder_it_serves_all_the_same_and_says_so(
+def test_without_a_safe_folder_serve_logs_a_warning_and_goes_on(
     how: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.parent.mkdir()
@@ -185,7 +185,7 @@ def test_without_a_safe_folder_it_serves_all_the_same_and_says_so(
         assert found(port) == "secret"
 
 
-def test_a_folder_that_others_may_enter_is_closed_to_them(cache: Path) -> None:
+def test_a_folder_open_to_other_users_is_closed(cache: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o755)
     with listening() as (url, _), published("secret", [url]):
@@ -232,7 +232,7 @@ def status(url: str, **headers: str) -> int:
 
 
 @pytest.mark.deadline(60)
-def test_serve_leaves_it_and_the_commands_find_it(cache: Path, tmp_path: Path) -> None:
+def test_serve_publishes_the_key_and_the_commands_find_it(cache: Path, tmp_path: Path) -> None:
     """Nothing but the file opens the routes, and it is in nobody's log."""
     elsewhere = str(tmp_path / "other")
     with serving("--host", "0.0.0.0") as (process, address, lines):

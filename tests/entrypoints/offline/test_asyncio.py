@@ -108,7 +108,7 @@ def test_a_start_that_fails_says_why() -> None:
     asyncio.run(main())
 
 
-def test_open_omni_under_asyncio_says_what_to_use() -> None:
+def test_open_omni_under_asyncio_names_the_alternative() -> None:
     async def main() -> None:
         async with open_omni("stub"):
             pass

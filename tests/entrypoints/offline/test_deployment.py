@@ -21,7 +21,7 @@ async def test_open_omni_serves_under_trio_and_ends_its_processes() -> None:
             assert [type(event) for event in [event async for event in stream]][-1] is Completed
 
 
-async def test_open_omni_says_what_it_cannot_resolve(tmp_path: Path) -> None:
+async def test_open_omni_names_a_model_that_cannot_be_resolved(tmp_path: Path) -> None:
     with pytest.raises(OmniError):
         async with open_omni(str(tmp_path / "nothing")):
             pass
@@ -34,7 +34,7 @@ async def test_a_stage_that_cannot_start_is_an_error_that_names_it() -> None:
     assert error.value.info.stage == "b"
 
 
-def test_ctrl_c_cancels_what_is_waited_for() -> None:
+def test_ctrl_c_cancels_the_awaited_call() -> None:
     main = threading.main_thread().ident
     assert main is not None
     with Omni("stub") as omni:

@@ -167,7 +167,7 @@ def test_a_context_that_cannot_be_opened_says_why(given_up: bool) -> None:
     portal.close()
 
 
-def test_a_context_that_nobody_wants_any_more_is_left_at_once() -> None:
+def test_an_abandoned_context_is_left_immediately() -> None:
     service, goes_on = Service(), threading.Event()
 
     @asynccontextmanager

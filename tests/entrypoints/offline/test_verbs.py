@@ -53,7 +53,7 @@ def test_every_way_of_calling_has_the_same_verbs_with_the_same_signatures(verb: 
     assert len(signatures) == 1
 
 
-def test_chat_complete_and_speak_give_what_the_stages_make(omni: Omni) -> None:
+def test_chat_complete_and_speak_return_the_output_of_the_stages(omni: Omni) -> None:
     said = omni.chat("one two", Sampling(max_tokens=3))
     assert len(said.text.split()) == 3
     assert omni.chat([{"role": "user", "content": "one two"}], Sampling(max_tokens=3)).text == said.text
@@ -264,7 +264,7 @@ def test_sampling_parameters_pass_the_check_as_they_are(omni: Omni) -> None:
     assert sampling_for(omni.plan, "chat", given) == given
 
 
-def test_outputs_are_what_the_package_exports() -> None:
+def test_the_package_exports_the_output_types() -> None:
     import omni_actors
 
     assert all(getattr(omni_actors, name) is not None for name in omni_actors.__all__)

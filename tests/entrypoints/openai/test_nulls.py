@@ -131,7 +131,7 @@ def data_of(kind: type[msgspec.Struct]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_the_list_of_what_is_passed_through(kind: type[msgspec.Struct]) -> None:
+def test_the_list_of_fields_that_are_passed_through(kind: type[msgspec.Struct]) -> None:
     """Whoever adds such a field sees here that its nulls are data."""
     assert set(data_of(kind)) == DATA[kind]
 

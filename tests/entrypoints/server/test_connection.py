@@ -232,7 +232,7 @@ async def test_a_handler_that_fails_is_500_and_its_own() -> None:
         await door.settled()
 
 
-async def test_the_log_has_what_the_client_does_not_see(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_has_the_details_that_the_client_does_not_get(caplog: pytest.LogCaptureFixture) -> None:
     async def app(exchange: Exchange) -> None:
         raise RuntimeError("secret")
 
@@ -255,7 +255,7 @@ async def test_a_bad_chunk_ends_a_request_whose_body_is_being_read() -> None:
         assert watched.cancelled.is_set()
 
 
-async def test_an_answer_to_a_body_that_nobody_wants_arrives() -> None:
+async def test_the_response_to_an_unread_body_arrives() -> None:
     """It is read and thrown away behind the answer, and the connection goes on; one that takes longer is closed, and
     its client has the answer all the same."""
 

@@ -131,7 +131,7 @@ async def test_the_slowest_body_makes_way_first() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_body_that_nobody_reads_is_not_slow() -> None:
+async def test_an_unread_body_does_not_count_as_slow() -> None:
     """Nor is a handler's own time its client's."""
     read = trio.Event()
 

@@ -70,7 +70,7 @@ def test_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_a_refused_upgrade_leaves_the_request_what_it_was(version: bytes) -> None:
+def test_a_refused_upgrade_leaves_an_ordinary_request(version: bytes) -> None:
     asked = request("/x", b"abc", "Upgrade: h2c", "Connection: Upgrade")
     parser = RequestParser(Limits())
     parser.feed(asked.replace(b"POST", b"PUT").replace(b"HTTP/1.1", b"HTTP/" + version))
@@ -143,7 +143,7 @@ async def test_an_empty_line_between_requests_is_no_request() -> None:
         await until(stream, b"GET /b ? ")
 
 
-async def test_who_waits_for_a_go_ahead_gets_it_when_the_body_is_wanted() -> None:
+async def test_a_client_that_expects_100_continue_gets_it_when_the_body_is_read() -> None:
     async with opened() as door, await door.connect() as stream:
         whole = request("/a", b"body", "Expect: 100-continue")
         await stream.send_all(whole[:-4])

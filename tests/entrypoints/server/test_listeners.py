@@ -82,7 +82,7 @@ async def test_without_an_idle_one_the_next_waits() -> None:
         await next_one.aclose()
 
 
-async def test_slow_heads_keep_nobody_out() -> None:
+async def test_slow_heads_keep_no_client_out() -> None:
     """The one that has been at it for longest makes way; who is being answered does not."""
     watched = Watched(forever)
 
@@ -130,7 +130,7 @@ async def test_who_has_just_come_does_not_make_way_for_slow_heads() -> None:
             await stream.aclose()
 
 
-async def test_who_becomes_idle_makes_way_for_who_waits() -> None:
+async def test_a_connection_that_becomes_idle_makes_way_for_a_waiting_one() -> None:
     go_on = trio.Event()
 
     async def app(exchange: Exchange) -> None:
@@ -293,7 +293,7 @@ async def test_a_limit_over_the_kernels_patience_is_kept() -> None:
         ]
 
 
-async def test_a_limit_over_the_kernels_numbers_is_as_much_as_it_takes() -> None:
+async def test_a_limit_over_the_kernels_maximum_is_capped() -> None:
     async with opened(limits=Limits(write_s=1e9)) as door, await door.connect() as stream:
         await stream.send_all(request())
         await until(stream, b"GET / ? ")

@@ -32,7 +32,7 @@ async def test_who_keeps_the_rate_may_go_on_for_ever(autojump_clock: MockClock) 
     assert pace.left_s == pytest.approx(5)
 
 
-async def test_who_is_slower_comes_to_an_end_however_fast_it_began(autojump_clock: MockClock) -> None:
+async def test_a_slow_sender_is_ended_even_after_a_fast_start(autojump_clock: MockClock) -> None:
     """A fast beginning buys no more than the patience."""
     pace = MinimumRate(100, 5)
     await waited(pace, 1, 1_000_000)
@@ -43,7 +43,7 @@ async def test_who_is_slower_comes_to_an_end_however_fast_it_began(autojump_cloc
     assert seconds == 10
 
 
-async def test_time_in_which_nobody_waits_does_not_count(autojump_clock: MockClock) -> None:
+async def test_time_without_a_waiting_task_does_not_count(autojump_clock: MockClock) -> None:
     pace = MinimumRate(100, 5)
     await waited(pace, 4, 0)
     await trio.sleep(1000)

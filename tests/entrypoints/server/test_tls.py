@@ -83,7 +83,7 @@ async def test_tls(certificate: Path) -> None:
             await door.over.wait()
 
 
-async def test_slow_handshakes_hold_up_nobody(certificate: Path) -> None:
+async def test_slow_handshakes_delay_no_client(certificate: Path) -> None:
     """Neither who sends nothing, nor who stops in its first message, nor who does not go on behind the server's."""
     trust = ssl.create_default_context(cafile=str(certificate))
     wire = ssl.MemoryBIO()
@@ -115,7 +115,7 @@ async def test_slow_handshakes_hold_up_nobody(certificate: Path) -> None:
         await door.settled()
 
 
-async def test_an_answer_to_a_body_that_nobody_wants_arrives(certificate: Path) -> None:
+async def test_the_response_to_an_unread_body_arrives(certificate: Path) -> None:
     """Its sender goes on for a while: the connection is not reset under it."""
 
     async def app(exchange: Exchange) -> None:
@@ -145,7 +145,7 @@ PLAIN_HTTP = {
 
 
 @pytest.mark.parametrize("said", PLAIN_HTTP)
-async def test_plain_http_is_told_that_it_is_tls(certificate: Path, said: str) -> None:
+async def test_plain_http_to_a_tls_port_gets_an_error_that_names_tls(certificate: Path, said: str) -> None:
     async with opened(forever, tls=tls_context(str(certificate), None)) as door:
         answer = await door.say(*PLAIN_HTTP[said])
         assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
@@ -166,7 +166,7 @@ async def test_what_is_neither_tls_nor_http_is_closed(certificate: Path, said: b
         await door.settled()
 
 
-async def test_plain_http_has_the_times_of_a_handshake_and_holds_up_nobody(certificate: Path) -> None:
+async def test_plain_http_has_the_deadlines_of_a_handshake_and_delays_no_client(certificate: Path) -> None:
     """One that stops behind a byte; one that neither reads nor closes; one that sends for ever. They take no place."""
     limits = Limits(handshake_s=0.6, handshakes=1, linger_s=0.3)
 
@@ -209,7 +209,7 @@ async def test_who_has_said_nothing_is_idle(certificate: Path) -> None:
         await first.aclose()
 
 
-async def test_slow_handshakes_keep_nobody_out(certificate: Path) -> None:
+async def test_slow_handshakes_keep_no_client_out(certificate: Path) -> None:
     """They make way; who is told that this is TLS, and lingers, is not taken for one of them."""
     tls = tls_context(str(certificate), None)
     async with opened(tls=tls, limits=Limits(connections=3, linger_s=20)) as door:
@@ -228,7 +228,7 @@ async def test_slow_handshakes_keep_nobody_out(certificate: Path) -> None:
             await left.aclose()
 
 
-async def test_who_waits_for_a_place_does_not_end_the_handshake_of_who_got_it(certificate: Path) -> None:
+async def test_a_waiting_client_does_not_end_the_handshake_of_another_one(certificate: Path) -> None:
     """With one place beside those that are being answered, everybody gets it in turn."""
     served = 0
 

@@ -333,7 +333,7 @@ async def test_a_client_that_leaves_ends_the_handler_at_once(work: object, how: 
         await door.settled()
 
 
-async def test_what_a_client_sent_before_it_left_is_received() -> None:
+async def test_earlier_messages_of_a_client_that_left_are_received() -> None:
     got: list[str | bytes] = []
     codes: list[int] = []
 
@@ -353,7 +353,7 @@ async def test_what_a_client_sent_before_it_left_is_received() -> None:
     assert codes == [1006]
 
 
-async def test_what_a_client_sent_before_it_left_has_a_time() -> None:
+async def test_earlier_messages_of_a_client_that_left_have_a_deadline() -> None:
     """A handler that is deep in the first of it is cancelled then."""
     cancelled = trio.Event()
 
