@@ -3,16 +3,16 @@
 What a model family brings:
 
 - ``adapter.py``: prompts, vocabulary, defaults, outputs (:class:`~.adapter.AutoregressiveAdapter`).
-- ``decoder.py``: the network, and what a step gives it and takes from it.
+- ``decoder.py``: the network, with the inputs and outputs of a step.
 
-How a request goes:
+The way of a request:
 
 - ``prompts.py``: requests while their prompts are read; every engine that reads prompts has it, vLLM's too.
 - ``request.py``, ``choice.py``, ``sequence.py``: a request, its answers (``n``), and each one's tokens and cache
 blocks.
-- ``scheduler.py``: which tokens of which sequences the next step computes.
+- ``scheduler.py``: the choice of the next step's tokens.
 - ``step.py``, ``runner.py``: one pass of the network over them, and what happens when it fails.
-- ``sampling.py``, ``detokenize.py``, ``output.py``: the next token, its text, and what leaves the engine.
+- ``sampling.py``, ``detokenize.py``, ``output.py``: the next token, its text, and the output of the engine.
 - ``engine.py``: the engine, which puts these together.
 
 Memory and devices:

@@ -19,8 +19,10 @@ from omni_actors.worker.engines.autoregressive.decoder import KVShape
 
 
 class KVCache:
-    """The tensors. Two blocks more than the pool has: ``padding`` stays zero and pads shorter sequences, ``scratch``
-    takes what belongs to none."""
+    """The tensors of the cache, with two blocks more than the pool.
+
+    ``padding`` stays zero and pads shorter sequences; ``scratch`` takes writes that belong to no sequence.
+    """
 
     def __init__(self, shape: KVShape, blocks: int, block_size: int, device: torch.device, kernels: Kernels) -> None:
         self.shape = shape
@@ -72,7 +74,7 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Tokens ``start … start + count - 1`` of a sequence with these blocks, as one step computes them."""
+    """The tokens ``start … start + count - 1`` of a sequence with its blocks, as the part of one step."""
 
     start: int
     count: int
@@ -109,8 +111,11 @@ more costs about as much as reading so many tokens."""
 
 
 class PagedAttention:
-    """One step's attention. ``extents`` are in the order of the flat token list, those of one token first and, among
-    them, longer sequences before shorter ones (:func:`flat_order`)."""
+    """The attention of one step.
+
+    ``extents`` are in the order of the flat token list: extents of one token first, longer sequences before shorter
+    ones (:func:`flat_order`).
+    """
 
     def __init__(self, cache: KVCache, extents: Sequence[Extent]) -> None:
         self._cache = cache
@@ -232,8 +237,10 @@ class PagedAttention:
         return out.transpose(0, 1)
 
     def _mask(self, index: int, window: int | None) -> torch.Tensor:
-        """What is added to the scores: 0, or -inf for places that a token does not see. [sequences * kv_heads, 1,
-        width] for decodes, [tokens, length] for a prompt."""
+        """Return the mask to add to the scores: 0, or -inf for places that a token does not see.
+
+        The shape is [sequences * kv_heads, 1, width] for decodes, [tokens, length] for a prompt.
+        """
         mask = self._masks.get((index, window))
         if mask is None:
             mask = self._masks[index, window] = self._make_mask(index, window)
@@ -259,7 +266,7 @@ class PagedAttention:
         return mask
 
     def _token_slots(self, extents: Sequence[Extent]) -> torch.Tensor:
-        """For each new token and page of its block: the row of the layer's pool as [rows, head_dim]."""
+        """Return the row of the layer's pool, seen as [rows, head_dim], for each new token and page of its block."""
         size, pages = self._cache.block_size, self._pages_per_block
         places = np.concatenate([np.arange(e.start, e.end) for e in extents])
         blocks = np.concatenate([np.asarray(e.blocks)[np.arange(e.start, e.end) // size] for e in extents])
@@ -268,7 +275,7 @@ class PagedAttention:
         return self._tensor(slots)
 
     def _tables(self, decodes: Sequence[Extent]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a platform's own kernel reads: each sequence's blocks in order, and its length."""
+        """Return the tables for a platform's own kernel: each sequence's blocks in order, and its length."""
         counts = [-(-e.end // self._cache.block_size) for e in decodes]
         table = np.full((len(decodes), max(counts)), self._cache.padding, np.int32)
         for row, extent, count in zip(table, decodes, counts, strict=True):
@@ -322,5 +329,5 @@ def _end(group: _Decodes) -> int:
 
 
 def flat_order(extent: Extent) -> tuple[bool, int]:
-    """Sort key that brings extents into the order that :class:`PagedAttention` wants."""
+    """Return the sort key of an extent in the order of :class:`PagedAttention`."""
     return (extent.count > 1, -extent.end if extent.count == 1 else 0)

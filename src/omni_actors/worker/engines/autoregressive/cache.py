@@ -1,9 +1,9 @@
-"""Bookkeeping of the paged KV cache: which block holds what, and who uses it. No tensors here.
+"""The bookkeeping of the paged KV cache: the contents and users of each block, without tensors.
 
 A *block* holds the keys and values of ``block_size`` consecutive tokens, in every layer. A full block of computed
-tokens may be *published* under the hash of everything up to its end, so that a later request with the same beginning
-takes it over instead of computing it. A published block that nobody uses any more stays until its room is needed; the
-one that was used longest ago goes first.
+tokens may be *published* under the hash of all tokens up to its end, so that a later request with the same beginning
+reuses the block instead of computing it. A published block without users stays until its room is needed; the least
+recently used block is evicted first.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ class OutOfBlocks(Exception):
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full block: of its tokens and of everything before them (``parent``, the block before's name;
-    empty for the first). Cryptographic, since two prompts that collided would read each other's keys."""
+    """Return the hash of a full block: of its tokens and of the hash of the block before (``parent``; empty for the
+    first).
+
+    The hash is cryptographic, since two prompts with equal hashes would read each other's keys.
+    """
     return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
@@ -44,7 +47,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that :meth:`allocate` can still give."""
+        """The number of blocks that :meth:`allocate` can still give."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -69,15 +72,18 @@ class BlockPool:
         return [self._take() for _ in range(count)]
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to each of these used blocks."""
+        """Add a reference to each of these used blocks."""
         for block in blocks:
             if not self._refs[block]:
                 raise ValueError(f"block {block} is not in use")
             self._refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One reference less to each. A published block that nobody uses stays cached. The last of the blocks given is
-        the first to be evicted: of a sequence, the end is shared less often than the beginning."""
+        """Remove a reference to each block. A published block without users stays cached.
+
+        The last of the given blocks is evicted first, since the end of a sequence is shared less often than its
+        beginning.
+        """
         for block in reversed(list(blocks)):
             refs = self._refs[block] = self._refs[block] - 1
             if refs < 0:
@@ -96,7 +102,7 @@ class BlockPool:
             self._by_name[name] = block
 
     def condemn(self, blocks: Iterable[int]) -> list[int]:
-        """Those of these used blocks that have one reference only; nobody finds them any more."""
+        """Unpublish the used blocks with one reference only, and return them."""
         own = [b for b in blocks if self._refs[b] == 1]
         for block in own:
             self._forget(block)

@@ -1,4 +1,4 @@
-"""From token ids to text, one token at a time, and where to stop.
+"""Detokenization of one token at a time, and stop strings.
 
 Guaranteed for any sequence of ids, valid or not: the pieces, joined, are the tokenizer's own decoding of the whole
 sequence (up to a stop string); a piece never ends inside a character; nothing of a stop string leaves before it is
@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTEXT_TOKENS = 8
-"""So many tokens before a position decide how the token there is decoded (spaces, word pieces)."""
+"""The number of tokens before a position that determine the decoding of its token (spaces, word pieces)."""
 
 
 class Vocabulary:
-    """What is asked of a tokenizer per token. One per model; remembers what it has looked up."""
+    """The vocabulary of a model: a cache of the tokenizer's answers for each token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -40,14 +40,14 @@ class Vocabulary:
         self._bytes: dict[int, bytes] = {}
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The token's share of a text, as bytes that need not be valid UTF-8 alone. Empty for an unknown id."""
+        """Return the token's share of a text, as bytes that need not be valid UTF-8. Empty for an unknown id."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._look_up(token_id)
         return known
 
     def is_fallback(self, token_id: int) -> bool:
-        """Whether the token is a raw byte whose meaning depends on those around it."""
+        """Whether the token is a raw byte whose meaning depends on neighbouring bytes."""
         token = self.tokenizer.id_to_token(token_id) if self.byte_fallback else None
         return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
 
@@ -74,7 +74,7 @@ _BYTE_OF = _byte_characters()
 
 
 class _Decoding(Protocol):
-    """One sequence being decoded. ``settled`` is how many of its tokens have all their text out."""
+    """The decoding of one sequence. ``settled`` is the number of tokens whose text is complete."""
 
     settled: int
 
@@ -84,7 +84,7 @@ class _Decoding(Protocol):
 
 
 class _ByteLevel:
-    """Tokens are bytes: an incremental UTF-8 decoder does it all."""
+    """The decoding of tokens that are bytes, by an incremental UTF-8 decoder."""
 
     __slots__ = ("_count", "_decoder", "_skip", "_token_bytes", "settled")
 
@@ -112,10 +112,10 @@ class _ByteLevel:
 
 
 class _Windowed:
-    """Any other tokenizer: decode a window of tokens with and without the newest ones, and take the difference.
+    """The decoding of any other tokenizer: the difference between a window of tokens with and without the newest ones.
 
-    ``_window`` is a few tokens already out (so that the rest is decoded as in the middle of a text), then those that
-    wait: a run of byte tokens, because one that follows may change what the run means, or a cut character.
+    ``_window`` has a few tokens with complete text, so that the rest is decoded as in the middle of a text, and then
+    the waiting tokens: a cut character, or a run of byte tokens whose meaning may still change.
     """
 
     __slots__ = ("_before", "_count", "_done", "_skip", "_vocabulary", "_window", "settled")
@@ -208,7 +208,7 @@ NO_STOPS = StopStrings(())
 
 
 class TextStream:
-    """The text of one choice as its tokens come.
+    """The text of one choice, token by token.
 
     ``stopped`` is the stop string that ended it; the first to be complete wins, of several at once the longest. How the
     text is cut into tokens makes no difference. A stop string complete within the first ``min_tokens`` tokens is text.
@@ -243,14 +243,14 @@ class TextStream:
         self.released_tokens = 0
 
     def push(self, token_id: int) -> str:
-        """Take the next token; the text that is certain now. After a stop nothing comes any more."""
+        """Take the next token, and return the text that is certain now. After a stop there is no more text."""
         if self.stopped is not None:
             return ""
         self._count += 1
         return self._pass(self._decoding.push(token_id))
 
     def finish(self) -> str:
-        """No more tokens: what was held back, with U+FFFD for a cut character. Nothing after a stop."""
+        """Return the text that was held back, with U+FFFD for a cut character. After a stop there is none."""
         if self.stopped is not None:
             return ""
         text = self._pass(self._decoding.finish())
@@ -262,7 +262,7 @@ class TextStream:
         return text
 
     def _pass(self, text: str) -> str:
-        """Hold back what may become a stop string."""
+        """Hold back text that may become a stop string, and return the rest."""
         stops = self._stops
         self._decoded += len(text)
         if not self._node and (not stops.first or stops.first.isdisjoint(text)):

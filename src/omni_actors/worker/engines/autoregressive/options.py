@@ -1,4 +1,4 @@
-"""What a deploy file may set on an autoregressive stage."""
+"""The options of an autoregressive stage, for a deploy file."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class EngineOptions:
 
 
 def _best_block_size(hello: Hello) -> int:
-    """What the device's attention reads best."""
+    """Return the block size that the device's attention reads best."""
     import torch  # not above: the serving process reads the options, and no torch
 
     return kernels_of(hello).block_size(getattr(torch, hello.dtype))

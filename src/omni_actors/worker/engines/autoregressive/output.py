@@ -1,5 +1,4 @@
-"""What a choice has made leaves an autoregressive engine: text to the client, tokens to the ledger, payloads to later
-stages."""
+"""The output of a choice: text to the client, tokens to the ledger, payloads to later stages."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def hand_out(request: Request, choice: Choice, adapter: PromptAdapter, cache: KV
 
 
 def _release(choice: Choice, text: str, cache: KVCache | None) -> Release:
-    """What the next stage may have of this step."""
+    """Return the part of this step that is final for the next stage."""
     sequence, start, states = choice.sequence, choice.handed_on, None
     if cache is not None and cache.shape.side:
         choice.handed_on = max(start, min(sequence.computed, choice.certain))

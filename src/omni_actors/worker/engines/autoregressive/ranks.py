@@ -1,10 +1,9 @@
-"""The ranks that share out an autoregressive stage's network. One leads; one that follows runs the passes that the
-leader runs, over its own part of the network and of the cache.
+"""The ranks that share an autoregressive stage's network: a leader, and followers.
 
-The leader alone knows requests. Before each pass it sends what the pass is of, over the socketpair to each follower
-(measured: 20 µs for a step's frame, where a broadcast by gloo takes 300), and the ranks meet in the network's
-collectives. What else changes the cache is sent the same way, so that all caches hold the same tokens in the same
-places.
+A follower runs the leader's passes over its own part of the network and of the cache. The leader alone knows requests.
+Before each pass the leader sends the pass's description over the socketpair to each follower (measured: 20 µs for a
+step's frame, where a broadcast by gloo takes 300), and the ranks meet in the network's collectives. Other changes of
+the cache are sent in the same way, so that all caches hold the same tokens in the same places.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns chunks of sequences into one call of the network, and its logits back into the chunks' order."""
+"""The model runner: it turns chunks of sequences into one call of the network, and returns logits in their order."""
 
 from __future__ import annotations
 
@@ -128,8 +128,10 @@ class ModelRunner:
     def inputs(
         self, tokens: list[int], rows: list[int], extents: Sequence[Extent], spans: Sequence[Span]
     ) -> StepInputs:
-        """Of a pass over ``tokens``, which are those of ``extents`` side by side. ``rows`` are places among them, as
-        ``spans`` are."""
+        """Make the inputs of a pass over ``tokens``, the tokens of ``extents`` side by side.
+
+        ``rows`` and ``spans`` are places among the tokens.
+        """
         positions = np.concatenate([np.arange(it.start, it.end) for it in extents])
         device = self.decoder.device
         return StepInputs(

@@ -1,8 +1,9 @@
-"""The three things that an autoregressive step does for many requests at once, so that the failure of one is its own:
-the network's pass, the draws, and the family's hook behind them. See :mod:`omni_actors.worker.isolation`.
+"""The three parts of an autoregressive step that compute for many requests, with the failure of one request isolated.
 
-A pass may be repeated in parts: it writes the same keys and values to the same places, and nothing counts as computed
-before it has returned. A draw may not, since it overwrites its logits: they are computed again first.
+The parts are the network's pass, the draws, and the family's hook after the draws
+(:mod:`omni_actors.worker.isolation`). A pass may be repeated in parts: the repetition writes the same keys and values
+to the same places, and no token counts as computed before the pass has returned. A draw overwrites its logits, so the
+logits must be computed again before a repeated draw.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ Pick = tuple[Choice, int]
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a pass gave: ``chunk.rows`` rows of ``output`` for each of ``chunks``, in order; ``None`` if nothing came
-    through. Chunks of a request that has ``failed`` may be among them."""
+    """The result of a pass: ``chunk.rows`` rows of ``output`` for each of ``chunks``, in order.
+
+    ``output`` is ``None`` if the whole pass failed. Chunks of a request that has ``failed`` may be among ``chunks``.
+    """
 
     chunks: list[Chunk]
     output: StepOutput | None
@@ -38,7 +41,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The picks that were drawn, with what was drawn of them."""
+    """The completed draws: picks with their tokens."""
 
     picks: list[Pick]
     sampled: Sampled
@@ -152,7 +155,7 @@ def _pack(chunks: Sequence[Chunk], most: int) -> list[list[Chunk]]:
 
 
 def _cut(part: list[Chunk]) -> Sequence[list[Chunk]]:
-    """Two smaller parts of a request's part; none if it is one token."""
+    """Cut a request's part in two; return none for a part of one token."""
     if len(part) > 1:
         return [part[: len(part) // 2], part[len(part) // 2 :]]
     (chunk,) = part
