@@ -31,7 +31,7 @@ from omni_actors.protocol.request import Usage
 from omni_actors.worker.byte_cache import ByteCache
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.autoregressive.sampling import Choosing, Row, resolve, sample
+from omni_actors.worker.engines.autoregressive.sampling import Row, SamplingParams, resolve, sample
 from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
 from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 
@@ -213,7 +213,7 @@ class Codes:
     """A sampler of codes, for one row of logits or for several at once. A draw depends on (seed, name, row, place)
     alone, so an utterance repeats with its seed whatever runs beside it."""
 
-    def __init__(self, choosing: Choosing, name: str, kernels: Kernels, rows: int = 1) -> None:
+    def __init__(self, choosing: SamplingParams, name: str, kernels: Kernels, rows: int = 1) -> None:
         self._kernels = kernels
         self._rows = [Row(choosing, stage=name, choice=row) for row in range(rows)]
 
@@ -236,7 +236,7 @@ def _no_bytes(token_id: int) -> bytes:
     return b""
 
 
-def choosing(speech: Speech, options: Mapping[str, Any], advice: Mapping[str, Any]) -> Choosing:
+def choosing(speech: Speech, options: Mapping[str, Any], advice: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling parameters of codes: the request's ``temperature``, ``top_k`` and ``top_p``, else the
     deployment's, else the recommendation of the model's makers (see :func:`recommended`): greedy, if they do not
     sample."""

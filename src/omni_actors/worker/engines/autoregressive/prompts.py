@@ -100,10 +100,10 @@ class PromptTable:
         sampling = sampling_of(adapter, adapter.sampling(work))
         validate(sampling, adapter.vocab_size, constrained=self._constrained)
         defaults = self._options.sampling, adapter.sampling_defaults
-        choosing = resolve(sampling, *defaults, request_id=work.request_id)
+        params = resolve(sampling, *defaults, request_id=work.request_id)
         first = Sequence(work.key, 0, self._order, [], 0, sealed=False)
         self._order += sampling.n
-        request = Request(work, sampling, choosing, StopStrings(sampling.stop), first, set(work.ports))
+        request = Request(work, sampling, params, StopStrings(sampling.stop), first, set(work.ports))
         request.scored = scores_prompt(work, sampling)
         self.requests[work.key] = request
         return request

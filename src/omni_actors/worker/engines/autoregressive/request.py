@@ -15,7 +15,7 @@ from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptAdapter
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.detokenize import StopStrings, TextStream
-from omni_actors.worker.engines.autoregressive.sampling import Choosing, Row, token_logprobs
+from omni_actors.worker.engines.autoregressive.sampling import Row, SamplingParams, token_logprobs
 from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
 CONTEXT_TOKENS = 8
@@ -34,7 +34,7 @@ class Request:
 
     work: Work
     sampling: Sampling
-    choosing: Choosing
+    sampling_params: SamplingParams
     stops: StopStrings
     first: Sequence
     open_ports: set[str]
@@ -113,7 +113,7 @@ def choice_of(request: Request, sequence: Sequence, limit: int, adapter: PromptA
     prompt = sequence.tokens[: sequence.prompt_len]
     ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else adapter.eos)
     penalized = prompt if adapter.penalize_prompt else ()
-    row = Row(request.choosing, stage=stage, choice=sequence.index, prompt=penalized, stop_ids=ends)
+    row = Row(request.sampling_params, stage=stage, choice=sequence.index, prompt=penalized, stop_ids=ends)
     if vocabulary is None:
         return Choice(sequence, row, None, sampling, ends, limit)
     stream = TextStream(

@@ -38,7 +38,7 @@ _MOST_TOKENS = 1 << 31  # no vocabulary has more; a larger top_k need not fit in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choosing:
+class SamplingParams:
     """A request's sampling settings with every default filled in. ``top_k`` 0 is off."""
 
     temperature: float = 1.0
@@ -58,7 +58,7 @@ class Choosing:
         return self.temperature < GREEDY_BELOW
 
 
-def resolve(sampling: Sampling, *defaults: Mapping[str, Any], request_id: str = "") -> Choosing:
+def resolve(sampling: Sampling, *defaults: Mapping[str, Any], request_id: str = "") -> SamplingParams:
     """Resolve the sampling parameters of a request. Call it after :func:`validate`.
 
     A field that the request leaves open comes from the first of ``defaults`` with a value (the deployment's, then the
@@ -73,7 +73,7 @@ def resolve(sampling: Sampling, *defaults: Mapping[str, Any], request_id: str = 
                 return value
         return neutral
 
-    return Choosing(
+    return SamplingParams(
         temperature=float(pick("temperature", 1.0)),
         top_p=float(pick("top_p", 1.0)),
         top_k=min(max(0, int(pick("top_k", 0))), _MOST_TOKENS),
@@ -149,7 +149,7 @@ class Row:
 
     def __init__(
         self,
-        params: Choosing,
+        params: SamplingParams,
         *,
         stage: str,
         choice: int = 0,
@@ -315,7 +315,7 @@ def _draw(
     return token_ids, broken
 
 
-def _restrict(probs: torch.Tensor, params: Sequence[Choosing], kernels: Kernels) -> None:
+def _restrict(probs: torch.Tensor, params: Sequence[SamplingParams], kernels: Kernels) -> None:
     """Zero what ``min_p``, ``top_k`` and ``top_p`` exclude, in place. Rows need not sum to one afterwards."""
     width = probs.shape[1]
     least = torch.tensor([[p.min_p] for p in params], dtype=torch.float32, device=probs.device)
@@ -332,7 +332,7 @@ def _restrict(probs: torch.Tensor, params: Sequence[Choosing], kernels: Kernels)
     probs *= torch.ge(probs, least, out=torch.empty_like(probs))
 
 
-def _rank(probs: torch.Tensor, floor: torch.Tensor, params: Sequence[Choosing], kernels: Kernels) -> torch.Tensor:
+def _rank(probs: torch.Tensor, floor: torch.Tensor, params: Sequence[SamplingParams], kernels: Kernels) -> torch.Tensor:
     """Return the least probability, [rows, 1], that ``top_k`` and ``top_p`` keep among probabilities from ``floor``
     on."""
     width, device = probs.shape[1], probs.device

@@ -29,7 +29,7 @@ def seed_of(choice: Choice) -> int:
 
 def counts_tokens(request: Request) -> bool:
     """Whether the next token depends on the counts of tokens in the answer so far."""
-    return bool(request.choosing.presence_penalty or request.choosing.frequency_penalty)
+    return bool(request.sampling_params.presence_penalty or request.sampling_params.frequency_penalty)
 
 
 def sampling_params(request: Request, choice: Choice, eos: frozenset[int], scored: bool) -> SamplingParams:
@@ -37,21 +37,21 @@ def sampling_params(request: Request, choice: Choice, eos: frozenset[int], score
 
     Text and stop strings are not vLLM's part. ``scored`` asks for the log-probabilities of the tokens so far too.
     """
-    choosing, sampling, done = request.choosing, request.sampling, choice.completion_tokens
+    params, sampling, done = request.sampling_params, request.sampling, choice.completion_tokens
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
     told = choice.sequence.tokens[choice.sequence.prompt_len :] if counts_tokens(request) else []
     return SamplingParams(
-        temperature=choosing.temperature,
-        top_p=choosing.top_p or 1e-6,  # vLLM takes no smaller value; either leaves the most likely token only
-        top_k=choosing.top_k,
-        min_p=choosing.min_p,
-        repetition_penalty=choosing.repetition_penalty,
-        presence_penalty=choosing.presence_penalty,
-        frequency_penalty=choosing.frequency_penalty,
-        logit_bias=dict(choosing.logit_bias) or None,
-        seed=None if choosing.greedy else seed_of(choice),
+        temperature=params.temperature,
+        top_p=params.top_p or 1e-6,  # vLLM takes no smaller value; either leaves the most likely token only
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias) or None,
+        seed=None if params.greedy else seed_of(choice),
         max_tokens=max(1, choice.limit - done),
-        min_tokens=min(max(0, choosing.min_tokens - done), max(1, choice.limit - done)),
+        min_tokens=min(max(0, params.min_tokens - done), max(1, choice.limit - done)),
         stop_token_ids=sorted(ends),
         ignore_eos=True,  # its ids are among the others
         logprobs=sampling.logprobs,
