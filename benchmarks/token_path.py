@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.params import Sampling
 from omni_actors.worker.engines.autoregressive.detokenize import NO_STOPS, StopStrings, TextStream, Vocabulary
-from omni_actors.worker.engines.autoregressive.sampling import Row, resolve, sample
+from omni_actors.worker.engines.autoregressive.sampling import SamplingState, resolve, sample
 from report import Aim, Report, arguments
 
 VOCABULARY = 49_152
@@ -58,12 +58,12 @@ def sampling_rows(repeats: int) -> list[dict[str, Any]]:
         for batch in (1, 8, 32):
             choices = []
             for i in range(batch):
-                choices.append(Row(resolve(Sampling(seed=i, **fields)), stage="llm", prompt=range(200)))
+                choices.append(SamplingState(resolve(Sampling(seed=i, **fields)), stage="llm", prompt=range(200)))
                 for token_id in range(0, 700, 7):
                     choices[-1].append(token_id)
             part = logits[:batch].clone()
 
-            def run(part: torch.Tensor = part, choices: list[Row] = choices) -> object:
+            def run(part: torch.Tensor = part, choices: list[SamplingState] = choices) -> object:
                 return sample(part, choices, lambda token_id: b"", KERNELS)
 
             figures[f"us/token, batch {batch}"] = cost(run, repeats) / batch

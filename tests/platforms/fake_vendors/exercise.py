@@ -193,7 +193,7 @@ def drawn(runtime: Any) -> dict[str, Any]:
     import torch
 
     from omni_actors.platforms.runtime.kernels import Kernels
-    from omni_actors.worker.engines.autoregressive.sampling import Row, SamplingParams, sample
+    from omni_actors.worker.engines.autoregressive.sampling import SamplingParams, SamplingState, sample
 
     asked: list[torch.device] = []
     double = torch.Tensor.double
@@ -206,7 +206,7 @@ def drawn(runtime: Any) -> dict[str, Any]:
         logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(1)).to(device)
         settings = [(0, 1.0), (0, 0.9), (20, 1.0), (5, 0.8), (0, 1.0), (0, 0.5)]
         choosing = [SamplingParams(top_k=k, top_p=p, logit_bias={}, seed=i) for i, (k, p) in enumerate(settings)]
-        return sample(logits, [Row(it, stage="llm") for it in choosing], lambda token: b"", kernels).token_ids
+        return sample(logits, [SamplingState(it, stage="llm") for it in choosing], lambda token: b"", kernels).token_ids
 
     expected = tokens(torch.device("cpu"), Kernels())
     with patch.object(torch.Tensor, "double", heard_double):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Sampling
-from omni_actors.worker.engines.autoregressive.sampling import Row, Sampled, resolve, sample, validate
+from omni_actors.worker.engines.autoregressive.sampling import Sampled, SamplingState, resolve, sample, validate
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,17 +34,17 @@ def spell(token_id: int) -> bytes:
 
 def make_row(
     *, prompt: Sequence[int] = (), output: Sequence[int] = (), stops: Sequence[int] = (), **fields: Any
-) -> Row:
+) -> SamplingState:
     choice = fields.pop("choice", 0)
     stage = fields.pop("stage", "llm")
     fields.setdefault("seed", 1)
-    row = Row(resolve(Sampling(**fields)), stage=stage, choice=choice, prompt=prompt, stop_ids=stops)
+    row = SamplingState(resolve(Sampling(**fields)), stage=stage, choice=choice, prompt=prompt, stop_ids=stops)
     for token_id in output:
         row.append(token_id)
     return row
 
 
-def choose(logits: Any, *rows: Row) -> Sampled:
+def choose(logits: Any, *rows: SamplingState) -> Sampled:
     return sample(torch.tensor(np.atleast_2d(logits), dtype=torch.float32), rows, spell, KERNELS)
 
 
@@ -62,7 +62,7 @@ class Case:
     output: list[int]
     stops: list[int]
 
-    def row(self) -> Row:
+    def row(self) -> SamplingState:
         return make_row(prompt=self.prompt, output=self.output, stops=self.stops, **self.fields)
 
 

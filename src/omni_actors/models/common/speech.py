@@ -31,7 +31,7 @@ from omni_actors.protocol.request import Usage
 from omni_actors.worker.byte_cache import ByteCache
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.autoregressive.sampling import Row, SamplingParams, resolve, sample
+from omni_actors.worker.engines.autoregressive.sampling import SamplingParams, SamplingState, resolve, sample
 from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
 from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 
@@ -215,7 +215,7 @@ class Codes:
 
     def __init__(self, choosing: SamplingParams, name: str, kernels: Kernels, rows: int = 1) -> None:
         self._kernels = kernels
-        self._rows = [Row(choosing, stage=name, choice=row) for row in range(rows)]
+        self._rows = [SamplingState(choosing, stage=name, choice=row) for row in range(rows)]
 
     def choose(self, logits: torch.Tensor) -> int:
         """Return the next code, by its logits [vocabulary]. Raises :class:`OutputError` if the logits are not

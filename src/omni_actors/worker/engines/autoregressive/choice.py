@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import TextDelta, TokenLogprob, Usage
 from omni_actors.worker.engines.autoregressive.detokenize import TextStream
-from omni_actors.worker.engines.autoregressive.sampling import Row
+from omni_actors.worker.engines.autoregressive.sampling import SamplingState
 from omni_actors.worker.engines.autoregressive.sequence import Sequence as Tokens
 
 
@@ -24,14 +24,14 @@ class Choice:
     def __init__(
         self,
         sequence: Tokens,
-        row: Row,
+        sampling_state: SamplingState,
         stream: TextStream | None,
         sampling: Sampling,
         ends: frozenset[int],
         limit: int,
     ) -> None:
         self.sequence = sequence
-        self.row = row
+        self.sampling_state = sampling_state
         self.finish_reason: str | None = None
         self.completion_tokens = 0
         self._stream = stream
@@ -93,7 +93,7 @@ class Choice:
         """Take the token that was sampled. The choice is over when ``finish_reason`` is set."""
         self.completion_tokens += 1
         self.sequence.tokens.append(token_id)
-        self.row.append(token_id)
+        self.sampling_state.append(token_id)
         self._token_ids.append(token_id)
         stream = self._stream
         ended = token_id in self._ends and self.completion_tokens > self._sampling.min_tokens

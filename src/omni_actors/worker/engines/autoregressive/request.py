@@ -15,7 +15,7 @@ from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptAdapter
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.detokenize import StopStrings, TextStream
-from omni_actors.worker.engines.autoregressive.sampling import Row, SamplingParams, token_logprobs
+from omni_actors.worker.engines.autoregressive.sampling import SamplingParams, SamplingState, token_logprobs
 from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
 
 CONTEXT_TOKENS = 8
@@ -113,9 +113,9 @@ def choice_of(request: Request, sequence: Sequence, limit: int, adapter: PromptA
     prompt = sequence.tokens[: sequence.prompt_len]
     ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else adapter.eos)
     penalized = prompt if adapter.penalize_prompt else ()
-    row = Row(request.sampling_params, stage=stage, choice=sequence.index, prompt=penalized, stop_ids=ends)
+    state = SamplingState(request.sampling_params, stage=stage, choice=sequence.index, prompt=penalized, stop_ids=ends)
     if vocabulary is None:
-        return Choice(sequence, row, None, sampling, ends, limit)
+        return Choice(sequence, state, None, sampling, ends, limit)
     stream = TextStream(
         vocabulary,
         stops=request.stops,
@@ -124,7 +124,7 @@ def choice_of(request: Request, sequence: Sequence, limit: int, adapter: PromptA
         min_tokens=sampling.min_tokens,
         context=prompt[-CONTEXT_TOKENS:] if request.continued else (),
     )
-    return Choice(sequence, row, stream, sampling, ends, limit)
+    return Choice(sequence, state, stream, sampling, ends, limit)
 
 
 def resume(request: Request, adapter: AutoregressiveAdapter) -> tuple[list[Choice], list[Choice]]:

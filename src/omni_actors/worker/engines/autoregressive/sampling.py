@@ -138,7 +138,7 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
             raise invalid_request(f"'{name}': token id {token_id} is not below {vocab_size}.", param=name)
 
 
-class Row:
+class SamplingState:
     """One choice of one request, as the sampler sees it: settings, position, and which tokens it has seen.
 
     ``prompt`` counts for the repetition penalty only. ``stop_ids`` (end of sequence, stop token ids) are banned before
@@ -213,10 +213,12 @@ class Sampled:
     broken: list[int]
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row], token_bytes: Callable[[int], bytes], kernels: Kernels) -> Sampled:
+def sample(
+    logits: torch.Tensor, rows: Sequence[SamplingState], token_bytes: Callable[[int], bytes], kernels: Kernels
+) -> Sampled:
     """Choose a token for each row of ``logits`` (float32 [len(rows), vocabulary], overwritten).
 
-    Log-probabilities are natural, of the raw distribution. Does not advance the rows: see :meth:`Row.append`.
+    Log-probabilities are natural, of the raw distribution. Does not advance the rows: see :meth:`SamplingState.append`.
     """
     logits = logits.contiguous()
     wants_logprobs = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
@@ -264,7 +266,7 @@ def token_logprobs(
     ]
 
 
-def _edit(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+def _edit(logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
     """Bias, bans and penalties, in place, each over all rows at once."""
     width, device = logits.shape[1], logits.device
     flat = logits.view(-1)
@@ -292,7 +294,7 @@ def _edit(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _draw(
-    logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int], kernels: Kernels
+    logits: torch.Tensor, rows: Sequence[SamplingState], drawn: Sequence[int], kernels: Kernels
 ) -> tuple[list[int], list[int]]:
     """Return tokens for the rows ``drawn``, and the rows among them with logits that are not finite."""
     token_ids: list[int] = []

@@ -120,7 +120,7 @@ class Isolated:
         ).failed
 
     def _sample(self, logits: torch.Tensor, picks: list[Pick]) -> Sampled:
-        return sample(logits, [choice.row for choice, _ in picks], self._token_bytes, self._kernels)
+        return sample(logits, [choice.sampling_state for choice, _ in picks], self._token_bytes, self._kernels)
 
 
 def _key_of_chunk(chunk: Chunk) -> int:

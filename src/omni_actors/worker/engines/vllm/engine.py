@@ -203,7 +203,7 @@ class VllmEngine(Engine):
         ran = False
         if self._core.busy:
             for name, (_, choice) in self._computed.items():
-                if name in self._begun and not choice.row.params.greedy:
+                if name in self._begun and not choice.sampling_state.params.greedy:
                     self._core.reseed(name, seed_of(choice))
             for output in self._core.step():
                 if (found := self._computed.get(output.request_id)) is None:

@@ -15,7 +15,7 @@ from omni_actors.worker.engines.vllm.told import TOLD
 from vllm import SamplingParams
 
 UNIFORM_BITS = 40
-"""Bits of :meth:`~omni_actors.worker.engines.autoregressive.sampling.Row.uniform`."""
+"""Bits of :meth:`~omni_actors.worker.engines.autoregressive.sampling.SamplingState.uniform`."""
 
 
 def seed_of(choice: Choice) -> int:
@@ -24,7 +24,7 @@ def seed_of(choice: Choice) -> int:
     The seed depends on (seed, stage, choice, position) alone, so that the next token does not depend on the process
     that computed the tokens before.
     """
-    return int(choice.row.uniform() * (1 << UNIFORM_BITS))
+    return int(choice.sampling_state.uniform() * (1 << UNIFORM_BITS))
 
 
 def counts_tokens(request: Request) -> bool:
