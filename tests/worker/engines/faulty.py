@@ -12,7 +12,7 @@ import torch
 from omni_actors.connectors.payload import Payload
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.protocol.request import TextDelta
-from omni_actors.worker.engines.autoregressive.adapter import Drawn, Release
+from omni_actors.worker.engines.autoregressive.adapter import Release, SampledToken
 from omni_actors.worker.engines.autoregressive.decoder import Attention, Decoder, StepInputs, StepOutput
 
 PLACES = ("prefill", "decode", "nan", "sampled", "ready", "output", "shown", "close")
@@ -72,7 +72,7 @@ class FaultyLM(CausalLM):
     broken: Exception | None
     told: list[int]
 
-    def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
+    def sampled(self, drawn: Sequence[SampledToken], output: StepOutput) -> None:
         for it in drawn:
             self._fail_at("sampled", it.key)
         self.told += [it.key for it in drawn]

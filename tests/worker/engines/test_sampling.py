@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Sampling
-from omni_actors.worker.engines.autoregressive.sampling import Sampled, SamplingState, resolve, sample, validate
+from omni_actors.worker.engines.autoregressive.sampling import SampledBatch, SamplingState, resolve, sample, validate
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,7 +44,7 @@ def make_row(
     return row
 
 
-def choose(logits: Any, *rows: SamplingState) -> Sampled:
+def choose(logits: Any, *rows: SamplingState) -> SampledBatch:
     return sample(torch.tensor(np.atleast_2d(logits), dtype=torch.float32), rows, spell, KERNELS)
 
 

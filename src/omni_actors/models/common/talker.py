@@ -26,7 +26,7 @@ from omni_actors.protocol.frames import Hello, Prefix
 from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Sampling, Speech
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn, Release
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Release, SampledToken
 from omni_actors.worker.engines.autoregressive.decoder import Attention, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.autoregressive.options import OPTIONS
 from omni_actors.worker.engines.autoregressive.sampling import resolve
@@ -235,7 +235,7 @@ class Talker(AutoregressiveAdapter):
         if self.depth is not None:
             self.depth.record(graphs, most)
 
-    def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
+    def sampled(self, drawn: Sequence[SampledToken], output: StepOutput) -> None:
         frames = [it for it in drawn if not it.ends]
         if not frames:
             return
@@ -295,7 +295,7 @@ class Talker(AutoregressiveAdapter):
         self.decoder.features.pop(key, None)
 
 
-def _rows(output: StepOutput, frames: Sequence[Drawn]) -> torch.Tensor:
+def _rows(output: StepOutput, frames: Sequence[SampledToken]) -> torch.Tensor:
     """Return the hidden states from which these tokens were drawn."""
     hidden = output.hidden
     assert hidden is not None

@@ -34,7 +34,7 @@ from omni_actors.protocol.request import TextDelta
 from omni_actors.worker.checks import TensorSpec, check_input
 from omni_actors.worker.device import kernels_of
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn, PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptInput, SampledToken
 from omni_actors.worker.engines.autoregressive.decoder import Attention, StepInputs, StepOutput
 from omni_actors.worker.engines.autoregressive.options import OPTIONS
 from omni_actors.worker.memory import give_memory_back
@@ -182,7 +182,7 @@ class Decoder(AutoregressiveAdapter):
         request = self._requests[key]
         return request.computed < request.known
 
-    def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
+    def sampled(self, drawn: Sequence[SampledToken], output: StepOutput) -> None:
         for token in drawn:
             self._requests[token.key].computed = token.position + 1
 

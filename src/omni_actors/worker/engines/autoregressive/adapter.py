@@ -62,7 +62,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledToken:
     """A token that was just sampled, from the logits and hidden state of ``row``.
 
     The token has the ``position`` (from 0) in choice ``index`` of a request. ``ends`` says that the token is an
@@ -208,7 +208,7 @@ class AutoregressiveAdapter(PromptAdapter):
         """
         return True
 
-    def sampled(self, drawn: Sequence[Drawn], output: StepOutput) -> None:
+    def sampled(self, drawn: Sequence[SampledToken], output: StepOutput) -> None:
         """Compute the next step's input from sampled tokens, such as a talker's residual codes.
 
         Called once a step, in inference mode, before :meth:`output`. :meth:`restore` rebuilds the same state from the

@@ -21,7 +21,7 @@ from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engine import Engine, Outbox, Work
-from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn, PromptInput
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptInput, SampledToken
 from omni_actors.worker.engines.autoregressive.cache import BlockPool
 from omni_actors.worker.engines.autoregressive.capture import capture_steps
 from omni_actors.worker.engines.autoregressive.checks import state_of
@@ -297,7 +297,7 @@ class AutoregressiveEngine(Engine):
         for key in {draws.picks[i][0].sequence.key for i in draws.sampled.broken}:
             self._condemn(key, OutputError("logits are not finite"), out)
         moved: list[Choice] = []
-        drawn: list[Drawn] = []
+        drawn: list[SampledToken] = []
         sampled = zip(draws.picks, draws.sampled.token_ids, draws.sampled.logprobs, strict=True)
         for (choice, row), token_id, logprob in sampled:
             key, index = choice.sequence.key, choice.sequence.index
@@ -310,7 +310,7 @@ class AutoregressiveEngine(Engine):
                 self._prompts.fail(key, error, out)
                 continue
             moved.append(choice)
-            drawn.append(Drawn(key, index, position, token_id, row, token_id in self._adapter.eos))
+            drawn.append(SampledToken(key, index, position, token_id, row, token_id in self._adapter.eos))
         self._totals["completion_tokens"] += len(moved)
         drawn = [it for it in drawn if it.key in self._requests]
         for key, failure in self._isolated.tell(drawn, output).items():

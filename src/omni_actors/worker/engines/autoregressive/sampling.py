@@ -205,7 +205,7 @@ class SamplingState:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledBatch:
     """A sampled token for each row. ``broken`` are rows with logits that were not finite, and meaningless tokens."""
 
     token_ids: list[int]
@@ -215,7 +215,7 @@ class Sampled:
 
 def sample(
     logits: torch.Tensor, rows: Sequence[SamplingState], token_bytes: Callable[[int], bytes], kernels: Kernels
-) -> Sampled:
+) -> SampledBatch:
     """Choose a token for each row of ``logits`` (float32 [len(rows), vocabulary], overwritten).
 
     Log-probabilities are natural, of the raw distribution. Does not advance the rows: see :meth:`SamplingState.append`.
@@ -242,7 +242,7 @@ def sample(
         counts = [rows[i].params.logprobs or 0 for i in wants_logprobs]
         for i, entry in zip(wants_logprobs, token_logprobs(raw, chosen, counts, token_bytes), strict=True):
             logprobs[i] = entry
-    return Sampled(token_ids, logprobs, broken)
+    return SampledBatch(token_ids, logprobs, broken)
 
 
 def token_logprobs(

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_actors.platforms.runtime.kernels import Kernels
-from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, Drawn
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, SampledToken
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.decoder import StepOutput
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
-from omni_actors.worker.engines.autoregressive.sampling import Sampled, sample
+from omni_actors.worker.engines.autoregressive.sampling import SampledBatch, sample
 from omni_actors.worker.engines.autoregressive.sequence import Chunk
 from omni_actors.worker.engines.autoregressive.sequence import Sequence as TokenSequence
 from omni_actors.worker.isolation import BatchLimit, Faults, halve_by_request, run_bisecting
@@ -44,7 +44,7 @@ class Draws:
     """The completed draws: picks with their tokens."""
 
     picks: list[Pick]
-    sampled: Sampled
+    sampled: SampledBatch
     failed: Mapping[int, Exception] = field(default_factory=dict)
 
 
@@ -96,9 +96,9 @@ class Isolated:
             self._faults.classify(error)
             halves = halve_by_request(picks, _key_of_pick)
             if not halves:
-                return Draws([], Sampled([], [], []), {_key_of_pick(picks[0]): error})
+                return Draws([], SampledBatch([], [], []), {_key_of_pick(picks[0]): error})
 
-        def again(part: list[Pick]) -> Sampled:
+        def again(part: list[Pick]) -> SampledBatch:
             rows = sorted({row for _, row in part})
             chunks = [Chunk(sources[row], sources[row].computed - 1, 1, True) for row in rows]
             logits = self._runner.run(chunks).logits
@@ -111,15 +111,15 @@ class Isolated:
             drawn += part
             token_ids += sampled.token_ids
             logprobs += sampled.logprobs
-        return Draws(drawn, Sampled(token_ids, logprobs, broken), parts.failed)
+        return Draws(drawn, SampledBatch(token_ids, logprobs, broken), parts.failed)
 
-    def tell(self, drawn: Sequence[Drawn], output: StepOutput) -> Mapping[int, Exception]:
+    def tell(self, drawn: Sequence[SampledToken], output: StepOutput) -> Mapping[int, Exception]:
         """The family's turn (:meth:`AutoregressiveAdapter.sampled`): who failed in it."""
         return run_bisecting(
             [list(drawn)], lambda part: self._adapter.sampled(part, output), lambda it: it.key, self._faults
         ).failed
 
-    def _sample(self, logits: torch.Tensor, picks: list[Pick]) -> Sampled:
+    def _sample(self, logits: torch.Tensor, picks: list[Pick]) -> SampledBatch:
         return sample(logits, [choice.sampling_state for choice, _ in picks], self._token_bytes, self._kernels)
 
 
