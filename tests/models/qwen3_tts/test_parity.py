@@ -18,7 +18,7 @@ from omni_actors.models.qwen3_tts import talker as talker_module
 from omni_actors.models.qwen3_tts.prompt import Layout, lay_out
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.autoregressive.decoder import StepOutput
-from omni_actors.worker.engines.autoregressive.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 
 
 def differences(engine: AutoregressiveEngine, cases: list[Case], concurrency: int = 1) -> list[str]:
@@ -61,7 +61,7 @@ def test_every_step_has_the_references_numbers(case: Case, monkeypatch: pytest.M
     outputs: list[StepOutput] = []
     compute = engine._runner.run
 
-    def recorded(chunks: list[Chunk]) -> StepOutput:
+    def recorded(chunks: list[ScheduledChunk]) -> StepOutput:
         output: StepOutput = compute(chunks)
         assert output.hidden is not None
         outputs.append(StepOutput(output.logits.clone(), output.hidden.clone()))

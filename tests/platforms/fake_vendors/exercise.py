@@ -103,7 +103,7 @@ def compute(runtime: Any) -> dict[str, Any]:
     from omni_actors.models.causal_lm.fused import FusedDecoder
     from omni_actors.platforms.runtime.kernels import Kernels
     from omni_actors.worker.engines.autoregressive.runner import ModelRunner
-    from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
+    from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
 
     blocks, size = 8, 16
     shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
@@ -115,9 +115,9 @@ def compute(runtime: Any) -> dict[str, Any]:
         first = Sequence(0, 0, 0, [(7 * i) % 250 for i in range(40)], 40, blocks=[0, 2, 4])
         second = Sequence(1, 0, 1, [3, 1, 4, 1, 5], 5, blocks=[1])
         passes = (
-            [Chunk(first, 0, 30, True), Chunk(second, 0, 4, True)],
-            [Chunk(first, 30, 9, True), Chunk(second, 4, 1, True)],
-            [Chunk(first, 39, 1, True)],
+            [ScheduledChunk(first, 0, 30, True), ScheduledChunk(second, 0, 4, True)],
+            [ScheduledChunk(first, 30, 9, True), ScheduledChunk(second, 4, 1, True)],
+            [ScheduledChunk(first, 39, 1, True)],
         )
         return torch.cat([runner.run(chunks).logits.cpu() for chunks in passes])
 

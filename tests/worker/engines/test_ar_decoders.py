@@ -16,7 +16,7 @@ from omni_actors.platforms.cpu.kernels import KERNELS
 from omni_actors.worker.engines.autoregressive.cache import BlockPool
 from omni_actors.worker.engines.autoregressive.decoder import Decoder
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
-from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
 
 BLOCK = 16
 CUTS = (1, 7, 20, 3, 1, 33)
@@ -69,7 +69,7 @@ def step_logits(decoder: Decoder, prompts: list[list[int]]) -> list[list[torch.T
             if count:
                 missing = pool.blocks_for(sequence.computed + count) - len(sequence.blocks)
                 sequence.blocks += pool.allocate(max(0, missing))
-                chunks.append(Chunk(sequence, sequence.computed, count, sample=True))
+                chunks.append(ScheduledChunk(sequence, sequence.computed, count, sample=True))
         if not chunks:
             return found
         for chunk, logits in zip(chunks, runner.run(chunks).logits, strict=True):

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.autoregressive.decoder import StepOutput
-from omni_actors.worker.engines.autoregressive.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 
 pytestmark = [pytest.mark.weights, pytest.mark.slow, pytest.mark.deadline(240)]
 
@@ -104,7 +104,7 @@ class Recorder:
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
         engine._isolated._runner = self  # type: ignore[assignment]
 
-    def run(self, chunks: list[Chunk]) -> StepOutput:
+    def run(self, chunks: list[ScheduledChunk]) -> StepOutput:
         output: StepOutput = self._runner.run(chunks)
         logits, row = output.logits, 0
         for chunk in chunks:
@@ -220,7 +220,7 @@ def test_the_comparison_sees_a_block_of_another_sequence(reference: Reference, a
     schedule = engine._scheduler.schedule
     swapped = False
 
-    def swap(ready: Any) -> list[Chunk]:
+    def swap(ready: Any) -> list[ScheduledChunk]:
         nonlocal swapped
         chunks = schedule(ready)
         decodes = [c.sequence for c in chunks if c.count == 1]

@@ -16,7 +16,7 @@ from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import engine as engine_module
 from omni_actors.worker.engines.autoregressive.request import Request, score
-from omni_actors.worker.engines.autoregressive.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 
 PROMPT = list(b"What the sea says")
 RUN: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
@@ -96,7 +96,7 @@ def test_a_choice_whose_tokens_have_no_scores_fails_its_request_with_the_others(
     asked = work(1, PROMPT, n=2, logprobs=1, **RUN, **SEEDED)
     whole = Fresh(adapter)(asked)
 
-    def failing(request: Request, chunk: Chunk, *more: Any) -> None:
+    def failing(request: Request, chunk: ScheduledChunk, *more: Any) -> None:
         if chunk.sequence.index == 1:
             raise RuntimeError("no score")
         score(request, chunk, *more)

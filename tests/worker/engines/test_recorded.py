@@ -27,7 +27,7 @@ from omni_actors.worker.engines.autoregressive import AutoregressiveEngine, grap
 from omni_actors.worker.engines.autoregressive.cache import BlockPool
 from omni_actors.worker.engines.autoregressive.decoder import Attention, StepOutput
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
-from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
 
 BLOCK = 4
 
@@ -107,11 +107,11 @@ def test_what_a_replay_gave_stays_when_the_next_one_is_run() -> None:
     runner, pool = ModelRunner(decoder, 16, BLOCK, KERNELS), BlockPool(16, BLOCK)
     assert runner.record(TapeGraphs(2), 2, 64) == 1
     sequences = [Sequence(key, 0, key, [65 + key, 66, 67, 68], 4, blocks=pool.allocate(2)) for key in range(2)]
-    runner.run([Chunk(it, 0, 3, False) for it in sequences])
-    first = runner.run([Chunk(it, 3, 1, True) for it in sequences]).logits
+    runner.run([ScheduledChunk(it, 0, 3, False) for it in sequences])
+    first = runner.run([ScheduledChunk(it, 3, 1, True) for it in sequences]).logits
     kept = first.clone()
     first[0] = 0  # the sampler writes to it
-    again = runner.run([Chunk(it, 3, 1, True) for it in reversed(sequences)]).logits
+    again = runner.run([ScheduledChunk(it, 3, 1, True) for it in reversed(sequences)]).logits
     assert runner.recorded is not None
     assert runner.recorded.steps == 2
     assert torch.equal(again, kept.flip(0))
@@ -123,7 +123,7 @@ def test_padding_rows_leave_every_block_of_the_pool_alone() -> None:
     runner, pool = ModelRunner(decoder, 8, BLOCK, KERNELS), BlockPool(8, BLOCK)
     runner.record(TapeGraphs(8), 8, 64)
     sequence = Sequence(0, 0, 0, [65], 1, blocks=pool.allocate(1))
-    runner.run([Chunk(sequence, 0, 1, True)])
+    runner.run([ScheduledChunk(sequence, 0, 1, True)])
     assert runner.recorded is not None
     assert runner.recorded.steps == 1
     for layer in runner.cache.layers:
@@ -160,9 +160,9 @@ def test_a_decoder_that_waits_for_the_device_runs_as_it_is_written() -> None:
     with pytest.raises(RuntimeError, match="not permitted while recording"):
         runner.record(TapeGraphs(2), 2, 64)
     sequence = Sequence(0, 0, 0, [65], 1, blocks=pool.allocate(1))
-    logits = runner.run([Chunk(sequence, 0, 1, True)]).logits
+    logits = runner.run([ScheduledChunk(sequence, 0, 1, True)]).logits
     other = ModelRunner(FusedDecoder(model, 64, KERNELS), 16, BLOCK, KERNELS)
-    assert torch.equal(logits, other.run([Chunk(sequence, 0, 1, True)]).logits)
+    assert torch.equal(logits, other.run([ScheduledChunk(sequence, 0, 1, True)]).logits)
 
 
 class Breaking(TapeGraphs):

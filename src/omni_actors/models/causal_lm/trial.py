@@ -14,7 +14,7 @@ import torch
 from omni_actors.models.causal_lm.generic import GenericDecoder, UnsupportedModel
 from omni_actors.platforms.runtime.kernels import Kernels
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
-from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
 
 CUT, LENGTH = 7, 12
 """Tokens of the first step, and of both."""
@@ -44,7 +44,8 @@ def check_computes(name: str, decoder: GenericDecoder, wanted: torch.Tensor, ker
     sequence = Sequence(-1, 0, 0, list(range(LENGTH)), LENGTH, blocks=list(range(count)))
     try:
         steps = [
-            runner.run([Chunk(sequence, start, end - start, True)]).logits for start, end in ((0, CUT), (CUT, LENGTH))
+            runner.run([ScheduledChunk(sequence, start, end - start, True)]).logits
+            for start, end in ((0, CUT), (CUT, LENGTH))
         ]
     except (torch.OutOfMemoryError, MemoryError):
         raise

@@ -35,7 +35,7 @@ from omni_actors.worker.engines.autoregressive.ranks import follow, lead
 from omni_actors.worker.engines.autoregressive.request import Request, prompt_text, resume, score
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
 from omni_actors.worker.engines.autoregressive.scheduler import Scheduler
-from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
 from omni_actors.worker.engines.autoregressive.step import Isolated
 from omni_actors.worker.returned import flag_of
 
@@ -249,7 +249,7 @@ class AutoregressiveEngine(Engine):
             if (request := self._requests.get(key)) is not None and request.done:
                 self._prompts.finish(key, request.usage, out)
 
-    def _advance(self, chunks: list[Chunk], output: StepOutput, out: Outbox) -> list[tuple[Sequence, int]]:
+    def _advance(self, chunks: list[ScheduledChunk], output: StepOutput, out: Outbox) -> list[tuple[Sequence, int]]:
         """Record the computed tokens, and return the sequences that need a token, with the rows of their logits."""
         due: list[tuple[Sequence, int]] = []
         row = 0
@@ -337,7 +337,7 @@ class AutoregressiveEngine(Engine):
             if each.sequence.score.start == request.first.prompt_len and each.sequence.score:
                 score(
                     request,
-                    Chunk(each.sequence, request.first.prompt_len - 1, 1, False),
+                    ScheduledChunk(each.sequence, request.first.prompt_len - 1, 1, False),
                     logits,
                     self._prompts.token_bytes,
                 )

@@ -24,7 +24,7 @@ from omni_actors.platforms.runtime import Graphs
 from omni_actors.platforms.runtime.kernels import PagedDecode, paged_decode
 from omni_actors.worker.engines.autoregressive.attention import KVCache
 from omni_actors.worker.engines.autoregressive.decoder import RecordableDecoder, Span, StepInputs, StepOutput
-from omni_actors.worker.engines.autoregressive.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class RecordedSteps:
 
         return _Recording(graphs.capture(step), table)
 
-    def run(self, chunks: Sequence[Chunk]) -> StepOutput | None:
+    def run(self, chunks: Sequence[ScheduledChunk]) -> StepOutput | None:
         """Replay this step: logits and hidden states of the chunks in order, in memory of their own. ``None`` if it is
         not one of those that are recorded."""
         if any(chunk.count != 1 or chunk.rows != 1 or not chunk.sample for chunk in chunks):

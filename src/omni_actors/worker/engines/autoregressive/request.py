@@ -16,7 +16,7 @@ from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdap
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.detokenize import StopStrings, TextStream
 from omni_actors.worker.engines.autoregressive.sampling import SamplingParams, SamplingState, token_logprobs
-from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
 
 CONTEXT_TOKENS = 8
 """The number of last prompt tokens that determine the decoded text of the answer's first token."""
@@ -175,7 +175,7 @@ def scores_prompt(work: Work, sampling: Sampling) -> bool:
     return wanted and (prefix is None or len(prefix.tokens) < sampling.n or not all(prefix.tokens))
 
 
-def score(request: Request, chunk: Chunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]) -> None:
+def score(request: Request, chunk: ScheduledChunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]) -> None:
     """Keep the log-probabilities of tokens that are not sampled (``chunk.scored``), by the logits before each token.
 
     The first token of a prompt has none (NaN).

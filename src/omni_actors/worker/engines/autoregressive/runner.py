@@ -24,7 +24,7 @@ from omni_actors.worker.engines.autoregressive.decoder import (
 )
 from omni_actors.worker.engines.autoregressive.graphs import RecordedSteps
 from omni_actors.worker.engines.autoregressive.rank_messages import Attach, Copy, Pass, Scrub
-from omni_actors.worker.engines.autoregressive.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 from omni_actors.worker.engines.autoregressive.sequence import Sequence as TokenSequence
 from omni_actors.worker.ranks import Followers
 
@@ -68,9 +68,9 @@ class ModelRunner:
         if count <= 0:
             return
         sequence = TokenSequence(-1, 0, 0, [0] * count, count, blocks=pool.allocate(pool.blocks_for(count + 1)))
-        outputs = [self.run([Chunk(sequence, 0, count, True)])]
+        outputs = [self.run([ScheduledChunk(sequence, 0, count, True)])]
         sequence.tokens.append(0)
-        outputs.append(self.run([Chunk(sequence, count, 1, True)]))
+        outputs.append(self.run([ScheduledChunk(sequence, count, 1, True)]))
         self.scrub(sequence.blocks)
         sequence.release(pool)
         # A logit of minus infinity is a token that a family rules out.
@@ -90,7 +90,7 @@ class ModelRunner:
         return count
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk]) -> StepOutput:
+    def run(self, chunks: Sequence[ScheduledChunk]) -> StepOutput:
         """Compute the chunks in one pass. Returns float32 logits [n, vocab_size] (and hidden states, if the decoder
         gives them): ``chunk.rows`` rows for each, in order. The sequences themselves are not advanced.
 

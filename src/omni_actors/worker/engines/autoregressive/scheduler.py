@@ -15,7 +15,7 @@ from itertools import chain
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.worker.engines.autoregressive.cache import BlockPool
-from omni_actors.worker.engines.autoregressive.sequence import Chunk, Sequence
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Scheduler:
         sequence.saved = None
         sequence.release(self.pool)
 
-    def schedule(self, ready: Callable[[int], bool]) -> list[Chunk]:
+    def schedule(self, ready: Callable[[int], bool]) -> list[ScheduledChunk]:
         """Choose the next step's chunks, and allocate their blocks.
 
         Sequences of requests that are not ``ready`` (without credit) keep their blocks and wait. The result is empty if
@@ -110,8 +110,8 @@ class Scheduler:
             self._break_deadlock(chunks, ready)
         return chunks
 
-    def _decodes(self, ready: Callable[[int], bool]) -> list[Chunk]:
-        chunks: list[Chunk] = []
+    def _decodes(self, ready: Callable[[int], bool]) -> list[ScheduledChunk]:
+        chunks: list[ScheduledChunk] = []
         for sequence in [s for s in self.running if s.pending == 1]:
             if sequence.blocks and ready(sequence.key):  # one preempted meanwhile has no blocks
                 while not self._grow(sequence, 1):
@@ -123,7 +123,7 @@ class Scheduler:
                     self._add_chunk(chunks, sequence, 1)
         return chunks
 
-    def _admit(self, chunks: list[Chunk], budget: int, ready: Callable[[int], bool]) -> None:
+    def _admit(self, chunks: list[ScheduledChunk], budget: int, ready: Callable[[int], bool]) -> None:
         for sequence in list(self.waiting):
             if not budget or len(self.running) >= self.max_running:
                 return
@@ -154,7 +154,7 @@ class Scheduler:
             limit = min(limit, sequence.score.start - 1)  # the logits before those tokens are in no cache
         return self.pool.find(sequence.full_names(limit, self.pool.block_size))
 
-    def _break_deadlock(self, chunks: list[Chunk], ready: Callable[[int], bool]) -> None:
+    def _break_deadlock(self, chunks: list[ScheduledChunk], ready: Callable[[int], bool]) -> None:
         """Let the oldest ready prompt take blocks from the youngest, if prompts wait for each other's blocks.
 
         Without this, prompts with parts of the pool could wait for each other, or for a prompt without credit.
@@ -178,11 +178,11 @@ class Scheduler:
             sequence.blocks += self.pool.allocate(missing)
         return count
 
-    def _add_chunk(self, chunks: list[Chunk], sequence: Sequence, count: int) -> int:
+    def _add_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, count: int) -> int:
         if count:
             end = sequence.computed + count
             sample = sequence.sealed and end == len(sequence.tokens)
-            chunks.append(Chunk(sequence, sequence.computed, count, sample))
+            chunks.append(ScheduledChunk(sequence, sequence.computed, count, sample))
         return count
 
     def _victim(self) -> Sequence:

@@ -82,7 +82,7 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Chunk:
+class ScheduledChunk:
     """The part of a sequence in one step: tokens ``start … start + count - 1``.
 
     ``sample`` says that the last token of the part is the last of the sequence, so that its logits choose the next

@@ -19,7 +19,7 @@ from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.decoder import StepOutput
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
 from omni_actors.worker.engines.autoregressive.sampling import SampledBatch, sample
-from omni_actors.worker.engines.autoregressive.sequence import Chunk
+from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 from omni_actors.worker.engines.autoregressive.sequence import Sequence as TokenSequence
 from omni_actors.worker.isolation import BatchLimit, Faults, halve_by_request, run_bisecting
 
@@ -34,7 +34,7 @@ class Computed:
     ``output`` is ``None`` if the whole pass failed. Chunks of a request that has ``failed`` may be among ``chunks``.
     """
 
-    chunks: list[Chunk]
+    chunks: list[ScheduledChunk]
     output: StepOutput | None
     failed: Mapping[int, Exception]
 
@@ -69,7 +69,7 @@ class Isolated:
         self._token_bytes = token_bytes
         self._kernels = kernels
 
-    def compute(self, chunks: list[Chunk]) -> Computed:
+    def compute(self, chunks: list[ScheduledChunk]) -> Computed:
         """Run the network over these chunks: in one pass, unless that raises, or did lately for lack of memory."""
         limit = self.limit
         passes = [chunks] if limit.now >= limit.most else list(_pack(chunks, limit.now))
@@ -100,7 +100,7 @@ class Isolated:
 
         def again(part: list[Pick]) -> SampledBatch:
             rows = sorted({row for _, row in part})
-            chunks = [Chunk(sources[row], sources[row].computed - 1, 1, True) for row in rows]
+            chunks = [ScheduledChunk(sources[row], sources[row].computed - 1, 1, True) for row in rows]
             logits = self._runner.run(chunks).logits
             return self._sample(logits[[rows.index(row) for _, row in part]], part)
 
@@ -123,7 +123,7 @@ class Isolated:
         return sample(logits, [choice.sampling_state for choice, _ in picks], self._token_bytes, self._kernels)
 
 
-def _key_of_chunk(chunk: Chunk) -> int:
+def _key_of_chunk(chunk: ScheduledChunk) -> int:
     return chunk.sequence.key
 
 
@@ -138,9 +138,9 @@ def _joined(outputs: list[StepOutput]) -> StepOutput | None:
     return StepOutput(torch.cat([output.logits for output in outputs]), torch.cat(hidden) if hidden else None)
 
 
-def _pack(chunks: Sequence[Chunk], most: int) -> list[list[Chunk]]:
+def _pack(chunks: Sequence[ScheduledChunk], most: int) -> list[list[ScheduledChunk]]:
     """The chunks in passes of at most so many tokens, longer ones in pieces."""
-    passes: list[list[Chunk]] = [[]]
+    passes: list[list[ScheduledChunk]] = [[]]
     room = most
     for chunk in chunks:
         while chunk.count > room:
@@ -154,7 +154,7 @@ def _pack(chunks: Sequence[Chunk], most: int) -> list[list[Chunk]]:
     return [part for part in passes if part]
 
 
-def _cut(part: list[Chunk]) -> Sequence[list[Chunk]]:
+def _cut(part: list[ScheduledChunk]) -> Sequence[list[ScheduledChunk]]:
     """Cut a request's part in two; return none for a part of one token."""
     if len(part) > 1:
         return [part[: len(part) // 2], part[len(part) // 2 :]]
@@ -165,7 +165,7 @@ def _cut(part: list[Chunk]) -> Sequence[list[Chunk]]:
     return [[first], [second]]
 
 
-def _split(chunk: Chunk, count: int) -> tuple[Chunk, Chunk]:
+def _split(chunk: ScheduledChunk, count: int) -> tuple[ScheduledChunk, ScheduledChunk]:
     """A chunk's first ``count`` tokens, and the others."""
-    first = Chunk(chunk.sequence, chunk.start, count, False)
-    return first, Chunk(chunk.sequence, chunk.start + count, chunk.count - count, chunk.sample)
+    first = ScheduledChunk(chunk.sequence, chunk.start, count, False)
+    return first, ScheduledChunk(chunk.sequence, chunk.start + count, chunk.count - count, chunk.sample)
