@@ -211,7 +211,7 @@ class AutoregressiveEngine(Engine):
         chunks, output = computed.chunks, computed.output
         self._totals["steps"] += 1
         self._totals["computed_tokens"] += sum(c.count for c in chunks)
-        self._totals["recomputed_prompt_tokens"] += sum(c.again for c in chunks)
+        self._totals["recomputed_prompt_tokens"] += sum(c.num_recomputed for c in chunks)
         for key, error in computed.failed.items():
             self._condemn(key, error, out)
         if output is None:

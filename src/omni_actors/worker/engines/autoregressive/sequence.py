@@ -95,7 +95,7 @@ class ScheduledChunk:
     sample: bool
 
     @property
-    def again(self) -> int:
+    def num_recomputed(self) -> int:
         """How many of its tokens are prompt tokens that had been computed before."""
         known = min(self.sequence.reached, self.sequence.prompt_len)
         return max(0, min(self.start + self.count, known) - self.start)
