@@ -15,7 +15,7 @@ from tests.worker.engines.ar_resume import Told, attempt, check_every_cut
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import engine as engine_module
-from omni_actors.worker.engines.autoregressive.request import Request, score
+from omni_actors.worker.engines.autoregressive.request import Request, keep_logprobs
 from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 
 PROMPT = list(b"What the sea says")
@@ -99,9 +99,9 @@ def test_a_choice_whose_tokens_have_no_scores_fails_its_request_with_the_others(
     def failing(request: Request, chunk: ScheduledChunk, *more: Any) -> None:
         if chunk.sequence.index == 1:
             raise RuntimeError("no score")
-        score(request, chunk, *more)
+        keep_logprobs(request, chunk, *more)
 
-    monkeypatch.setattr(engine_module, "score", failing)
+    monkeypatch.setattr(engine_module, "keep_logprobs", failing)
     engine = engine_of(adapter, block_size=4, kv_blocks=64)
     out = run(engine, [replace(asked, prefix=whole.prefix(5)), work(2, PROMPT, max_tokens=3, ignore_eos=True)])
     assert set(out.errors) == {1}

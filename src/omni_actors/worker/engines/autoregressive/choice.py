@@ -52,7 +52,7 @@ class Choice:
         """Whether an earlier attempt has told the client that this choice is over."""
         self.closed = False
         """Whether all of it has been handed out."""
-        self._unscored = 0
+        self._without_logprob = 0
 
     @property
     def certain(self) -> int:
@@ -68,7 +68,7 @@ class Choice:
     def resume(self, token_ids: Iterable[int]) -> None:
         """Take tokens that an earlier attempt sampled and reported. The choice is then as it was there: what was held
         back of its text is held back still, and nothing of the rest is told again. Log-probabilities of tokens whose
-        text is held back are wanted anew (``sequence.score``, :meth:`scored`).
+        text is held back are wanted anew (``sequence.logprob_positions``, :meth:`add_logprobs`).
 
         Raises :class:`ValueError` for a token behind the choice's end."""
         for token_id in token_ids:
@@ -79,15 +79,15 @@ class Choice:
         self.replayed, self._text, self._token_ids, self._ready_logprobs = self._text, "", [], []
         if self._stream is not None and not self.told and self._sampling.logprobs is not None:
             self._released = self._stream.released_tokens
-            self._unscored = self.certain
-            self.sequence.score = range(self.certain, len(self.sequence.tokens))
+            self._without_logprob = self.certain
+            self.sequence.logprob_positions = range(self.certain, len(self.sequence.tokens))
 
-    def scored(self, place: int, logprobs: Sequence[TokenLogprob]) -> None:
+    def add_logprobs(self, place: int, logprobs: Sequence[TokenLogprob]) -> None:
         """Log-probabilities of resumed tokens, from this place of the sequence on; those that came before are
         ignored."""
-        new = logprobs[max(0, self._unscored - place) :]
+        new = logprobs[max(0, self._without_logprob - place) :]
         self._logprobs += new
-        self._unscored += len(new)
+        self._without_logprob += len(new)
 
     def push(self, token_id: int, logprob: TokenLogprob | None) -> None:
         """Take the token that was sampled. The choice is over when ``finish_reason`` is set."""

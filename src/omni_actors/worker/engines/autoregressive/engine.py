@@ -32,7 +32,7 @@ from omni_actors.worker.engines.autoregressive.options import EngineOptions
 from omni_actors.worker.engines.autoregressive.output import hand_out
 from omni_actors.worker.engines.autoregressive.prompts import PromptTable
 from omni_actors.worker.engines.autoregressive.ranks import follow, lead
-from omni_actors.worker.engines.autoregressive.request import Request, prompt_text, resume, score
+from omni_actors.worker.engines.autoregressive.request import Request, keep_logprobs, prompt_text, resume
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
 from omni_actors.worker.engines.autoregressive.scheduler import Scheduler
 from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
@@ -138,8 +138,8 @@ class AutoregressiveEngine(Engine):
     def _extend(self, request: Request, prompt: PromptInput) -> None:
         """Extend a prompt. The prompt is computed as early as possible, also before it is whole."""
         first = request.first
-        if request.scored and not first.sealed:
-            first.score = range(1, len(first.tokens) + len(prompt.tokens))
+        if request.wants_prompt_logprobs and not first.sealed:
+            first.logprob_positions = range(1, len(first.tokens) + len(prompt.tokens))
         limit = self._prompts.extend(request, prompt)
         if limit is not None:
             self._start(request, limit)
@@ -260,8 +260,8 @@ class AutoregressiveEngine(Engine):
                 continue  # it failed, in another part of this step
             chunk.sequence.advance(chunk.count, self._pool)
             try:
-                if count := len(chunk.scored):
-                    score(request, chunk, output.logits[first : first + count], self._prompts.token_bytes)
+                if count := len(chunk.logprob_positions):
+                    keep_logprobs(request, chunk, output.logits[first : first + count], self._prompts.token_bytes)
             except Exception as error:
                 self._prompts.fail(request.work.key, error, out)
                 continue
@@ -334,8 +334,8 @@ class AutoregressiveEngine(Engine):
             request.choices.append(self._prompts.choice(request, child, choice.limit))
         due = self._resume(request)
         for each in request.choices:
-            if each.sequence.score.start == request.first.prompt_len and each.sequence.score:
-                score(
+            if each.sequence.logprob_positions.start == request.first.prompt_len and each.sequence.logprob_positions:
+                keep_logprobs(
                     request,
                     ScheduledChunk(each.sequence, request.first.prompt_len - 1, 1, False),
                     logits,

@@ -19,7 +19,7 @@ from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, Pro
 from omni_actors.worker.engines.autoregressive.checks import prompt_of, sampling_of
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.detokenize import StopStrings
-from omni_actors.worker.engines.autoregressive.request import Request, choice_of, limit_of, scores_prompt
+from omni_actors.worker.engines.autoregressive.request import Request, choice_of, limit_of, wants_prompt_logprobs
 from omni_actors.worker.engines.autoregressive.sampling import resolve, validate
 from omni_actors.worker.engines.autoregressive.sequence import Sequence
 from omni_actors.worker.isolation import Faults
@@ -104,7 +104,7 @@ class PromptTable:
         first = Sequence(work.key, 0, self._order, [], 0, sealed=False)
         self._order += sampling.n
         request = Request(work, sampling, params, StopStrings(sampling.stop), first, set(work.ports))
-        request.scored = scores_prompt(work, sampling)
+        request.wants_prompt_logprobs = wants_prompt_logprobs(work, sampling)
         self.requests[work.key] = request
         return request
 

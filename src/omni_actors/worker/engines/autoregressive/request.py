@@ -42,7 +42,7 @@ class Request:
     final: bool = False
     most: int | None = None
     opened: bool = True
-    scored: bool = False
+    wants_prompt_logprobs: bool = False
     prompt_told: bool = False
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -168,23 +168,25 @@ def prompt_text(request: Request, adapter: PromptAdapter) -> str:
     return text
 
 
-def scores_prompt(work: Work, sampling: Sampling) -> bool:
+def wants_prompt_logprobs(work: Work, sampling: Sampling) -> bool:
     """Whether the prompt's log-probabilities, which leave with a choice's first token, are still to be sent."""
     wanted = sampling.echo and sampling.logprobs is not None
     prefix = work.prefix
     return wanted and (prefix is None or len(prefix.tokens) < sampling.n or not all(prefix.tokens))
 
 
-def score(request: Request, chunk: ScheduledChunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]) -> None:
-    """Keep the log-probabilities of tokens that are not sampled (``chunk.scored``), by the logits before each token.
+def keep_logprobs(
+    request: Request, chunk: ScheduledChunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]
+) -> None:
+    """Keep the log-probabilities of tokens that are not sampled (``chunk.logprob_positions``), by the logits before each token.
 
     The first token of a prompt has none (NaN).
     """
-    places, tokens = chunk.scored, chunk.sequence.tokens
+    places, tokens = chunk.logprob_positions, chunk.sequence.tokens
     counts = [request.sampling.logprobs or 0] * len(places)
     scores = token_logprobs(logits, [tokens[i] for i in places], counts, token_bytes)
     if places.start >= chunk.sequence.prompt_len:
-        request.choices[chunk.sequence.index].scored(places.start, scores)
+        request.choices[chunk.sequence.index].add_logprobs(places.start, scores)
         return
     known = request.prompt_logprobs
     if not known:

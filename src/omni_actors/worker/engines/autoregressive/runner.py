@@ -110,7 +110,7 @@ class ModelRunner:
             tokens += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
         rows: list[int] = []
         for start, chunk in zip(starts, chunks, strict=True):
-            rows += (start + place - 1 - chunk.start for place in chunk.scored)
+            rows += (start + place - 1 - chunk.start for place in chunk.logprob_positions)
             if chunk.sample:
                 rows.append(start + chunk.count - 1)
         ordered = [extents[i] for i in order]

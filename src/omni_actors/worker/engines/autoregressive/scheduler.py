@@ -150,8 +150,8 @@ class Scheduler:
         if not (self.pool.prefix_cache and sequence.reuse):
             return []
         limit = len(sequence.tokens) - 1 - (0 if sequence.sealed else 1)
-        if sequence.score:
-            limit = min(limit, sequence.score.start - 1)  # the logits before those tokens are in no cache
+        if sequence.logprob_positions:
+            limit = min(limit, sequence.logprob_positions.start - 1)  # the logits before those tokens are in no cache
         return self.pool.find(sequence.full_names(limit, self.pool.block_size))
 
     def _break_deadlock(self, chunks: list[ScheduledChunk], ready: Callable[[int], bool]) -> None:

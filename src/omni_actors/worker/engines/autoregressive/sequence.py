@@ -29,7 +29,7 @@ class Sequence:
     """The contents of the prompt beside tokens, as part of the block hashes (empty without other contents)."""
     reuse: bool = True
     """Whether computed blocks of others may stand in for its own."""
-    score: range = NOTHING
+    logprob_positions: range = NOTHING
     """Places of the tokens whose log-probabilities are wanted although they are not sampled (a prompt's own, or those
     of a resumed answer's tokens): logits before each."""
     computed: int = 0
@@ -101,9 +101,9 @@ class ScheduledChunk:
         return max(0, min(self.start + self.count, known) - self.start)
 
     @property
-    def scored(self) -> range:
+    def logprob_positions(self) -> range:
         """The places of tokens to be scored by the logits of this chunk."""
-        wanted = self.sequence.score
+        wanted = self.sequence.logprob_positions
         if not wanted:
             return wanted
         return range(max(wanted.start, self.start + 1), min(wanted.stop, self.start + self.count + 1))
@@ -111,4 +111,4 @@ class ScheduledChunk:
     @property
     def rows(self) -> int:
         """The number of logits wanted from the chunk: one before each scored token, and the last if it samples."""
-        return len(self.scored) + self.sample
+        return len(self.logprob_positions) + self.sample

@@ -146,7 +146,7 @@ class VllmEngine(Engine):
             elif not limit:
                 if work.prefix is not None:
                     choice.told = True
-                if choice.told or not request.scored:
+                if choice.told or not request.wants_prompt_logprobs:
                     self._echo(request, choice, [])
                     choice.end("length")
             if choice.finish_reason is not None:
@@ -158,7 +158,9 @@ class VllmEngine(Engine):
         name = f"{request.work.key}.{choice.sequence.index}"
         if choice.completion_tokens and counts_tokens(request) and not self._core.resumes_penalties:
             raise not_resumable(self.hello.stage)
-        scored = bool(choice.sequence.score) or (request.scored and not choice.completion_tokens)
+        scored = bool(choice.sequence.logprob_positions) or (
+            request.wants_prompt_logprobs and not choice.completion_tokens
+        )
         if scored and self.options.loras:
             # vLLM (0.32) raises then, in a step with another request: it takes the prompt's rows for sampled rows.
             if choice.completion_tokens:
@@ -250,13 +252,15 @@ class VllmEngine(Engine):
             first.cached = min(output.num_cached_tokens or 0, first.prompt_len)
             self._totals["prefix_hit_tokens"] += first.cached
         count, entries = request.sampling.logprobs or 0, output.prompt_logprobs
-        if sequence.score:
-            scores = prompt_scores(sequence.tokens, sequence.score, entries, count, self._prompts.token_bytes)
-            choice.scored(sequence.score.start, scores)
+        if sequence.logprob_positions:
+            scores = prompt_scores(
+                sequence.tokens, sequence.logprob_positions, entries, count, self._prompts.token_bytes
+            )
+            choice.add_logprobs(sequence.logprob_positions.start, scores)
         if choice.completion_tokens:
             return
         known: list[TokenLogprob] = []
-        if request.scored:
+        if request.wants_prompt_logprobs:
             tokens = sequence.tokens
             known = [TokenLogprob(tokens[0], self._prompts.token_bytes(tokens[0]), math.nan)]
             known += prompt_scores(tokens, range(1, first.prompt_len), entries, count, self._prompts.token_bytes)
