@@ -152,7 +152,7 @@ class Scheduler:
         limit = len(sequence.tokens) - 1 - (0 if sequence.sealed else 1)
         if sequence.logprob_positions:
             limit = min(limit, sequence.logprob_positions.start - 1)  # the logits before those tokens are in no cache
-        return self.pool.find(sequence.full_names(limit, self.pool.block_size))
+        return self.pool.find(sequence.full_block_hashes(limit, self.pool.block_size))
 
     def _break_deadlock(self, chunks: list[ScheduledChunk], ready: Callable[[int], bool]) -> None:
         """Let the oldest ready prompt take blocks from the youngest, if prompts wait for each other's blocks.

@@ -42,7 +42,7 @@ class Sequence:
     saved: Payload | None = None
     """Its keys and values in host memory, while it has no blocks."""
     blocks: list[int] = field(default_factory=list)
-    names: list[bytes] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
 
     def sibling(self, index: int) -> Sequence:
         """Return a new sequence for choice ``index`` of the request, with the same tokens and none of them computed."""
@@ -55,14 +55,14 @@ class Sequence:
         """The number of tokens that can be computed now."""
         return len(self.tokens) - self.computed - (0 if self.sealed else 1)
 
-    def full_names(self, tokens: int, block_size: int) -> list[bytes]:
-        """The names of the blocks that the first ``tokens`` tokens fill."""
+    def full_block_hashes(self, tokens: int, block_size: int) -> list[bytes]:
+        """Return the hashes of the blocks that the first ``tokens`` tokens fill."""
         count = tokens // block_size
-        while len(self.names) < count:
-            start = len(self.names) * block_size
-            parent = self.names[-1] if self.names else self.root
-            self.names.append(block_hash(parent, self.tokens[start : start + block_size]))
-        return self.names[:count]
+        while len(self.block_hashes) < count:
+            start = len(self.block_hashes) * block_size
+            parent = self.block_hashes[-1] if self.block_hashes else self.root
+            self.block_hashes.append(block_hash(parent, self.tokens[start : start + block_size]))
+        return self.block_hashes[:count]
 
     def advance(self, count: int, pool: BlockPool) -> None:
         """Take note of ``count`` more computed tokens, and publish the blocks that are full now."""
@@ -70,9 +70,9 @@ class Sequence:
         self.computed += count
         self.reached = max(self.reached, self.computed)
         if pool.prefix_cache:
-            names = self.full_names(self.computed, pool.block_size)
-            for i in range(before, len(names)):
-                pool.publish(self.blocks[i], names[i])
+            hashes = self.full_block_hashes(self.computed, pool.block_size)
+            for i in range(before, len(hashes)):
+                pool.publish(self.blocks[i], hashes[i])
 
     def release(self, pool: BlockPool) -> None:
         """Free all blocks. The tokens stay; keys and values are lost, unless they are ``saved``."""
