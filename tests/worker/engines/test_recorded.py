@@ -105,15 +105,15 @@ def test_sequences_longer_than_what_is_recorded_run_as_they_are_written(
 def test_what_a_replay_gave_stays_when_the_next_one_is_run() -> None:
     decoder = FusedDecoder(tiny_models.build("qwen3"), 64, KERNELS)
     runner, pool = ModelRunner(decoder, 16, BLOCK, KERNELS), BlockPool(16, BLOCK)
-    assert runner.record(TapeGraphs(2), 2, 64) == 1
+    assert runner.capture(TapeGraphs(2), 2, 64) == 1
     sequences = [Sequence(key, 0, key, [65 + key, 66, 67, 68], 4, blocks=pool.allocate(2)) for key in range(2)]
     runner.run([ScheduledChunk(it, 0, 3, False) for it in sequences])
     first = runner.run([ScheduledChunk(it, 3, 1, True) for it in sequences]).logits
     kept = first.clone()
     first[0] = 0  # the sampler writes to it
     again = runner.run([ScheduledChunk(it, 3, 1, True) for it in reversed(sequences)]).logits
-    assert runner.recorded is not None
-    assert runner.recorded.steps == 2
+    assert runner.captured is not None
+    assert runner.captured.steps == 2
     assert torch.equal(again, kept.flip(0))
     assert torch.equal(first[1], kept[1])
 
@@ -121,11 +121,11 @@ def test_what_a_replay_gave_stays_when_the_next_one_is_run() -> None:
 def test_padding_rows_leave_every_block_of_the_pool_alone() -> None:
     decoder = FusedDecoder(tiny_models.build("qwen3"), 64, KERNELS)
     runner, pool = ModelRunner(decoder, 8, BLOCK, KERNELS), BlockPool(8, BLOCK)
-    runner.record(TapeGraphs(8), 8, 64)
+    runner.capture(TapeGraphs(8), 8, 64)
     sequence = Sequence(0, 0, 0, [65], 1, blocks=pool.allocate(1))
     runner.run([ScheduledChunk(sequence, 0, 1, True)])
-    assert runner.recorded is not None
-    assert runner.recorded.steps == 1
+    assert runner.captured is not None
+    assert runner.captured.steps == 1
     for layer in runner.cache.layers:
         written = layer.flatten(1).any(1).nonzero().flatten().tolist()
         assert set(written) == {sequence.blocks[0], runner.cache.scratch}
@@ -158,7 +158,7 @@ def test_a_decoder_that_waits_for_the_device_runs_as_it_is_written() -> None:
     model = tiny_models.build("qwen3")
     runner, pool = ModelRunner(Waiting(copy.deepcopy(model), 64, KERNELS), 16, BLOCK, KERNELS), BlockPool(16, BLOCK)
     with pytest.raises(RuntimeError, match="not permitted while recording"):
-        runner.record(TapeGraphs(2), 2, 64)
+        runner.capture(TapeGraphs(2), 2, 64)
     sequence = Sequence(0, 0, 0, [65], 1, blocks=pool.allocate(1))
     logits = runner.run([ScheduledChunk(sequence, 0, 1, True)]).logits
     other = ModelRunner(FusedDecoder(model, 64, KERNELS), 16, BLOCK, KERNELS)

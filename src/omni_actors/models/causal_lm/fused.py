@@ -32,7 +32,7 @@ def supports(model: Any) -> bool:
 
 
 class FusedDecoder:
-    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder`.
+    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.CapturableDecoder`.
 
     Takes the weights out of ``model``, layer by layer: the model is of no use afterwards. ``positions`` is one more
     than the greatest position that will be asked for. The model may hold the weights of one rank of ``group`` alone.

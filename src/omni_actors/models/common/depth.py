@@ -19,7 +19,7 @@ from omni_actors.models.common.rotary import Rotary
 from omni_actors.platforms.runtime import Graphs
 from omni_actors.platforms.runtime.kernels import Linear
 from omni_actors.worker.checks import OutputError
-from omni_actors.worker.engines.autoregressive.graphs import RecordedRows
+from omni_actors.worker.engines.autoregressive.graphs import CapturedRows
 
 _ALL = 1 << 24
 """A number above any head's count of codes; a float32 counts up to it exactly."""
@@ -69,17 +69,17 @@ class DepthDecoder:
         self._heads = heads
         self._project = project
         self._cos, self._sin = rotary.at(torch.arange(len(heads) + 1, device=layers.device))
-        self._recorded: dict[bool, RecordedRows] = {}  # by whether codes are drawn
+        self._recorded: dict[bool, CapturedRows] = {}  # by whether codes are drawn
 
     @torch.inference_mode()
-    def record(self, graphs: Graphs, most: int) -> None:
+    def capture(self, graphs: Graphs, most: int) -> None:
         """Capture the computation for up to ``most`` frames as graphs, greedily and not. Raises RuntimeError if graphs
         are not possible."""
         frame = self._embeddings[0].new_zeros(1, self._embeddings[0].shape[1])
         columns = self._columns([Draw(DepthSampling(), 0, 0)], frame.device)
         assert columns is not None
-        greedy = RecordedRows(graphs, most, lambda hidden, first: self._compute(hidden, first, None), (frame, frame))
-        drawn = RecordedRows(
+        greedy = CapturedRows(graphs, most, lambda hidden, first: self._compute(hidden, first, None), (frame, frame))
+        drawn = CapturedRows(
             graphs,
             most,
             lambda hidden, first, *columns: self._compute(hidden, first, columns),

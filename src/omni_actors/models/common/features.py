@@ -49,7 +49,7 @@ class _Step:
 
 
 class FeatureDecoder:
-    """A :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder` for prompts with features.
+    """A :class:`~omni_actors.worker.engines.autoregressive.decoder.CapturableDecoder` for prompts with features.
 
     ``requests`` maps keys to the :class:`Features` of requests with features; the owner of the decoder fills it.
 

@@ -94,7 +94,7 @@ class Speaking:
 
 
 class TalkerDecoder:
-    """A :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder` over codec frames. The owner
+    """A :class:`~omni_actors.worker.engines.autoregressive.decoder.CapturableDecoder` over codec frames. The owner
     fills ``requests``.
 
     ``embeddings`` [codes and marks, width] and ``head`` are of the first code; ids in ``suppressed`` are never chosen.

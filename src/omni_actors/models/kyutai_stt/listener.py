@@ -42,7 +42,7 @@ from omni_actors.worker.tensors import tensor_of
 
 
 class FrameDecoder:
-    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.RecordableDecoder`. ``heard`` holds, by
+    """Implements :class:`~omni_actors.worker.engines.autoregressive.decoder.CapturableDecoder`. ``heard`` holds, by
     request, what is added to the text's embedding at each position: [positions, width]."""
 
     def __init__(

@@ -33,10 +33,10 @@ def capture_steps(
         return
     progress("recording decode steps", None)
     try:
-        count = runner.record(graphs, max_batch, max_len)
+        count = runner.capture(graphs, max_batch, max_len)
         log.info("%d decode steps are recorded as graphs", count)
         adapter.capture(graphs, max_batch)
     except RuntimeError as error:
         faults.classify(error)
-        what = "decode steps are" if runner.recorded is None else "what follows a decode step is"
+        what = "decode steps are" if runner.captured is None else "what follows a decode step is"
         log.warning("%s not recorded (%s): %s", what, type(adapter).__name__, error)

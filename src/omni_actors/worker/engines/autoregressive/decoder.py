@@ -110,7 +110,7 @@ class Decoder(Protocol):
 
 
 @runtime_checkable
-class RecordableDecoder(Decoder, Protocol):
+class CapturableDecoder(Decoder, Protocol):
     """A network in two halves; ``forward`` runs both.
 
     The second half computes from tensors alone and waits for no result of the device, so that a platform may capture

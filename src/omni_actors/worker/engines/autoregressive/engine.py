@@ -416,8 +416,8 @@ class AutoregressiveEngine(Engine):
             "out_of_memory_total": self._isolated.shortages,
             "prefix_hit_tokens_total": scheduler.prefix_hit_tokens,
         }
-        if self._runner.recorded is not None:
-            found["recorded_steps_total"] = self._runner.recorded.steps
+        if self._runner.captured is not None:
+            found["recorded_steps_total"] = self._runner.captured.steps
         for half in (self._exports, self._imports):
             found |= {} if half is None else half.counters()
         return found

@@ -6,7 +6,7 @@ call. A recording is bound to memory: so everything that changes from step to st
 are, and a step is padded to one of a few numbers of rows. Padding rows compute a token of a block that no sequence has.
 
 What is recorded is a step of nothing but decodes, one token of each sequence. Prompts, and steps with a prompt among
-them, run as they are written; so do all steps of a decoder that has no second half (:class:`RecordableDecoder`).
+them, run as they are written; so do all steps of a decoder that has no second half (:class:`CapturableDecoder`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from omni_actors.platforms.runtime import Graphs
 from omni_actors.platforms.runtime.kernels import PagedDecode, paged_decode
 from omni_actors.worker.engines.autoregressive.attention import KVCache
-from omni_actors.worker.engines.autoregressive.decoder import RecordableDecoder, Span, StepInputs, StepOutput
+from omni_actors.worker.engines.autoregressive.decoder import CapturableDecoder, Span, StepInputs, StepOutput
 from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 
 log = logging.getLogger(__name__)
@@ -34,17 +34,17 @@ the longest may have. Longer ones run as they are written, whose gathering ends 
 
 
 @dataclass(frozen=True, slots=True)
-class _Recording:
+class _Capture:
     replay: Callable[[], StepOutput]
     table: torch.Tensor
 
 
-class RecordedSteps:
+class CapturedSteps:
     """The recordings of one decoder over one cache. ``max_batch`` sequences decode at once, none is longer than
     ``max_len`` tokens."""
 
     def __init__(
-        self, decoder: RecordableDecoder, cache: KVCache, graphs: Graphs, max_batch: int, max_len: int
+        self, decoder: CapturableDecoder, cache: KVCache, graphs: Graphs, max_batch: int, max_len: int
     ) -> None:
         self.steps = 0
         """Steps that were replayed."""
@@ -58,11 +58,11 @@ class RecordedSteps:
         self._widths = sorted(gathered or {longest})
         self._prepared: tuple[torch.Tensor, ...] = ()
         self._lengths = torch.ones(self._sizes[-1], dtype=torch.int32, device=decoder.device)
-        self._recordings: dict[tuple[int, int], _Recording] = {}
+        self._captures: dict[tuple[int, int], _Capture] = {}
         self._reach = 1  # blocks of the longest sequence so far: what is behind them in a table is as it was made
 
     @torch.inference_mode()
-    def record(self, graphs: Graphs) -> int:
+    def capture(self, graphs: Graphs) -> int:
         """Make the recordings; how many. Raises what the decoder or the recording raises."""
         most, device = self._sizes[-1], self._decoder.device
         nothing = torch.zeros(most, dtype=torch.int64, device=device)
@@ -75,16 +75,16 @@ class RecordedSteps:
         for width in self._widths:
             table = torch.full((most, width), self._cache.scratch, dtype=torch.int32, device=device)
             for size in reversed(self._sizes):  # the largest first: the others find its memory
-                self._recordings[size, width] = self._record(graphs, size, table[:size], attend)
-        return len(self._recordings)
+                self._captures[size, width] = self._capture(graphs, size, table[:size], attend)
+        return len(self._captures)
 
-    def _record(self, graphs: Graphs, size: int, table: torch.Tensor, attend: PagedDecode) -> _Recording:
+    def _capture(self, graphs: Graphs, size: int, table: torch.Tensor, attend: PagedDecode) -> _Capture:
         prepared, lengths = tuple(part[:size] for part in self._prepared), self._lengths[:size]
 
         def step() -> StepOutput:
             return self._decoder.compute(prepared, None, TableAttention(self._cache, table, lengths, attend))
 
-        return _Recording(graphs.capture(step), table)
+        return _Capture(graphs.capture(step), table)
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> StepOutput | None:
         """Replay this step: logits and hidden states of the chunks in order, in memory of their own. ``None`` if it is
@@ -94,7 +94,7 @@ class RecordedSteps:
         count = len(chunks)
         blocks = [-(-(chunk.start + 1) // self._cache.block_size) for chunk in chunks]
         size, width = _at_least(self._sizes, count), _at_least(self._widths, max(blocks))
-        recording = self._recordings.get((size, width))
+        recording = self._captures.get((size, width))
         if recording is None:
             return None
         starts = np.array([chunk.start for chunk in chunks])
@@ -167,7 +167,7 @@ class TableAttention:
         cache.side.view(-1, cache.shape.side).index_copy_(0, rows, side)
 
 
-class RecordedRows:
+class CapturedRows:
     """A function of tensors [rows, …], recorded for up to ``most`` rows: ``run`` computes each row by itself and waits
     for nothing. ``row`` are inputs of one row. Raises what the recording raises."""
 

@@ -15,14 +15,14 @@ from omni_actors.worker.engines.autoregressive.attention import Extent, KVCache,
 from omni_actors.worker.engines.autoregressive.cache import BlockPool
 from omni_actors.worker.engines.autoregressive.checks import check_step
 from omni_actors.worker.engines.autoregressive.decoder import (
+    CapturableDecoder,
     Decoder,
     LeadingDecoder,
-    RecordableDecoder,
     Span,
     StepInputs,
     StepOutput,
 )
-from omni_actors.worker.engines.autoregressive.graphs import RecordedSteps
+from omni_actors.worker.engines.autoregressive.graphs import CapturedSteps
 from omni_actors.worker.engines.autoregressive.rank_messages import Attach, Copy, Pass, Scrub
 from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 from omni_actors.worker.engines.autoregressive.sequence import Sequence as TokenSequence
@@ -37,7 +37,7 @@ class ModelRunner:
         self, decoder: Decoder, blocks: int, block_size: int, kernels: Kernels, followers: Followers | None = None
     ) -> None:
         self.decoder = decoder
-        self.recorded: RecordedSteps | None = None
+        self.captured: CapturedSteps | None = None
         self.cache = KVCache(decoder.kv_shape, blocks, block_size, decoder.device, kernels)
         self._followers = followers
         if followers is not None:
@@ -77,16 +77,16 @@ class ModelRunner:
         if any(not output.logits.amax(-1).isfinite().all() for output in outputs):
             raise WarmUpError("logits")
 
-    def record(self, graphs: Graphs, max_batch: int, max_len: int) -> int:
+    def capture(self, graphs: Graphs, max_batch: int, max_len: int) -> int:
         """Record steps of up to ``max_batch`` decodes of sequences of up to ``max_len`` tokens; how many recordings
         there are. Raises RuntimeError where the decoder, or something in it, cannot be recorded: steps run as they are
         written then."""
         name = type(self.decoder).__name__
-        if not isinstance(self.decoder, RecordableDecoder):
+        if not isinstance(self.decoder, CapturableDecoder):
             raise RuntimeError(f"{name} does not part what it prepares from what it computes")
-        steps = RecordedSteps(self.decoder, self.cache, graphs, max_batch, max_len)
-        count: int = steps.record(graphs)
-        self.recorded = steps
+        steps = CapturedSteps(self.decoder, self.cache, graphs, max_batch, max_len)
+        count: int = steps.capture(graphs)
+        self.captured = steps
         return count
 
     @torch.inference_mode()
@@ -96,7 +96,7 @@ class ModelRunner:
 
         Raises what the decoder raises; where followers had begun the pass too, what their part in it means
         (:meth:`Followers.part`): it cannot be tried again."""
-        if self.recorded is not None and (replayed := self.recorded.run(chunks)) is not None:
+        if self.captured is not None and (replayed := self.captured.run(chunks)) is not None:
             return replayed
         extents = [Extent(c.start, c.count, c.sequence.blocks) for c in chunks]
         order = sorted(range(len(chunks)), key=lambda i: flat_order(extents[i]))
