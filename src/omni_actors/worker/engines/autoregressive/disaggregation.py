@@ -40,7 +40,7 @@ PAYLOAD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class PrefillResult:
     """The state of a computed prompt beside the cache.
 
     ``logits`` is float32 [1, vocabulary], ``hidden`` [1, width] or ``None``. ``cached`` counts the prompt's tokens that
@@ -63,7 +63,7 @@ class Handover:
     @property
     def meta(self) -> dict[str, Any]:
         facts = {"cached": self.cached, "continued": self.continued, "most": self.most, "state": self.state.facts}
-        return {"handover": facts}
+        return {"result": facts}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the parts that are too large for metadata, as the tensors of a payload."""
@@ -77,9 +77,9 @@ class Handover:
         return tensors
 
     @classmethod
-    def of(cls, payload: Payload) -> Handover | None:
+    def of(cls, payload: Payload) -> PrefillResult | None:
         """Return the hand-over in a payload; ``None`` if the payload is not the last one. The tensors are copies."""
-        meta = payload.meta.get("handover")
+        meta = payload.meta.get("result")
         if meta is None:
             return None
         names = [name for name in payload.tensors if name.startswith("state.")]
@@ -97,16 +97,16 @@ class Handover:
 
 
 @dataclass(slots=True)
-class _Export:
+class _OutgoingPrompt:
     sequence: Sequence
     question: Payload
     asked: bool = False
     granted: bool = False
     sent: int = 0
-    last: Handover | None = None
+    last: PrefillResult | None = None
 
 
-class Exports:
+class KVProducer:
     """The prompts that leave the prefill engine, by request.
 
     A prompt is computed once the decode engine has room for it. Rows leave as soon as they are computed, so that the
@@ -118,14 +118,14 @@ class Exports:
         self._layout = _layout_of(hello, cache)
         self._on_device = any(it.kind == kv.KIND and it.connector == DEVICE for it in hello.outputs)
         self._tokens = max(1, PAYLOAD_BYTES // cache.shape.token_bytes)
-        self._by_key: dict[int, _Export] = {}
+        self._by_key: dict[int, _OutgoingPrompt] = {}
         self._total = 0  # tokens sent
 
     def add(self, sequence: Sequence, *, sampled: bool) -> None:
         """Add a complete prompt. ``sampled`` says that tokens will follow."""
         question = kv.ask(len(sequence.tokens), self._layout)
         question.meta["sampled"] = sampled
-        self._by_key[sequence.key] = _Export(sequence, question)
+        self._by_key[sequence.key] = _OutgoingPrompt(sequence, question)
 
     def granted(self, key: int) -> bool:
         """Whether the decode engine has room for the prompt."""
@@ -138,7 +138,7 @@ class Exports:
         The sequence keeps its blocks until its rows have left.
         """
         first = request.first
-        self._by_key[first.key].last = Handover(
+        self._by_key[first.key].last = PrefillResult(
             first.tokens,
             output.logits[row : row + 1].clone(),
             None if output.hidden is None else output.hidden[row : row + 1].clone(),
@@ -187,7 +187,7 @@ class Exports:
         """Return ``kv_exports``, the number of prompts that have not left yet."""
         return {"kv_exports": len(self._by_key), "kv_exported_tokens_total": self._total}
 
-    def _send_rows(self, key: int, export: _Export, out: Outbox) -> bool:
+    def _send_rows(self, key: int, export: _OutgoingPrompt, out: Outbox) -> bool:
         sequence, start = export.sequence, export.sent
         count = min(sequence.computed - start, self._tokens)
         if count <= 0:
@@ -218,15 +218,15 @@ class Exports:
 
 
 @dataclass(slots=True)
-class _Import:
+class _IncomingPrompt:
     request: Request
     tokens: int
     blocks: int
     granted: bool = False
-    last: Handover | None = None
+    last: PrefillResult | None = None
 
 
-class Imports:
+class KVConsumer:
     """The prompts that arrive at the decode engine, in the order in which they asked for room.
 
     A reservation holds blocks and places in the batch until the prompt is there. No other request can take them, since
@@ -239,7 +239,7 @@ class Imports:
         self._pool = pool
         self._scheduler = scheduler
         self._layout = _layout_of(hello, cache)
-        self._by_key: dict[int, _Import] = {}
+        self._by_key: dict[int, _IncomingPrompt] = {}
         self._total = 0  # tokens received
 
     def feed(self, request: Request, payload: Payload | None, end: bool, check: Callable[[], object]) -> bool:
@@ -273,7 +273,7 @@ class Imports:
             request.final = not payload.meta["sampled"]
             check()
             blocks = self._pool.blocks_for(first.prompt_len + payload.meta["sampled"])
-            self._by_key[first.key] = _Import(request, first.prompt_len, blocks)
+            self._by_key[first.key] = _IncomingPrompt(request, first.prompt_len, blocks)
             return False
         if payload is not None and coming is not None:
             first = coming.request.first
@@ -282,7 +282,7 @@ class Imports:
                 raise ValueError(f"tokens from {arrived.start} on, where those from {first.computed} on were due")
             first.computed = arrived.stop
             self._total += len(arrived)
-            coming.last = Handover.of(payload)
+            coming.last = PrefillResult.of(payload)
         if end and (coming is None or coming.last is None):
             raise ValueError("the end of the edge, before the end of the prompt")
         return True
@@ -305,7 +305,7 @@ class Imports:
             out.consumed(coming.request.work.key, PORT)
         return granted
 
-    def arrived(self, ready: Callable[[int], bool]) -> Iterator[tuple[Request, Handover]]:
+    def arrived(self, ready: Callable[[int], bool]) -> Iterator[tuple[Request, PrefillResult]]:
         """Take out the complete prompts whose requests are ``ready`` for a first token.
 
         Their sequences are as if they had been computed in this engine.
@@ -335,7 +335,7 @@ class Imports:
             "swapped": sum(sequence.saved is not None for sequence in self._scheduler.waiting),
         }
 
-    def _has_room(self, coming: _Import, ready: Callable[[int], bool]) -> bool:
+    def _has_room(self, coming: _IncomingPrompt, ready: Callable[[int], bool]) -> bool:
         scheduler = self._scheduler
         if coming.blocks > self._pool.available:
             return False

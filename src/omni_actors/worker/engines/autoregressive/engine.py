@@ -2,7 +2,7 @@
 
 One step computes some tokens of every runnable sequence in one pass of the network (:mod:`ar_scheduler` says which),
 samples one token for each sequence that is complete so far, and hands out what is certain of its text. With a role
-(:class:`EngineOptions`) it only does one half of that: see :mod:`handover`.
+(:class:`EngineOptions`) it only does one half of that: see :mod:`~omni_actors.worker.engines.autoregressive.disaggregation`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from omni_actors.worker.engines.autoregressive.capture import capture_steps
 from omni_actors.worker.engines.autoregressive.checks import state_of
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.decoder import StepOutput
-from omni_actors.worker.engines.autoregressive.disaggregation import Exports, Imports, swap_of
+from omni_actors.worker.engines.autoregressive.disaggregation import KVConsumer, KVProducer, swap_of
 from omni_actors.worker.engines.autoregressive.options import EngineOptions
 from omni_actors.worker.engines.autoregressive.output import hand_out
 from omni_actors.worker.engines.autoregressive.prompts import PromptTable
@@ -61,8 +61,8 @@ class AutoregressiveEngine(Engine):
         self._faults = self._prompts.faults
         self._over: dict[int, list[Choice]] = {}  # by request: choices of which an earlier attempt has told everything
         self._group: Group = ALONE
-        self._exports: Exports | None = None
-        self._imports: Imports | None = None
+        self._producer: KVProducer | None = None
+        self._consumer: KVConsumer | None = None
         self._runner: ModelRunner
         self._isolated: Isolated
         self._pool: BlockPool
@@ -101,9 +101,9 @@ class AutoregressiveEngine(Engine):
         swap = swap_of(cache) if options.role == "decode" else None
         self._scheduler = Scheduler(self._pool, options.max_batch, options.step_tokens, swap)
         if options.role == "prefill":
-            self._exports = Exports(self.hello, cache)
+            self._producer = KVProducer(self.hello, cache)
         elif options.role == "decode":
-            self._imports = Imports(self.hello, cache, self._pool, self._scheduler)
+            self._consumer = KVConsumer(self.hello, cache, self._pool, self._scheduler)
         # A sequence alone must always fit: that is what makes preemption end.
         max_len = min(adapter.max_model_len, blocks * options.block_size)
         self._prompts.attach(adapter, max_len)
@@ -114,7 +114,7 @@ class AutoregressiveEngine(Engine):
 
     def admit(self, work: Work) -> None:
         request = self._prompts.admit(work)
-        if self._imports is not None:
+        if self._consumer is not None:
             request.opened = False  # its prompt comes computed
             return
         try:
@@ -127,8 +127,8 @@ class AutoregressiveEngine(Engine):
 
     def feed(self, key: int, port: str, payload: Payload | None, end: bool) -> bool:
         request = self._requests[key]
-        if self._imports is not None:
-            return self._imports.feed(request, payload, end, lambda: self._prompts.limit(request))
+        if self._consumer is not None:
+            return self._consumer.feed(request, payload, end, lambda: self._prompts.limit(request))
         self._extend(request, self._prompts.feed(request, port, payload, end))
         return True
 
@@ -147,8 +147,8 @@ class AutoregressiveEngine(Engine):
     def _start(self, request: Request, limit: int) -> None:
         """The prompt is whole; each choice of the answer may have ``limit`` tokens."""
         first = request.first
-        if self._exports is not None:
-            self._exports.add(first, sampled=not request.final)
+        if self._producer is not None:
+            self._producer.add(first, sampled=not request.final)
             return
         request.choices.append(self._prompts.choice(request, first, limit))
         if request.sampling.n == 1:  # else when the prompt is computed, which they share
@@ -168,7 +168,7 @@ class AutoregressiveEngine(Engine):
         """A request has left: see :class:`PromptTable`."""
         key = request.work.key
         self._over.pop(key, None)
-        for half in (self._exports, self._imports):
+        for half in (self._producer, self._consumer):
             if half is not None:
                 half.remove(key)
         for sequence in request.sequences:
@@ -178,11 +178,11 @@ class AutoregressiveEngine(Engine):
 
     @property
     def runnable(self) -> bool:
-        halves = (half for half in (self._exports, self._imports) if half is not None)
+        halves = (half for half in (self._producer, self._consumer) if half is not None)
         return self._scheduler.runnable or bool(self._over) or any(half.pending for half in halves)
 
     def step(self, out: Outbox) -> bool:
-        exports, broken = self._exports, dict[int, Exception]()
+        exports, broken = self._producer, dict[int, Exception]()
 
         def ready(key: int) -> bool:
             # A prompt on its way out needs no credit to be computed, only to leave.
@@ -358,7 +358,7 @@ class AutoregressiveEngine(Engine):
 
     def _send(self, out: Outbox) -> bool:
         """Send prompts, or parts of prompts, to the decode engine; return whether any was sent."""
-        if self._exports is None or (sent := self._exports.send(out)) is None:
+        if self._producer is None or (sent := self._producer.send(out)) is None:
             return False
         through, failed = sent
         for key in through:
@@ -369,28 +369,28 @@ class AutoregressiveEngine(Engine):
 
     def _export(self, due: list[tuple[Sequence, int]], output: StepOutput, out: Outbox) -> None:
         """Hand computed prompts to the exports."""
-        assert self._exports is not None
+        assert self._producer is not None
         for sequence, row in due:
             key = sequence.key
             if not output.logits[row].max().isfinite():
                 self._condemn(key, OutputError("logits are not finite"), out)
                 continue
             try:
-                self._exports.computed(self._requests[key], output, row, state_of(self._adapter, key))
+                self._producer.computed(self._requests[key], output, row, state_of(self._adapter, key))
             except Exception as error:
                 self._prompts.fail(key, error, out)
 
     def _take_over(self, out: Outbox, ready: Callable[[int], bool]) -> bool:
         """Grant room to prompts, and start the prompts that have arrived; return whether there was any."""
-        if self._imports is None:
+        if self._consumer is None:
             return False
-        moved = self._imports.grant(out, ready)
-        for request, handover in self._imports.arrived(out.ready):
+        moved = self._consumer.grant(out, ready)
+        for request, result in self._consumer.arrived(out.ready):
             moved = request.opened = True
             try:
-                self._adapter.import_state(request.work, handover.state)
+                self._adapter.import_state(request.work, result.state)
                 request.choices.append(self._prompts.choice(request, request.first, self._prompts.limit(request)))
-                output = handover.output(self._adapter.decoder.device)
+                output = result.output(self._adapter.decoder.device)
             except Exception as error:
                 self._prompts.fail(request.work.key, error, out)
                 continue
@@ -418,7 +418,7 @@ class AutoregressiveEngine(Engine):
         }
         if self._runner.captured is not None:
             found["recorded_steps_total"] = self._runner.captured.steps
-        for half in (self._exports, self._imports):
+        for half in (self._producer, self._consumer):
             found |= {} if half is None else half.counters()
         return found
 
