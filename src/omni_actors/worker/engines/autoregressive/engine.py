@@ -36,7 +36,7 @@ from omni_actors.worker.engines.autoregressive.request import Request, keep_logp
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
 from omni_actors.worker.engines.autoregressive.scheduler import Scheduler
 from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
-from omni_actors.worker.engines.autoregressive.step import Isolated
+from omni_actors.worker.engines.autoregressive.step import IsolatedStep
 from omni_actors.worker.returned import flag_of
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class AutoregressiveEngine(Engine):
         self._producer: KVProducer | None = None
         self._consumer: KVConsumer | None = None
         self._runner: ModelRunner
-        self._isolated: Isolated
+        self._isolated: IsolatedStep
         self._pool: BlockPool
         self._scheduler: Scheduler
 
@@ -96,7 +96,7 @@ class AutoregressiveEngine(Engine):
         kernels = self._faults.runtime.kernels
         self._runner = ModelRunner(adapter.decoder, blocks, options.block_size, kernels, self.followers)
         most = max(options.step_tokens, options.max_batch)
-        self._isolated = Isolated(self._runner, adapter, most, self._faults, self._prompts.token_bytes, kernels)
+        self._isolated = IsolatedStep(self._runner, adapter, most, self._faults, self._prompts.token_bytes, kernels)
         cache = self._runner.cache
         swap = swap_of(cache) if options.role == "decode" else None
         self._scheduler = Scheduler(self._pool, options.max_batch, options.step_tokens, swap)
@@ -313,7 +313,7 @@ class AutoregressiveEngine(Engine):
             drawn.append(SampledToken(key, index, position, token_id, row, token_id in self._adapter.eos))
         self._totals["completion_tokens"] += len(moved)
         drawn = [it for it in drawn if it.key in self._requests]
-        for key, failure in self._isolated.tell(drawn, output).items():
+        for key, failure in self._isolated.after_sampling(drawn, output).items():
             self._prompts.fail(key, failure, out)
         return ended + moved
 

@@ -48,7 +48,7 @@ class Draws:
     failed: Mapping[int, Exception] = field(default_factory=dict)
 
 
-class Isolated:
+class IsolatedStep:
     """Runs steps of one engine. ``limit`` counts the tokens of a pass."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Isolated:
             logprobs += sampled.logprobs
         return Draws(drawn, SampledBatch(token_ids, logprobs, broken), parts.failed)
 
-    def tell(self, drawn: Sequence[SampledToken], output: StepOutput) -> Mapping[int, Exception]:
+    def after_sampling(self, drawn: Sequence[SampledToken], output: StepOutput) -> Mapping[int, Exception]:
         """The family's turn (:meth:`AutoregressiveAdapter.sampled`): who failed in it."""
         return run_bisecting(
             [list(drawn)], lambda part: self._adapter.sampled(part, output), lambda it: it.key, self._faults
