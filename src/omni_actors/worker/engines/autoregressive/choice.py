@@ -48,7 +48,7 @@ class Choice:
         self.replayed: str | None = None
         """Text that an earlier attempt has told the client; the next stages get it again. ``None`` once they have, and
         for a choice that is not resumed."""
-        self.told = False
+        self.end_emitted = False
         """Whether an earlier attempt has told the client that this choice is over."""
         self.closed = False
         """Whether all of it has been handed out."""
@@ -75,9 +75,9 @@ class Choice:
             if self.finish_reason is not None:
                 raise ValueError("a choice is resumed behind its end")
             self.push(token_id, None)
-        self.told = self.finish_reason is not None
+        self.end_emitted = self.finish_reason is not None
         self.replayed, self._text, self._token_ids, self._ready_logprobs = self._text, "", [], []
-        if self._stream is not None and not self.told and self._sampling.logprobs is not None:
+        if self._stream is not None and not self.end_emitted and self._sampling.logprobs is not None:
             self._released = self._stream.released_tokens
             self._without_logprob = self.certain
             self.sequence.logprob_positions = range(self.certain, len(self.sequence.tokens))

@@ -29,7 +29,7 @@ from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.decoder import StepOutput
 from omni_actors.worker.engines.autoregressive.disaggregation import KVConsumer, KVProducer, swap_of
 from omni_actors.worker.engines.autoregressive.options import EngineOptions
-from omni_actors.worker.engines.autoregressive.output import hand_out
+from omni_actors.worker.engines.autoregressive.output import emit_outputs
 from omni_actors.worker.engines.autoregressive.prompts import PromptTable
 from omni_actors.worker.engines.autoregressive.ranks import follow, lead
 from omni_actors.worker.engines.autoregressive.request import Request, keep_logprobs, prompt_text, resume
@@ -239,7 +239,7 @@ class AutoregressiveEngine(Engine):
             key = choice.sequence.key
             try:
                 if (request := self._requests.get(key)) is not None:
-                    hand_out(request, choice, self._adapter, self._runner.cache, out)
+                    emit_outputs(request, choice, self._adapter, self._runner.cache, out)
                     if choice.closed:
                         self._scheduler.remove(choice.sequence)
             except Exception as error:
@@ -324,7 +324,7 @@ class AutoregressiveEngine(Engine):
         A resumed choice is left out until its earlier tokens are computed.
         """
         choice = request.choices[sequence.index]
-        if choice.completion_tokens or choice.told or sequence.index:
+        if choice.completion_tokens or choice.end_emitted or sequence.index:
             return [choice]
         for index in range(1, request.sampling.n):
             child = sequence.sibling(index)

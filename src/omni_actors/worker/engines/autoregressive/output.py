@@ -13,7 +13,7 @@ from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.request import Request
 
 
-def hand_out(request: Request, choice: Choice, adapter: PromptAdapter, cache: KVCache | None, out: Outbox) -> None:
+def emit_outputs(request: Request, choice: Choice, adapter: PromptAdapter, cache: KVCache | None, out: Outbox) -> None:
     """Everything that is certain of this choice and has not left yet; with its last it is ``closed``. ``cache`` has
     the side vectors, where the next stage gets some.
 
@@ -23,8 +23,8 @@ def hand_out(request: Request, choice: Choice, adapter: PromptAdapter, cache: KV
     key, index = choice.sequence.key, choice.sequence.index
     shown = request.work.visible and adapter.vocabulary is not None
     usage = None
-    if shown and not choice.told and not request.prompt_told:
-        request.prompt_told = True
+    if shown and not choice.end_emitted and not request.prompt_usage_emitted:
+        request.prompt_usage_emitted = True
         usage = Usage(prompt_tokens=request.first.prompt_len, cached_tokens=request.first.cached or 0)
     delta = choice.take(key, usage)
     replayed, choice.replayed = choice.replayed, None
@@ -42,7 +42,7 @@ def hand_out(request: Request, choice: Choice, adapter: PromptAdapter, cache: KV
             out.emit(key, payload)
     if choice.finish_reason is not None:
         choice.closed = True
-    if shown and not choice.told:
+    if shown and not choice.end_emitted:
         out.text(shown_of(adapter, delta))
 
 

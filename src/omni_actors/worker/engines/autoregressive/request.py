@@ -28,7 +28,7 @@ class Request:
 
     ``first`` is the sequence of the prompt, and then of the first choice. The ``choices`` exist once the prompt is
     complete. ``opened`` says that the adapter knows the request; ``most`` is the adapter's bound on the answer.
-    ``scored`` asks for the prompt's own log-probabilities; ``prompt_told`` says that the client knows the number of
+    ``scored`` asks for the prompt's own log-probabilities; ``prompt_usage_emitted`` says that the client knows the number of
     prompt tokens.
     """
 
@@ -43,7 +43,7 @@ class Request:
     most: int | None = None
     opened: bool = True
     wants_prompt_logprobs: bool = False
-    prompt_told: bool = False
+    prompt_usage_emitted: bool = False
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -146,13 +146,13 @@ def resume(request: Request, adapter: AutoregressiveAdapter) -> tuple[list[Choic
                 choice.echo(prompt_text(request, adapter), [])
             choice.resume(tokens)
         elif not choice.limit:
-            choice.told = True
+            choice.end_emitted = True
             choice.end("length")
         hands_states = request.work.routed and choice.sequence.index == 0 and adapter.decoder.kv_shape.side
-        if choice.told and not hands_states:
+        if choice.end_emitted and not hands_states:
             over.append(choice)
             continue
-        if choice.told and tokens:
+        if choice.end_emitted and tokens:
             choice.sequence.tokens.pop()  # a choice's last token is never computed
         if not choice.sequence.pending:
             due.append(choice)

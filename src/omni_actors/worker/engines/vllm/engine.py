@@ -26,7 +26,7 @@ from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, PromptInput
 from omni_actors.worker.engines.autoregressive.checks import load_facts
 from omni_actors.worker.engines.autoregressive.choice import Choice
-from omni_actors.worker.engines.autoregressive.output import hand_out
+from omni_actors.worker.engines.autoregressive.output import emit_outputs
 from omni_actors.worker.engines.autoregressive.prompts import PromptTable
 from omni_actors.worker.engines.autoregressive.request import Request, prompt_text
 from omni_actors.worker.engines.vllm.core import Core, Media
@@ -145,8 +145,8 @@ class VllmEngine(Engine):
                 self._totals["resumed_tokens"] += len(tokens)
             elif not limit:
                 if work.prefix is not None:
-                    choice.told = True
-                if choice.told or not request.wants_prompt_logprobs:
+                    choice.end_emitted = True
+                if choice.end_emitted or not request.wants_prompt_logprobs:
                     self._echo(request, choice, [])
                     choice.end("length")
             if choice.finish_reason is not None:
@@ -267,7 +267,7 @@ class VllmEngine(Engine):
         self._echo(request, choice, known)
 
     def _echo(self, request: Request, choice: Choice, scores: list[TokenLogprob]) -> None:
-        if request.sampling.echo and not choice.told:
+        if request.sampling.echo and not choice.end_emitted:
             choice.echo(prompt_text(request, self._adapter), scores)
 
     def _deliver(self, out: Outbox) -> bool:
@@ -282,7 +282,7 @@ class VllmEngine(Engine):
             try:
                 for choice in request.choices:
                     if self._moved.pop((key, choice.sequence.index), None) is not None:
-                        hand_out(request, choice, self._adapter, None, out)
+                        emit_outputs(request, choice, self._adapter, None, out)
             except Exception as error:
                 self._prompts.fail(key, error, out)
                 continue
