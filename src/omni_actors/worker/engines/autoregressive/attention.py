@@ -55,7 +55,7 @@ class KVCache:
         for layer in self._tensors:
             layer[target] = layer[source]
 
-    def scrub(self, blocks: Sequence[int]) -> None:
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Make blocks zero: of a sequence whose numbers went bad, so that no later owner reads them as padding."""
         for layer in self._tensors:
             layer[list(blocks)] = 0

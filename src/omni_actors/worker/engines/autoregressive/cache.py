@@ -101,7 +101,7 @@ class BlockPool:
             self._names[block] = name
             self._by_name[name] = block
 
-    def condemn(self, blocks: Iterable[int]) -> list[int]:
+    def discard(self, blocks: Iterable[int]) -> list[int]:
         """Unpublish the used blocks with one reference only, and return them."""
         own = [b for b in blocks if self._refs[b] == 1]
         for block in own:

@@ -213,7 +213,7 @@ class AutoregressiveEngine(Engine):
         self._totals["computed_tokens"] += sum(c.count for c in chunks)
         self._totals["recomputed_prompt_tokens"] += sum(c.num_recomputed for c in chunks)
         for key, error in computed.failed.items():
-            self._condemn(key, error, out)
+            self._discard_kv(key, error, out)
         if output is None:
             again = partial(self._runner.warm_up, self._pool, self._prompts.max_len, most=1)
             self._faults.self_test(again, next(iter(computed.failed.values())))
@@ -295,7 +295,7 @@ class AutoregressiveEngine(Engine):
         for key, failure in draws.failed.items():
             self._prompts.fail(key, failure, out)
         for key in {draws.picks[i][0].sequence.key for i in draws.sampled.broken}:
-            self._condemn(key, OutputError("logits are not finite"), out)
+            self._discard_kv(key, OutputError("logits are not finite"), out)
         moved: list[Choice] = []
         drawn: list[SampledToken] = []
         sampled = zip(draws.picks, draws.sampled.token_ids, draws.sampled.logprobs, strict=True)
@@ -347,11 +347,11 @@ class AutoregressiveEngine(Engine):
                 each.echo(text, request.prompt_logprobs)
         return due
 
-    def _condemn(self, key: int, error: Exception, out: Outbox) -> None:
+    def _discard_kv(self, key: int, error: Exception, out: Outbox) -> None:
         """The network raised, or gave numbers that are none. What this request alone wrote to the cache may be as
         bad."""
         for sequence in self._requests[key].sequences:
-            self._runner.scrub(self._pool.condemn(sequence.blocks))
+            self._runner.zero_blocks(self._pool.discard(sequence.blocks))
         self._prompts.fail(key, error, out)
 
     # ---- halves of a split stage
@@ -373,7 +373,7 @@ class AutoregressiveEngine(Engine):
         for sequence, row in due:
             key = sequence.key
             if not output.logits[row].max().isfinite():
-                self._condemn(key, OutputError("logits are not finite"), out)
+                self._discard_kv(key, OutputError("logits are not finite"), out)
                 continue
             try:
                 self._producer.computed(self._requests[key], output, row, state_of(self._adapter, key))

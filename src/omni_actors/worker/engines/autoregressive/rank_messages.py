@@ -63,13 +63,13 @@ class Copy(msgspec.Struct, tag="copy", array_like=True):
     target: int
 
 
-class Scrub(msgspec.Struct, tag="scrub", array_like=True):
+class ZeroBlocks(msgspec.Struct, tag="zero_blocks", array_like=True):
     """Make blocks zero."""
 
     blocks: list[int]
 
 
-Order = Attach | Pass | Copy | Scrub
+Order = Attach | Pass | Copy | ZeroBlocks
 
 
 def _packed(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...], bytes]:

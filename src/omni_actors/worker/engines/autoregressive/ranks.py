@@ -25,7 +25,7 @@ from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdap
 from omni_actors.worker.engines.autoregressive.attention import Extent
 from omni_actors.worker.engines.autoregressive.checks import load_facts
 from omni_actors.worker.engines.autoregressive.decoder import Decoder, Span
-from omni_actors.worker.engines.autoregressive.rank_messages import Attach, Copy, Order, Pass, Scrub
+from omni_actors.worker.engines.autoregressive.rank_messages import Attach, Copy, Order, Pass, ZeroBlocks
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
 from omni_actors.worker.named import class_named
 from omni_actors.worker.ranks import Followers, receive
@@ -90,5 +90,5 @@ def execute(decoder: Decoder, kernels: Kernels, control: socket.socket) -> None:
                 runner.compute(inputs, extents, whole=False)
             case Copy():
                 runner.copy(order.source, order.target)
-            case Scrub():
-                runner.scrub(order.blocks)
+            case ZeroBlocks():
+                runner.zero_blocks(order.blocks)

@@ -23,7 +23,7 @@ from omni_actors.worker.engines.autoregressive.decoder import (
     StepOutput,
 )
 from omni_actors.worker.engines.autoregressive.graphs import CapturedSteps
-from omni_actors.worker.engines.autoregressive.rank_messages import Attach, Copy, Pass, Scrub
+from omni_actors.worker.engines.autoregressive.rank_messages import Attach, Copy, Pass, ZeroBlocks
 from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 from omni_actors.worker.engines.autoregressive.sequence import Sequence as TokenSequence
 from omni_actors.worker.ranks import Followers
@@ -54,11 +54,11 @@ class ModelRunner:
             self._followers.broadcast(Copy(source, target))
         self.cache.copy(source, target)
 
-    def scrub(self, blocks: Sequence[int]) -> None:
-        """Make blocks zero: see :meth:`KVCache.scrub`."""
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
+        """Make blocks zero: see :meth:`KVCache.zero_blocks`."""
         if self._followers is not None:
-            self._followers.broadcast(Scrub(list(blocks)))
-        self.cache.scrub(blocks)
+            self._followers.broadcast(ZeroBlocks(list(blocks)))
+        self.cache.zero_blocks(blocks)
 
     def warm_up(self, pool: BlockPool, max_len: int, most: int = 16) -> None:
         """Run a prompt of at most ``most`` tokens, and a decode, as far as there is room for them in free blocks, which
@@ -71,7 +71,7 @@ class ModelRunner:
         outputs = [self.run([ScheduledChunk(sequence, 0, count, True)])]
         sequence.tokens.append(0)
         outputs.append(self.run([ScheduledChunk(sequence, count, 1, True)]))
-        self.scrub(sequence.blocks)
+        self.zero_blocks(sequence.blocks)
         sequence.release(pool)
         # A logit of minus infinity is a token that a family rules out.
         if any(not output.logits.amax(-1).isfinite().all() for output in outputs):
